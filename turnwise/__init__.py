@@ -1,11 +1,9 @@
-"""turnwise: reinforcement learning of language-model agents, turn by turn.
-
-`Trainer` trains from Python; `RLTrainingTool` is told dicts, `AgenticRLPipeline` a file. They are imported when they are
-first asked for, so that `import turnwise` takes no time."""
+"""turnwise: reinforcement learning of language-model agents, turn by turn. `Trainer` trains from Python; `RLTrainingTool` takes
+dicts, `AgenticRLPipeline` a file. They are imported at their first use, so that `import turnwise` takes no time."""
 
 import os
 
-TYPE_CHECKING = False  # importing typing would be half of a command's start in which Ctrl-C isn't heard yet
+TYPE_CHECKING = False  # importing typing would double the time at a command's start in which Ctrl-C isn't handled yet
 if TYPE_CHECKING:
     from turnwise.rl_tool.pipeline import AgenticRLPipeline as AgenticRLPipeline
     from turnwise.rl_tool.tool import RLTrainingTool as RLTrainingTool
@@ -13,10 +11,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# GNU OpenMP reads it once, when torch is imported. By default a thread that waits for another one keeps its core busy for
-# milliseconds: beside other work on the same cores steps took six times as long. On idle cores steps take 1.02 times as long.
+# GNU OpenMP reads it once, when torch is imported. By default a waiting thread keeps its core busy for milliseconds: beside
+# other work on the same cores, steps took six times as long. With this value steps on idle cores take 1.02 times as long.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
 
 _LATER = {"Trainer": "trainer.trainer", "RLTrainingTool": "rl_tool.tool", "AgenticRLPipeline": "rl_tool.pipeline"}
 

@@ -1,4 +1,4 @@
-"""How a token is to be sampled, and what a server answers. `turnwise.types` has these too."""
+"""How tokens are sampled, and what a server answers. `turnwise.types` exports these too."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ FinishReason = Literal["stop", "length", "aborted"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a server draws tokens. The seed makes a request's randomness its own: it does not depend on its neighbours.
+    """How a server draws tokens. Each request has its own seed, so its tokens don't depend on other requests.
 
-    `temperature` 0 or `do_sample` False is greedy: its log-probs are 0 and its tokens are never trained on."""
+    Sampling is greedy with `temperature` 0 or `do_sample` False. Greedy tokens have log-probs of 0 and are never trained on."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -27,7 +27,7 @@ class SamplingParams:
     top_k: int = 0
     """0 = off."""
     min_p: float = 0.0
-    """Leaves out tokens less likely than this share of the likeliest; 0 = off."""
+    """Excludes tokens that are less likely than this share of the likeliest one; 0 = off."""
     repetition_penalty: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class SamplingParams:
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether a server returns the kept ids of each token: sampling is cut, to few enough."""
+        """Whether a server returns the kept ids of each token: `top_k` bounds them, and no penalty changes the policy."""
         return 0 < self.top_k <= MAX_KEPT and self.repetition_penalty == 1.0 and not self.is_greedy
 
 
@@ -68,7 +68,7 @@ AS_OPENED = CallOptions()
 
 
 class VersionRun(NamedTuple):
-    """`num_tokens` consecutive tokens that were sampled by policy `version`."""
+    """`num_tokens` consecutive tokens that policy `version` sampled."""
 
     version: int
     num_tokens: int
@@ -78,9 +78,9 @@ class VersionRun(NamedTuple):
 class Completion:
     """A server's answer: `R` sampled tokens with their log-probs under the distribution they were drawn from.
 
-    `versions` are runs, because a weight update may fall into the middle of a response: they add up to R. If `sampling` says
-    `keeps_ids`, a server that can returns the ids that it drew each token from: those of token t are `kept_ids` [K] from
-    `kept_offsets[t]` to `kept_offsets[t + 1]` [R + 1]. A token without any was drawn from the whole vocabulary."""
+    `versions` are runs that add up to R, because a weight update may come in the middle of a response. If `sampling` has
+    `keeps_ids`, a server that supports it returns the ids that it drew each token from: those of token t are `kept_ids` [K]
+    from `kept_offsets[t]` to `kept_offsets[t + 1]` [R + 1]. A token without kept ids was drawn from the whole vocabulary."""
 
     token_ids: IntArray
     logprobs: FloatArray
@@ -100,10 +100,8 @@ class Completion:
             )
 
 
-def join_kept(
-    parts: Iterable[tuple[KeptIds | None, IntArray | None, int]],
-) -> tuple[KeptIds | None, IntArray | None]:
-    """The kept ids and offsets of `(ids, offsets, number of tokens)` one after another; None if no part has any.
+def join_kept(parts: Iterable[tuple[KeptIds | None, IntArray | None, int]]) -> tuple[KeptIds | None, IntArray | None]:
+    """Joins the kept ids and offsets of parts `(ids, offsets, number of tokens)`; None if no part has any.
 
     >>> ids, offsets = join_kept([(None, None, 2), (np.array([7, 8, 9], np.int32), np.array([0, 1, 3]), 2)])
     >>> ids.tolist(), offsets.tolist()

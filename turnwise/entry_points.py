@@ -1,4 +1,4 @@
-"""`module:Class` or `module:function` → the object, imported when it is first needed."""
+"""Imports the object that `module:Class` or `module:function` names, when it is first needed."""
 
 import importlib
 import inspect
@@ -12,11 +12,11 @@ from turnwise.errors import TurnwiseError, nearest
 from turnwise.runtime.call_board import CALLS
 
 OBJECT_PREFIX = "object_"
-"""How the module of an object begins that was given to a Trainer in Python: `object_<hash of its source>.<module>:<name>`."""
+"""Prefix of the module of an object that a Trainer got in Python: `object_<hash of its source>.<module>:<name>`."""
 
 
 def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
-    """The class that an entry point names. `key` is the setting that gave it, for the message.
+    """The class that an entry point names. `key` is its setting, for messages.
 
     >>> load_class("collections:OrderedDict", "env_type", TurnwiseError).__name__
     'OrderedDict'
@@ -28,8 +28,7 @@ def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
 def load_function(
     entry_point: str, key: str, error: type[TurnwiseError], arguments: Iterable[str], named: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """The function that an entry point names, which can be called with these `arguments` and `named` ones; the rest as
-    `load_class`.
+    """The function that an entry point names. It must be callable with these `arguments` and `named` ones. See `load_class`.
 
     >>> load_function("textwrap:dedent", "pg_variant", TurnwiseError, ["text"])("  a")
     'a'
@@ -44,7 +43,7 @@ def load_function(
 
 
 def load_object(entry_point: str, key: str, error: type[TurnwiseError]) -> Any:
-    """Loads any object that an entry point names; otherwise like `load_class`."""
+    """The object that an entry point names. See `load_class`."""
     return _load(entry_point, key, error, object, "object", "names")
 
 

@@ -13,7 +13,7 @@ class ConfigError(TurnwiseError, ValueError):
 
 
 class NotAvailableError(TurnwiseError):
-    """A valid setting whose feature isn't in this version or isn't installed."""
+    """A valid setting whose feature isn't in this version, or isn't installed."""
 
 
 class ModelError(TurnwiseError):
@@ -25,11 +25,11 @@ class EnvironmentFault(TurnwiseError):
 
 
 class ToolError(TurnwiseError):
-    """A mistake of the model in calling a tool. The model reads the message, and the episode goes on."""
+    """A mistake of the model in a tool call. The model reads the message, and the episode goes on."""
 
 
 class BlockingFault(EnvironmentFault):
-    """A call of an environment that held up all other episodes for longer than one may take."""
+    """A call of an environment that blocked all other episodes for longer than a call may take."""
 
 
 class ChatTemplateError(TurnwiseError):
@@ -61,7 +61,7 @@ class ServerError(TurnwiseError):
 
 
 class WorkerError(TurnwiseError):
-    """A process of a role that has ended, or that can't receive its input."""
+    """A process of a role has ended, or can't receive its input."""
 
 
 class ReplicasDeadError(ServerError):
@@ -69,7 +69,7 @@ class ReplicasDeadError(ServerError):
 
 
 def nearest(name: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
-    """A hint for a misspelt name, empty if no name is as near as `likeness` (of 0 to 1, see difflib).
+    """A hint for a misspelt name; empty if no name is as similar as `likeness` (0 to 1, see difflib).
 
     >>> nearest("FrozenLak", ["frozen_lake", "FrozenLake"])
     " Did you mean 'FrozenLake'?"

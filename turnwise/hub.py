@@ -1,6 +1,5 @@
-"""Model names of the Hugging Face hub: from `ORG/NAME` to a folder on this machine, downloaded once.
-
-A name is looked up only if it can't be a folder's, and only its weights, config, tokenizer and template are fetched."""
+"""Turns model names of the Hugging Face hub, `ORG/NAME`, into folders on this machine, downloaded once. A name is looked up
+only if it can't be that of a folder. Only weights, config, tokenizer and template are fetched."""
 
 import re
 import sys
@@ -19,7 +18,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 def looks_like_hub_name(name: str) -> bool:
-    """Whether a name is `ORG/NAME` and no folder stands, or would stand, at that path.
+    """Whether a name is `ORG/NAME`, and there is no folder at that path or around it.
 
     >>> looks_like_hub_name("Qwen/Qwen2.5-0.5B-Instruct"), looks_like_hub_name("runs/a/model"), looks_like_hub_name("./model")
     (True, False, False)
@@ -47,8 +46,8 @@ def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = Fals
 
 def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool = False) -> Path:
     """The folder of a path or a hub name. Files missing in the hub's cache are downloaded, with progress on stderr; an
-    interrupted download goes on where it stopped. `allow_code` fetches the repository's Python files too, `allow_pickle`
-    pickled weights where it has no others."""
+    interrupted download continues. `allow_code` also fetches Python files, and `allow_pickle` pickled weights if there are no
+    others."""
     path, text = Path(name).expanduser(), str(name)
     if not text.strip() or "\0" in text:
         raise ModelError(f"{text!r} names no model; {HOW_TO_NAME}")
@@ -61,7 +60,7 @@ def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool 
 
 
 def check_hub_name(name: str) -> None:
-    """Refuses a model that isn't on this machine and that the hub can't be asked for. Nothing is looked up."""
+    """Raises ModelError for a model that is neither on this machine nor a possible hub name. Nothing is looked up."""
     path = Path(name).expanduser()
     if looks_like_hub_name(name):
         from huggingface_hub import constants
@@ -143,7 +142,7 @@ def _patterns(name: str, files: dict[str, int], allow_code: bool, allow_pickle: 
 
 
 def _progress() -> type[Any]:
-    """Progress bars on a terminal; elsewhere (a log file, a job) a line every few seconds."""
+    """Progress bars on a terminal; otherwise (a log file, a job) a line every few seconds."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Progress(tqdm):  # type: ignore[misc, unused-ignore]

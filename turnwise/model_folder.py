@@ -1,6 +1,5 @@
-"""Checks a model folder without loading it and without torch: unreadable files, impossible sizes.
-
-`turnwise config` and every load ask the same."""
+"""Checks a model folder for unreadable files and impossible sizes, without loading it and without torch. `turnwise config` and
+every load make the same checks."""
 
 import json
 import math
@@ -45,7 +44,7 @@ _RANGES = tuple(
         ("rope_theta|factor|partial_rotary_factor", float, math.ulp(0), math.inf, "a number above 0"),
     )
 )
-"""Names of a config's numbers, their kind, lowest and highest value, and how these are told."""
+"""Names of a config's numbers, their kind, lowest and highest value, and the text for messages."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EMBEDDING = "model.embed_tokens.weight"
 """Name of the embedding in models of the Llama family, of shape vocab_size × hidden_size."""
@@ -54,15 +53,15 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Trust in a model folder: nothing in it runs code unless a setting allows it."""
+    """What a model folder may do: nothing in it runs as code unless a setting allows it."""
 
     remote_code: bool = False
-    """Python files of the folder are run (`model_args.trust_remote_code`)."""
+    """Python files of the folder may run (`model_args.trust_remote_code`)."""
     pickle: bool = False
-    """Weights are unpickled if there are no safetensors (`model_args.allow_pickle`)."""
+    """Weights may be unpickled if there are no safetensors (`model_args.allow_pickle`)."""
 
     def folder(self, name: str | Path) -> Path:
-        """`model_folder` with what this trusts."""
+        """`model_folder` under this trust."""
         return model_folder(name, self.remote_code, self.pickle)
 
 
@@ -86,7 +85,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def base_of_adapter(path: str | Path) -> str | None:
-    """The base model that the folder of a LoRA adapter names; None if the path is no such folder."""
+    """The base model that a LoRA adapter's folder names; None if the path is no such folder."""
     first = folder = folder_here(path)
     if folder is None or not (folder / ADAPTER_CONFIG).is_file():
         return None
@@ -143,7 +142,7 @@ def check_model(name: str, trust: Trust = NOTHING) -> None:
 
 
 def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
-    """Refuses a model folder if its small files or the headers of its weights show that it can't be loaded."""
+    """Raises ModelError if small files or headers of weights in the folder show that it can't be loaded."""
     if not (folder / "config.json").is_file():
         saved = sorted(folder.glob("checkpoints/checkpoint-*/config.json"), key=lambda file: file.stat().st_mtime)
         hint = f"one of its checkpoints, such as {saved[-1].parent}" if saved else "the folder of a Hugging Face model"
@@ -161,13 +160,13 @@ def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
 
 
 def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.json; the language model's if it has several parts."""
+    """The values of a config.json; if it has several parts, those of the language model."""
     text_config = config.get("text_config")
     return {**config, **(text_config if isinstance(text_config, dict) else {})}
 
 
 def require_rows(folder: str | Path, num_rows: Any, num_ids: int) -> None:
-    """Refuses a model whose embedding has fewer rows than the tokenizer has ids."""
+    """Raises ModelError if the model's embedding has fewer rows than the tokenizer has ids."""
     if isinstance(num_rows, int) and num_rows < num_ids:
         raise ModelError(
             f"{folder}: vocab_size of config.json is {num_rows:,}, and its tokenizer has ids up to {num_ids - 1:,}; take the "
@@ -176,14 +175,14 @@ def require_rows(folder: str | Path, num_rows: Any, num_ids: int) -> None:
 
 
 def check_sizes(file: str | Path, config: Mapping[str, Any]) -> None:
-    """Refuses numbers that no model can have, as `file` (or a command's option) gives them."""
+    """Raises ModelError for numbers that no model can have. `file` (or a command's option) is where they come from."""
     for name, value in config.items():
         if name.startswith("rope_") and isinstance(value, dict):
             check_sizes(f"{file}: {name}", value)
         for names, kind, low, high, told in _RANGES:
             if not names.fullmatch(name) or isinstance(value, list | None):
                 continue
-            # A true isn't a 1, and NaN lies between no bounds.
+            # `true` isn't 1, and NaN is within no bounds.
             if isinstance(value, bool) or not isinstance(value, (kind, int)) or not low <= value <= high:
                 raise ModelError(f"{file}: {name} is {value!r}; it must be {told}")
     heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
@@ -221,7 +220,7 @@ def _shapes(folder: Path, index: Mapping[str, Any] | None) -> Shapes:
 
 
 def _header(file: Path) -> Shapes:
-    from safetensors import SafetensorError, safe_open  # a command that names no model here has no need of it
+    from safetensors import SafetensorError, safe_open  # imported here: commands without a local model don't need it
 
     try:
         with safe_open(file, "numpy") as tensors:
@@ -231,7 +230,7 @@ def _header(file: Path) -> Shapes:
 
 
 def _check_weights(file: Path, sizes: Mapping[str, Any], shapes: Shapes) -> None:
-    """Compares sizes with the weights; otherwise a mismatch would show only after the whole model is built."""
+    """Compares sizes with the weights. Otherwise a mismatch would only show when the whole model is built."""
     layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
     asked = sizes.get("num_hidden_layers")
     if layers and isinstance(asked, int) and asked > max(layers) + 1:

@@ -1,4 +1,4 @@
-"""Reads the tables of the package that are data: YAML files beside the modules that use them."""
+"""Reads the package's own tables: YAML files beside the modules that use them."""
 
 from pathlib import Path
 from typing import Any
@@ -9,5 +9,5 @@ _Loader: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
 def read_table(module: str, name: str) -> Any:
-    """The content of a YAML file in the folder of a module, which gives its `__file__`."""
+    """The content of a YAML file in the folder of a module, given by its `__file__`."""
     return yaml.load(Path(module).with_name(name).read_text(encoding="utf-8"), Loader=_Loader)

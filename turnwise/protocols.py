@@ -1,6 +1,5 @@
-"""The contracts between rooms. An implementation is found by its shape; nothing here imports a heavy library.
-
-`docs/design/protocols.md` walks each contract through the systems it must fit."""
+"""The contracts between rooms. Any class with the right methods implements one; nothing here imports a heavy library.
+`docs/design/protocols.md` shows how each contract fits the systems that it is for."""
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,8 +42,8 @@ from turnwise.types import (
 )
 
 Output = Literal["logprobs", "full_logprobs", "entropy", "values", "next_values"]
-"""A token's log-prob over its kept ids and over the whole vocabulary, the entropy of its distribution, and the values of the
-states before and after it."""
+"""For each token: its log-prob over its kept ids and over the whole vocabulary, the entropy of its distribution, and the values
+of the states before and after it."""
 Route = Literal["split", "broadcast", "rank0"]
 
 
@@ -53,32 +52,27 @@ Route = Literal["split", "broadcast", "rank0"]
 
 
 class Env(Protocol):
-    """Gymnasium's contract over text (or text and media). Never sees tokens. `reset` and `step` may be coroutines.
-
-    `step`'s info may hold `"metrics"`, a dict of numbers named in `metric_reductions`."""
+    """Gymnasium's contract over text (or text and media), without tokens. `reset` and `step` may be coroutines. `step`'s info
+    may hold `"metrics"`, a dict of numbers named in `metric_reductions`."""
 
     @property
     def metric_reductions(self) -> Mapping[str, Reduction]:
-        """Declares each metric of the environment and how the values of an episode's steps combine into one."""
-        ...
+        """Each metric of the environment, and how the values of an episode's steps combine into one."""
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]: ...
 
     def step(self, action: str) -> tuple[str | Observation, float, bool, bool, dict[str, Any]]:
-        """Plays one action: `(observation, reward, terminated, truncated, info)`. The action "" stands for one that couldn't be
-        parsed."""
-        ...
+        """`(observation, reward, terminated, truncated, info)` after one action; "" stands for an unparsed action."""
 
     def render(self) -> Any:
         """An RGB array [H, W, 3] for people, or None."""
-        ...
 
     def close(self) -> None: ...
 
 
 @runtime_checkable
 class HasStateKey(Protocol):
-    """An environment that names its true state, because equal observations may hide different states (GiGPO)."""
+    """An environment with a key of its true state, because equal observations may hide different states (GiGPO)."""
 
     def state_key(self) -> Hashable: ...
 
@@ -89,7 +83,6 @@ class HasExpert(Protocol):
 
     def expert_action(self) -> str:
         """A good action in the current state."""
-        ...
 
 
 class Conversation(Protocol):
@@ -101,28 +94,21 @@ class Conversation(Protocol):
     async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
         """Adds the messages, samples a response and returns it as an assistant message. Options may differ from call to call.
 
-        Returns None, and samples nothing, if the context has no room for the messages and one token. A context that was opened
-        with tools adds `tool_calls`, in OpenAI's form with arguments as a mapping, and `call_errors`, a sentence for each call
-        that can't be read. In a replay it may have `tool_results`, the texts that answered them then.
-
-        Raises:
-            ServerError: the request can't be served.
-            RolloutError: the very first prompt of the episode doesn't fit into its context.
-        """
-        ...
+        Returns None, and samples nothing, if the context has no room for the messages and one token. In a context with tools
+        the message has `tool_calls`, in OpenAI's form with arguments as a mapping, and `call_errors`, a sentence for each call
+        that can't be read. In a replay it may have `tool_results`, the recorded answers to the calls. Raises ServerError if the
+        request can't be served; RolloutError if the episode's first prompt doesn't fit into its context."""
 
     async def close(self) -> None:
         """Ends the context: servers may forget it. Closing again changes nothing."""
-        ...
 
     def remaining_tokens(self) -> int:
-        """Tokens that the context still has room for."""
-        ...
+        """The number of tokens that the context still has room for."""
 
 
 class OpenConversation(Protocol):
-    """Opens a context. Called once per episode in trajectory mode, once per turn in step mode, once per sub-agent. Without
-    `encode_special_tokens`, special tokens spelt out in messages of users and tools stay ordinary text."""
+    """Opens a context. It is called once per episode in trajectory mode, once per turn in step mode, and once per sub-agent.
+    Without `encode_special_tokens`, special tokens that are spelt out in messages of users and tools stay ordinary text."""
 
     def __call__(
         self,
@@ -136,9 +122,8 @@ class OpenConversation(Protocol):
 
 @runtime_checkable
 class AgentLoop(Protocol):
-    """Plays one task. Returns one trajectory, or several for sub-agents and compaction, whose weights add up to 1.
-
-    Failures of an environment or a tool are raised; the scheduler records them, retries, and goes on."""
+    """Plays one task. Returns one trajectory, or several for sub-agents and compaction, whose weights add up to 1. Failures of
+    an environment or a tool are raised; the scheduler records them, retries, and goes on."""
 
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
@@ -146,7 +131,7 @@ class AgentLoop(Protocol):
 
 
 class RewardResult(NamedTuple):
-    """One score per run of a group, siblings in their order and the greedy one last; optionally one number per turn."""
+    """One score per run of a group, the greedy run last; optionally one number per turn."""
 
     scores: Sequence[float]
     turn_rewards: Sequence[Sequence[float]] | None = None
@@ -164,53 +149,47 @@ class Reward(Protocol):
 
 class Loss(Protocol):
     """The function that a strategy minimises. It returns a *sum already divided by the step's denominators*, so that losses and
-    gradients of micro-batches and ranks simply add up."""
+    gradients of micro-batches and ranks add up."""
 
     outputs: frozenset[Output]
-    """The outputs that the forward pass must compute for it."""
+    """The outputs that it needs from the forward pass."""
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]: ...
 
 
 class StepPart(NamedTuple):
-    """Says which part of an optimiser step a call of `train_step` is, if the step's samples come in parts."""
+    """Says which part of an optimiser step a call of `train_step` makes, if the step's samples come in parts."""
 
     number: int = 0
-    """From 0. Part 0 clears what an earlier step left behind."""
+    """Number from 0. Part 0 clears what an earlier step left behind."""
     divisor: float | None = 1.0
-    """Divisor of the summed gradients of all parts; only the last part has it. None = more parts come."""
+    """Divisor of the summed gradients of all parts, which only the last part has. None = more parts come."""
 
 
 WHOLE_STEP = StepPart()
 
 
 class TrainStrategy(Protocol):
-    """One role's model and optimiser on this rank. It doesn't know the algorithm; it has at most eight methods."""
+    """One role's model and optimiser on this rank. It doesn't know the algorithm."""
 
     def forward(
         self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
     ) -> list[dict[str, Any]]:
-        """Named numpy arrays [N] for each batch, without gradients. The strategy computes them, since the vocabulary may be
-        sharded. `without_adapter` asks for those of the model under a LoRA adapter: the reference that needs no second
-        model."""
-        ...
+        """Named numpy arrays [N] for each batch, without gradients. The strategy computes them itself, since the vocabulary may
+        be sharded. `without_adapter` uses the model under a LoRA adapter: a reference without a second model."""
 
     def train_step(
         self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
     ) -> list[Metric]:
-        """Makes one optimiser step over the *list* of its micro-batches; pipeline schedules and engines that own accumulation
-        and clipping need them together. `position` sets the learning rate: it counts the optimiser steps planned up to here and
-        need not be whole (docs/design/training.md). With `part`, adds up the gradients of a part; the last part makes the
-        step."""
-        ...
+        """Makes one optimiser step over the *list* of its micro-batches, since pipeline schedules and engines with their own
+        accumulation and clipping need them together. `position` sets the learning rate: it counts the optimiser steps planned
+        so far and may be fractional (docs/design/training.md). With `part`, gradients are added up until the last part."""
 
     def weights(self) -> Iterator[tuple[str, Any]]:
         """The policy's named tensors, gathered if it is sharded."""
-        ...
 
     def save(self, folder: Path) -> None:
-        """Writes the whole state. The first rank alone is asked, so that it can save after another one has died."""
-        ...
+        """Writes the whole state. Only the first rank is called, so that it can save after another rank has died."""
 
     def load(self, folder: Path) -> None: ...
 
@@ -219,29 +198,26 @@ class TrainStrategy(Protocol):
     def onload(self, kinds: Iterable[MemoryKind]) -> None: ...
 
     def info(self) -> StrategyInfo:
-        """What it really runs, whatever the config asked for."""
-        ...
+        """What it really runs, which may differ from the config."""
 
 
 class Stateful(Protocol):
-    """Numbers that a checkpoint carries."""
+    """A part of a run whose state is saved in checkpoints."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
-        ...
+        """The state, as JSON can hold it."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Algorithm(Protocol):
-    """Credit and loss of one method. Adding one touches its file and its line in `spec`.
-
-    A class that a config names as `module:Class` is called with `(settings, kl_controller)`."""
+    """Credit and loss of one method. Adding one touches its file and its entry in `spec`. If a config names a class as
+    `module:Class`, it is called with `(settings, kl_controller)`."""
 
     needs: frozenset[str]
     """Which of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling` it needs."""
     loss: Loss
-    """The policy's loss. It is a separate object, so that it can be sent to the ranks of a strategy alone."""
+    """The policy's loss, a separate object, so that it can be sent to the ranks of a strategy."""
     value_loss: Loss | None
     """The critic's loss, None for a method without a critic."""
     running: Stateful | None
@@ -249,21 +225,18 @@ class Algorithm(Protocol):
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
         """Writes `advantages` (and `returns`) into every Sample of the groups, through their turns."""
-        ...
 
 
 @runtime_checkable
 class StreamsStep(Protocol):
     """A loss whose optimiser step may come in parts: a sum of one term per sample, divided by *one* of the step's denominators.
-    In a part all denominators are 1, since the step's aren't known yet. A loss that `NeedsWholeStep` is asked for each part."""
+    In a part all denominators are 1, since the step's aren't known yet. `NeedsWholeStep.prepare` is called for each part."""
 
     def divisor(self, denominators: Denominators) -> float:
-        """Divisor of the summed gradients of the parts."""
-        ...
+        """The divisor of the summed gradients of the parts."""
 
     def whole(self, metrics: Sequence[Metric], denominators: Denominators) -> list[Metric]:
-        """Metrics of the whole step from those of its parts."""
-        ...
+        """The metrics of the whole step, from those of its parts."""
 
 
 @runtime_checkable
@@ -273,7 +246,6 @@ class NeedsAdvantages(Protocol):
     @property
     def needs_advantages(self) -> bool:
         """Whether its gradient is 0 if all advantages are 0. The update is then skipped."""
-        ...
 
 
 @runtime_checkable
@@ -281,12 +253,11 @@ class NeedsWholeStep(Protocol):
     """A loss that chooses, masks or weights single tokens by looking at the whole optimiser step."""
 
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
-        """Annotations of the next optimiser step's tokens, numpy arrays [N] over the step's batch, and metrics.
+        """Annotations of the tokens of the next optimiser step, numpy arrays [N] over the step's batch, and metrics.
 
-        The role (`pipelines.roles`) calls it once an optimiser step, or once a part of one that is streamed, in the pipeline's
-        process, with all of its samples as one packed batch of numpy arrays and a seed of its own. The annotations travel with
-        their tokens into the micro-batches, whose denominators count the kept tokens. The loss itself has no state."""
-        ...
+        The role (`pipelines.roles`) calls it in the pipeline's process, once per optimiser step or streamed part, with all its
+        samples as one packed batch of numpy arrays and a seed of its own. The annotations go with their tokens into the
+        micro-batches, whose denominators count the kept tokens. The loss itself has no state."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -297,27 +268,21 @@ class Pending(Protocol):
     """The future result of a call."""
 
     def result(self) -> Any:
-        """Waits for the result.
-
-        Raises:
-            DeadlineError: past the cluster's deadline, naming the role, method and ranks that are waited for.
-        """
-        ...
+        """Waits for the result. Raises DeadlineError past the cluster's deadline, with role, method and ranks."""
 
     def __await__(self) -> Generator[Any, None, Any]: ...
 
 
 class Workers(Protocol):
-    """The `size` ranks of one role, `dp_size` of them data-parallel. Calls don't block; each says how arguments reach ranks."""
+    """The `size` ranks of one role, `dp_size` of them data-parallel. Calls don't block."""
 
     size: int
     dp_size: int
 
     def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Pending:
-        """`split` cuts every positional argument, a list, into equal shares for the data-parallel ranks, gives all ranks the
-        keyword arguments, and joins the returned lists in order. `broadcast` gives all ranks the same and returns rank 0's
-        answer. `rank0` asks rank 0 alone."""
-        ...
+        """Calls a method of the ranks. The route `split` cuts every positional argument, a list, into equal shares for the
+        data-parallel ranks, gives all ranks the keyword arguments, and joins the returned lists in order. `broadcast` gives all
+        ranks the same and returns rank 0's answer. `rank0` calls rank 0 only."""
 
 
 class Cluster(Protocol):
@@ -325,17 +290,14 @@ class Cluster(Protocol):
 
     @property
     def neighbours(self) -> Mapping[str, Any]:
-        """The workers that live in this process, by role."""
-        ...
+        """The workers in this process, by role."""
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> Workers:
-        """Starts a role. Each rank calls `factory` with its context, whose stopwatch reports to the run's own."""
-        ...
+        """Starts a role. Each rank calls `factory` with its context, whose stopwatch reports to that of the run."""
 
     def keep_first_ranks(self) -> bool:
-        """After a failure: ends the processes without a first rank. Whether the first ranks can be called, to save what they
-        have: they may have waited for a sum with the others."""
-        ...
+        """After a failure: ends the processes without a first rank. Returns whether the first ranks can still be called to save
+        their state; they may be waiting for a sum with the others."""
 
     def shutdown(self) -> None: ...
 

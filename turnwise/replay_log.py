@@ -1,8 +1,7 @@
-"""Records the decisions of an asynchronous run that depend on time, for a run that repeats it (`turnwise train --replay`).
+"""Records the decisions of an asynchronous run that depend on time, so that a run can repeat it (`turnwise train --replay`).
 
-Tokens and weights follow from the config but for three things: which requests each engine step admitted and into which slot,
-between which steps the weights changed, and which groups each batch took. `docs/design/asynchronous.md` says why that is all.
-"""
+Tokens and weights follow from the config, except for three things: which requests each engine step admitted and into which
+slot, between which steps the weights changed, and which groups each batch took (`docs/design/asynchronous.md`)."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from turnwise.errors import DataError
 from turnwise.jsonl import read_jsonl
 
 Admissions = tuple[tuple[str, int], ...]
-"""`(request id, slot)` of the requests that an engine step admits, in order."""
+"""`(request id, slot)` of each request that an engine step admits, in order."""
 
 
 class EngineSteps(NamedTuple):
@@ -24,7 +23,7 @@ class EngineSteps(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The groups of a batch, by part, and the groups rejected since the previous batch."""
+    """The groups of each part of a batch, and the groups rejected since the previous batch."""
 
     parts: list[list[int]]
     rejected: list[int]
@@ -42,14 +41,14 @@ class ReplayLog:
         self.is_followed = recorded is not None
         self._recorded = recorded
         self._file = file.open("a", encoding="utf-8") if file else None
-        self._pending = EngineSteps((), 0)  # EngineSteps that happened and aren't written yet
+        self._pending = EngineSteps((), 0)  # steps that have happened and aren't written yet
         self._conditions: dict[str, Any] = {}
         self._batches: dict[int, Taken] = {}
         self._task_versions: dict[int, int] = {}
-        self._validations: set[int] = set()  # after how many batches the record has a validation that was played whole
-        self._num_taken = 0  # batches that were taken
+        self._validations: set[int] = set()  # numbers of batches after which the record has a complete validation
+        self._num_taken = 0  # number of batches taken
         self._events: Iterator[EngineSteps | int] = iter(())
-        self._next: EngineSteps | int | None = None  # EngineSteps of the engine, or the version of a weight update
+        self._next: EngineSteps | int | None = None  # the next engine steps, or the version of the next weight update
         if recorded is not None:
             events = _read(recorded)
             self._conditions = next((event["on"] for event in events if "on" in event), {})
@@ -64,7 +63,7 @@ class ReplayLog:
 
     @property
     def admissions(self) -> Admissions | None:
-        """Admissions of the engine's next step; None if a weight update comes first, or at the record's end."""
+        """Admissions of the engine's next step; None if a weight update comes first, or at the end of the record."""
         return self._next.admissions if isinstance(self._next, EngineSteps) else None
 
     @property
@@ -96,14 +95,14 @@ class ReplayLog:
             )
 
     def task_version(self, index: int) -> int | None:
-        """The version of the tasks' state that group `index` was admitted with; None without a record to follow, or for a
-        group that was never admitted there. Versions rise with the index, so such a group comes after the last one noted."""
+        """The version of the tasks' state with which group `index` was admitted. None without a record to follow, or if the
+        group was never admitted there. Versions rise with the index, so such a group comes after the last noted one."""
         if not self.is_followed or index > max(self._task_versions, default=index):
             return None
         return self._task_versions.get(index, 0)
 
     def begin_validation(self) -> None:
-        # Before there were conditions, there were no validations in a record either.
+        # Old records without conditions have no validations either.
         if self._conditions and self._num_taken not in self._validations:
             raise DataError(
                 f"{self._recorded} holds no whole validation after {self._num_taken} batches: its run was ended there, or had "
@@ -118,7 +117,7 @@ class ReplayLog:
     # What has happened
 
     def begin(self, conditions: Mapping[str, Any]) -> None:
-        """Written before the first event: the machine's properties by name. Bits are the same only if they are."""
+        """Writes the machine's properties before the first event. A repeated run has the same bits only if they are equal."""
         others = {name: value for name, value in self._conditions.items() if conditions.get(name) != value}
         if others:
             parts = [f"{name} {value}, and here it is {conditions.get(name)}" for name, value in others.items()]
@@ -138,7 +137,7 @@ class ReplayLog:
             self._next = EngineSteps((), num_left) if num_left else next(self._events, None)
 
     def updated(self, version: int) -> None:
-        """Records that the weights are now this version's."""
+        """Records that the weights now have this version."""
         self._flush()
         self._write({"update": version})
         if self._next == version:
@@ -152,16 +151,16 @@ class ReplayLog:
         self._write({"batch": step, **event, **({"rejected": rejected} if rejected else {})})
 
     def admitted(self, index: int, version: int) -> None:
-        """Records an admitted group's version of the tasks' state. Version 0 isn't written."""
+        """Records with which version of the tasks' state a group was admitted. Version 0 isn't written."""
         if version:
             self._write({"task": index, "version": version})
 
     def validated(self) -> None:
-        """A validation has been played whole."""
+        """Records that a validation was played to its end."""
         self._write({"validation": self._num_taken})
 
     def resumed(self) -> None:
-        """Records that this run went on from a checkpoint, so the file can't be followed."""
+        """Records that this run continued from a checkpoint, so the file can't be followed."""
         self._write({"resumed": True})
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Describes what is really loaded and run, read off the objects, for the table at the start of a run."""
+"""Descriptions of what is really loaded and run, read from the objects, for the table at the start of a run."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -7,14 +7,14 @@ from turnwise.model_folder import NOTHING, Trust
 
 MemoryKind = Literal["weights", "kv_cache", "optimizer"]
 Suspension = Literal["finish", "abort", "keep"]
-"""Whether running requests are finished, end at once with their partial tokens, or stand still with their KV and go on with the
-new weights: their completions have several versions."""
+"""Whether running requests are finished, end at once with their partial tokens, or pause with their KV and go on with the new
+weights, so that their completions have several versions."""
 EVERY_SUSPENSION: frozenset[Suspension] = frozenset(get_args(Suspension))
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model as it lies in memory. Dtypes, attention and device are torch's own words for them."""
+    """A model in memory. Dtype, attention and device are torch's own names."""
 
     architecture: str
     num_parameters: int
@@ -23,23 +23,23 @@ class LoadedModel:
     attention: str
     device: str
     address: tuple[int, int]
-    """Process and place of the weights: models with the same address share them."""
+    """Process and address of the weights: models with the same address share them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyInfo:
-    """Description of a policy by its folder, without its weights: what a server needs to load it, wherever it lives."""
+    """Description of a policy by its folder, without its weights: what a server in any process needs to load it."""
 
     path: str
     """A model folder or hub name."""
     vocab_size: int
-    """Rows of the embedding: ids that a prompt may have."""
+    """Rows of the embedding, so that a prompt may have the ids below this number."""
     stop_token_ids: tuple[int, ...]
-    """Tokens that end a response by the model's generation config."""
+    """Tokens that end a response according to the model's generation config."""
     max_context: int
-    """Tokens of a context, as the run bounds them."""
+    """Most tokens of a context in this run."""
     dtype: str
-    """`fp32`, `bf16` or `fp16`: what the policy is sampled with."""
+    """`fp32`, `bf16` or `fp16`, with which the policy is sampled."""
     attention: str = "auto"
     """`model_args.attn_implementation`."""
     trust: Trust = NOTHING
@@ -58,9 +58,9 @@ class StrategyInfo:
     adapters: str = ""
     """Rank, scale and modules of trained adapters; empty if the model's own parameters are trained."""
     saved_bytes: int = 0
-    """Bytes that `save` writes, about."""
+    """Approximate number of bytes that `save` writes."""
     num_updates: int = 0
-    """Optimiser steps that it has begun to apply to its weights, or left out because a number wasn't finite."""
+    """Optimiser steps that it has begun to apply to its weights, or skipped because a number wasn't finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +69,19 @@ class ServerInfo:
 
     model: LoadedModel
     engine: str
-    """Which forward pass it samples with, in a few words."""
+    """The forward pass that it samples with, in a few words."""
     max_length: int
-    """Tokens of a context."""
+    """Most tokens of a context."""
     max_concurrency: int
-    """Requests that are decoded together."""
+    """Most requests that are decoded together."""
     cache_bytes: int = 0
     """Bound of its cached keys and values in bytes; 0 if it keeps none between requests."""
     needs_weights: bool = True
-    """Whether weights are sent to it, because its model isn't the trainer's own."""
+    """Whether weights must be sent to it, because its model isn't the trainer's own."""
     sampling_mask: bool = False
     """Whether it returns the ids that each token was drawn from (`SamplingParams.keeps_ids`)."""
     sleeps: frozenset[MemoryKind] = frozenset({"kv_cache"})
-    """The kinds of its memory that it can put away."""
+    """The kinds of memory that it can free."""
     suspensions: frozenset[Suspension] = frozenset({"finish", "abort"})
     """What it can do with running requests while its weights change."""
     weight_versions: bool = False

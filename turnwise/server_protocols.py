@@ -1,4 +1,4 @@
-"""The contracts of inference servers. `turnwise.protocols` has them too."""
+"""The contracts of inference servers. `turnwise.protocols` exports them too."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
@@ -19,28 +19,20 @@ class PolicyServer(Protocol):
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
         """Samples a response to `prompt_ids`, the *whole* context. `request_id` names the conversation: a server keeps the
-        context's KV under this id and reuses it for the next request that extends the context.
-
-        Raises:
-            ServerError: this request can't be served (too long, bad token); others are not touched.
-        """
-        ...
+        context's KV under this id and reuses it for the next request that extends the context. Raises ServerError if this
+        request can't be served (too long, bad token); others are not affected."""
 
     async def abort(self, request_id: str) -> None:
-        """Ends a running request, whose `generate` returns its partial tokens with finish reason `aborted`."""
-        ...
+        """Ends a running request. Its `generate` returns the tokens so far with finish reason `aborted`."""
 
     async def release(self, request_id: str) -> None:
-        """Drops the KV of a conversation that is over."""
-        ...
+        """Drops the KV of a conversation that has ended."""
 
     async def suspend(self) -> None:
         """Holds back new requests, finishes the running ones, and returns when none is left."""
-        ...
 
     async def resume(self, version: int) -> None:
-        """Drops every prefix that older weights computed, and admits requests again. The weights are now those of `version`."""
-        ...
+        """Drops all prefixes of older weights, and admits requests again. The weights now have this `version`."""
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None: ...
 
@@ -49,12 +41,11 @@ class PolicyServer(Protocol):
     async def close(self) -> None: ...
 
     def info(self) -> ServerInfo:
-        """What it really runs, whatever the config asked for."""
-        ...
+        """What it really runs, which may differ from the config."""
 
 
 class InferenceServer(PolicyServer, Protocol):
-    """One data-parallel replica. The manager brings what it asks for here, and goes on with what was interrupted."""
+    """One data-parallel replica. The manager sends it requests, and continues those that were interrupted."""
 
     async def generate(
         self,
@@ -65,33 +56,26 @@ class InferenceServer(PolicyServer, Protocol):
         partial_ids: Sequence[int] = (),
     ) -> Completion:
         """See `PolicyServer`. `partial_ids` are the response's tokens from before an interruption. They count towards
-        `max_new_tokens` and stop strings, and the completion holds only those that follow. These are drawn by other random
-        numbers: where each token has its own seed, by those that would have followed."""
-        ...
+        `max_new_tokens` and stop strings; the completion holds only the tokens after them. Those are drawn with other random
+        numbers than the partial ones: if each token has its own seed, with the numbers that would have followed."""
 
     async def suspend(self, how: Suspension = "finish") -> None:
-        """Holds back new requests, finishes the running ones or ends them with finish reason `aborted`, and returns when none
-        is left; or it lets them stand still (`keep`). It does what its info's `suspensions` say."""
-        ...
+        """Holds back new requests. Finishes the running ones or ends them with finish reason `aborted`, and returns when none
+        is left; or pauses them (`keep`). Its info's `suspensions` say which of these it can do."""
 
     async def receive(self, weights: NamedTensors) -> int:
-        """Writes new values into its own weights, between `suspend` and `resume`; the number of bytes written. Called if
-        `info().needs_weights`.
-
-        Raises:
-            ModelError: names or shapes don't fit its model, or a tensor of its model got no value.
-        """
-        ...
+        """Writes new values into its own weights, between `suspend` and `resume`. Returns the number of bytes written. Called
+        if `info().needs_weights`. Raises ModelError if names or shapes don't fit its model, or a tensor is missing."""
 
 
 class ServerFactory(Protocol):
-    """Makes a replica in the process that calls it, with what that loads. Nobody else loads a model for a server."""
+    """Makes a replica in the process that calls it, and loads its model there. Nobody else loads models for servers."""
 
     def __call__(self, rank: RankContext, policy: PolicyInfo, **options: Any) -> InferenceServer: ...
 
 
 class WeightTransfer(Protocol):
     """Moves the policy from the trainer's ranks into the servers' replicas: suspends the servers, copies the weights, raises
-    the version, resumes. It is a collective over both sides, so a method of neither."""
+    the version, and resumes. Both sides take part in it, so it is a method of neither."""
 
     async def update(self, version: int) -> list[Metric]: ...

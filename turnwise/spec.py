@@ -1,7 +1,7 @@
-"""Torch-free facts that the config and the registries share: names, parameters with defaults, what each needs (`spec.yaml`).
+"""What config and registries share, without torch: names, parameters with defaults, and what each needs (`spec.yaml`).
 
-A name is *available* when this version implements it. `turnwise config` accepts a valid name that isn't available; `turnwise
-train` refuses it with a sentence."""
+A name is *available* if this version implements it. `turnwise config` accepts a valid name that isn't available; `turnwise
+train` refuses it and says so."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from turnwise.package_tables import read_table
 KLEstimator = Literal["k1", "abs", "k2", "k3"]
 KL_ALIASES: dict[str, KLEstimator] = {"kl": "k1", "mse": "k2", "low_var": "k3"}
 KL_LOSSES: tuple[KLEstimator, ...] = ("k3", "k2")
-"""Estimators whose gradient is one of a KL: the expected gradient of k1 is zero, and abs estimates no KL."""
+"""Estimators whose gradient is that of a KL: the expected gradient of k1 is zero, and abs doesn't estimate a KL."""
 
 Grouping = Literal["traj_group_id", "tags", "batch"]
 GROUPING_ALIASES: dict[str, Grouping] = {"state": "traj_group_id", "inductive": "tags", "global": "batch"}
@@ -27,10 +27,10 @@ METHOD_STATISTICS: dict[NormalizationMethod, tuple[Statistic, Statistic]] = {
     "mean_std": ("group", "group"),
     "asym_clip": ("group", "group"),
 }
-"""Default scores for the mean and the standard deviation of each method of `reward_normalization`."""
+"""Method of `reward_normalization` → over which scores the mean and the standard deviation are taken by default."""
 
 OldLogProbs = Literal["if_needed", "always", "rollouts"]
-"""Where old log-probs come from: a forward pass if needed, always a forward pass, or the servers that sampled the tokens."""
+"""The source of old log-probs: a forward pass if needed, always a forward pass, or the servers that sampled the tokens."""
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
 
@@ -39,18 +39,17 @@ LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
 class EstimatorSpec:
     """One `adv_estimator`, and which config keys affect it.
 
-    `entry` is `module:Class` of the Algorithm. `placement` is the default
-    `reward_placement`: `score` means that the estimator works on trajectory scores. `normalization` is the default
-    `(grouping, method)`; `own` estimators define their own and refuse `reward_normalization`."""
+    `entry` is `module:Class` of the Algorithm. `placement` is the default `reward_placement`; `score` means that the estimator
+    works on trajectory scores. `normalization` is the default `(grouping, method)`; `own` refuses `reward_normalization`."""
 
     entry: str = ""
     needs: frozenset[str] = frozenset()
     placement: Literal["turn", "final", "score"] = "score"
     normalization: tuple[Grouping, NormalizationMethod] | Literal["own"] = ("traj_group_id", "identity")
     needs_mean: bool = False
-    """It contradicts scores without a baseline."""
+    """Whether scores must be normalised with a mean."""
     compares_siblings: bool = False
-    """Advantages come from siblings alone, so a group of one has none."""
+    """Whether advantages come from siblings alone, so that a group of one has none."""
     discounts: bool = False
     """Whether it reads `gamma`."""
     has_td_errors: bool = False
@@ -60,16 +59,16 @@ class EstimatorSpec:
     mixes_step_advantages: bool = False
     """Whether it reads `episode_reward_weight` and `step_reward_weight`."""
     mixes_groups: bool = False
-    """Advantages of a group depend on other groups of its batch."""
+    """Whether the advantages of a group depend on other groups of its batch."""
     whitens_advantages: bool = False
-    """It always whitens, so `whiten_advantages` adds nothing."""
+    """Whether it always whitens, so that `whiten_advantages` adds nothing."""
     is_own: bool = False
-    """A user's class, which may read anything."""
+    """Whether it is a user's class, which may read any key."""
     paper: str = ""
 
     @classmethod
     def of_user(cls, entry: str) -> "EstimatorSpec":
-        """A user's `module:Class`: nothing is known of it, so no key is called useless."""
+        """The spec of a user's `module:Class`. Nothing is known about it, so no key counts as useless."""
         return cls(entry, discounts=True, has_td_errors=True, has_step_returns=True, mixes_step_advantages=True, is_own=True)
 
 
@@ -80,8 +79,8 @@ sequence (product of the ratios)."""
 
 @dataclass(frozen=True, slots=True)
 class VariantSpec:
-    """One `pg_variant`: its `pg_args` with defaults, and its default `loss_agg_mode`. `granularities` lists those its ratio can
-    have, the default first; it is empty for a loss without a ratio."""
+    """One `pg_variant`: its `pg_args` with defaults, and its default `loss_agg_mode`. `granularities` lists the possible ones
+    of its ratio, the default first; it is empty for a loss without a ratio."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
     aggregation: LossAggMode = "token-mean"
@@ -119,15 +118,15 @@ class NamesAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class StrategySpec:
-    """One `strategy_name`. `extra` names the optional dependency that it needs; empty = none. `options` are those that its
-    strategy_config may have; None = nothing is known of them."""
+    """One `strategy_name`. `extra` names the optional dependency that it needs; empty = none. `options` are the keys that its
+    strategy_config may have; None = unknown."""
 
     kind: Literal["train", "forward", "sampling"]
     entry: str = ""
     extra: str = ""
     options: tuple[str, ...] | None = None
     set_elsewhere: tuple[str, ...] = ()
-    """Options of the engine that follow from other settings, and may not be in strategy_config."""
+    """Options of the engine that follow from other settings, so strategy_config may not have them."""
 
     @property
     def is_available(self) -> bool:
@@ -135,17 +134,17 @@ class StrategySpec:
 
 
 ROWS_TAG = "data"
-"""The tag of a data set's rows among the tags of environments."""
+"""The tag that stands for a data set's rows among the tags of environments."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerSpec:
-    """One name of `track_with`. `target` is its class; `arguments` None passes on what it is given."""
+    """One name of `track_with`. `target` is its class; with `arguments` None it passes on whatever it gets."""
 
     target: str = ""
     arguments: Mapping[str, Literal["str", "dict"]] | None = None
     extra: str = ""
-    """The extra that installs its library, which is called the same."""
+    """The extra that installs its library; both have the same name."""
     offline: str = ""
     """Arguments with which it needs neither network nor login."""
 
@@ -160,7 +159,7 @@ REWARDS: dict[str, str] = _TABLES["rewards"]
 AGENTS: dict[str, str] = _TABLES["agents"]
 AGENT_ALIASES: dict[str, str] = _TABLES["agent_aliases"]
 ROW_AGENTS = ("single_turn_agent", "tool_agent")
-"""The registered agents that play rows of a data set; they play no environment."""
+"""The registered agents that play rows of a data set instead of environments."""
 ENVS: dict[str, str] = _TABLES["envs"]
 TOOLS: dict[str, str] = _TABLES["tools"]
 TOOL_ALIASES: dict[str, str] = _TABLES["tool_aliases"]
@@ -168,7 +167,7 @@ INTERACTIONS: dict[str, str] = _TABLES["interactions"]
 INTERACTION_ALIASES: dict[str, str] = _TABLES["interaction_aliases"]
 
 MAX_KEPT = 256
-"""Ids that a token may have been drawn from, for a server to return them: `top_k` must bound them."""
+"""A server returns the ids that a token was drawn from only if `top_k` bounds them by this number."""
 KV_CACHE_BYTES = 2**30
 """Default bound of the embedded server's cache."""
 MAX_PACKED_BYTES = 2**28

@@ -1,4 +1,4 @@
-"""The contracts of what answers a model: tools, how their calls are read off its text, and simulated users."""
+"""The contracts of tools, of parsers that read their calls from a model's text, and of simulated users."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -12,11 +12,11 @@ class ToolCall(NamedTuple):
     name: str
     arguments: Mapping[str, Any]
     id: str
-    """Joins the call with its result."""
+    """Links the call to its result."""
 
 
 class ParsedResponse(NamedTuple):
-    """A response as its calls and the text around them."""
+    """The calls of a response, and the text around them."""
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
@@ -25,67 +25,53 @@ class ParsedResponse(NamedTuple):
 
 
 class ToolCallParser(Protocol):
-    """Reads the calls off a response, in the form of one family of models."""
+    """Reads the calls from a response, in the form of one family of models."""
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedResponse:
-        """`text` is the response as it was sampled, `tools` are the schemas that its context was opened with."""
-        ...
+        """Parses `text`, the response as it was sampled. `tools` are the schemas of its context."""
 
 
 @runtime_checkable
 class Tool(Protocol):
-    """A function that a model may call. State is per trajectory: created once, asked for its reward, always released.
-
-    A class that a tool file names is made as `Class(config, tool_schema)`: the mapping of the file, and its schema or None."""
+    """A function that a model may call. Each trajectory has a state: it is created once, asked for its reward, and always
+    released. A class in a tool file is called as `Class(config, tool_schema)`: the file's mapping, and its schema or None."""
 
     schema: Mapping[str, Any]
     """OpenAI's function schema: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
     async def create(self, task: Task) -> Any:
         """The state of one trajectory."""
-        ...
 
     async def execute(self, state: Any, arguments: Mapping[str, Any]) -> str | Observation:
-        """The result of one call, whose arguments the schema allows.
-
-        Raises:
-            ToolError: the model did something wrong; it reads the message. Any other exception fails the episode.
-        """
-        ...
+        """The result of one call, whose arguments the schema allows. Raises ToolError if the model made a mistake; the model
+        reads the message. Any other exception fails the episode."""
 
     async def calc_reward(self, state: Any) -> float:
-        """Added to the trajectory's reward at its end; 0 for a tool that gives none."""
-        ...
+        """The reward that is added to the trajectory's at its end; 0 for a tool without a reward."""
 
     async def release(self, state: Any) -> None:
         """Frees what the state holds. It is called on every path, also if the episode fails or is cancelled."""
-        ...
 
 
 @runtime_checkable
 class Interaction(Protocol):
-    """A simulated user, who may reply to the final answer of each of the model's turns. One object serves all conversations.
+    """A simulated user, who may reply to the model's final answer of each turn. One object serves all conversations.
 
-    A class that an interaction file names is made as `Class(config)`: the mapping of the file, and its `name`. The keyword
-    arguments of a conversation are those of its row, `extra_info.interaction_kwargs`."""
+    If an interaction file names a class, it is called as `Class(config)`: the file's mapping with its `name`. The keyword
+    arguments of a conversation come from its row, `extra_info.interaction_kwargs`."""
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
-        """The state of one conversation, which the other methods get; None stands for the id itself."""
-        ...
+        """The state of one conversation, which is passed to the other methods; None stands for the id itself."""
 
     async def generate_response(
         self, state: Any, messages: Sequence[Message], **kwargs: Any
     ) -> tuple[bool, str, float | None, Mapping[str, Any]]:
-        """`(should_terminate, text, score, metadata)` for the whole conversation so far, whose last message is the model's.
-
-        The text is the next message of the user, unless the conversation ends here. The score is the reward of the model's
-        turn, and the metadata's numbers are its metrics."""
-        ...
+        """`(should_terminate, text, score, metadata)` for the whole conversation so far, which ends with the model's message.
+        The text is the user's next message, unless the conversation ends here. The score is the reward of the model's turn, and
+        the numbers in the metadata are its metrics."""
 
     async def calculate_score(self, state: Any) -> float:
-        """The score of the conversation as it stands, which is reported and no reward."""
-        ...
+        """The score of the conversation so far. It is reported, but isn't a reward."""
 
     async def finalize_interaction(self, state: Any) -> None:
         """Frees what the state holds. It is called on every path, also if the episode fails or is cancelled."""
-        ...

@@ -11,7 +11,7 @@ _BOX = "border:1px solid #8886;border-radius:4px;padding:6px;margin:4px 0;font-f
 
 
 def summary(trajectory: Any) -> str:
-    """One line: whose it is, what it earned and how it ended."""
+    """One line: task and sibling, score, number of turns, and how the episode ended."""
     parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items())
     score = f"score {trajectory.score:g}" + (f" ({parts})" if parts else "")
     end = f"{trajectory.status} by {trajectory.limit}" if trajectory.limit else trajectory.status
@@ -36,7 +36,7 @@ def _cells(turn: Any, credit: Any) -> str:
 
 
 class ViewedTrajectory:
-    """What a trajectory is printed as, and what a notebook shows of it."""
+    """How a trajectory is printed, and how a notebook shows it."""
 
     __slots__ = ()
 
@@ -48,8 +48,8 @@ class ViewedTrajectory:
         return "\n".join([summary(self), *turns])
 
     def _repr_html_(self: Any) -> str:
-        """What the model saw and wrote turn by turn, with a cell for each sampled token: by its advantage (green above 0, red
-        below) where there is one, else by its log-prob (the redder, the less likely)."""
+        """What the model saw and wrote in each turn, with a cell for each sampled token. The cell's colour shows the advantage,
+        if there is one (green above 0, red below), else the log-prob (the redder, the less likely)."""
         rows = [f"<b>{escape(summary(self))}</b>"]
         advantages = self.advantages_by_turn
         for number, turn in enumerate(self.turns):
@@ -61,7 +61,7 @@ class ViewedTrajectory:
 
 
 class ViewedGroup:
-    """What a group is printed as, and what a notebook shows of it."""
+    """How a group is printed, and how a notebook shows it."""
 
     __slots__ = ()
 

@@ -1,7 +1,6 @@
 """Episodes of scripted players: demonstrations to learn from, and baselines to compare with.
 
-`EnvAgent` itself plays them, over a conversation whose responses come from the player. So prompts and limits are those of
-training."""
+`EnvAgent` plays them, over a conversation in which the player responds. So prompts and limits are those of training."""
 
 import asyncio
 import json
@@ -29,7 +28,7 @@ MakePlayer = Callable[[Any, Task], Player]
 
 
 class DemonstrationResult(NamedTuple):
-    """How one episode ended: `is_success` is the environment's metric `success`, or a positive score without one."""
+    """How one episode ended. `is_success` is the environment's metric `success`, or else a positive score."""
 
     is_success: bool
     score: float
@@ -44,7 +43,7 @@ class Episode(NamedTuple):
 
 
 Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], TextConversation]]
-"""Opens the conversations of a task's episode, and so decides who answers. A row has no environment."""
+"""Opens the conversations of a task's episode, and so decides who answers. The environment is None for a row."""
 
 
 def _player_conversation(
@@ -77,10 +76,9 @@ def demonstrations(
     tasks: Iterable[Task],
     answer_template: str | None = None,
 ) -> Iterator[list[Message]]:
-    """The messages of one episode per task, from its first prompt to the player's last answer; in mode `step`, of each turn
-    alone.
+    """The messages of one episode per task, from its first prompt to the player's last answer; in mode `step`, of each turn.
 
-    If the player gives up, the episode ends before that turn; a player that gives up at once has no messages."""
+    If the player gives up, the episode ends before that turn. A player that gives up at once gives no messages."""
     converse = scripted(make_player, settings.action_pattern, answer_template)
     for episode in episodes(make_env, settings, converse, tasks):
         yield from episode.conversations
@@ -93,7 +91,7 @@ def play(
     tasks: Iterable[Task],
     answer_template: str | None = None,
 ) -> list[DemonstrationResult]:
-    """How one episode per task ends for a player, under the limits of `settings`."""
+    """Plays one episode per task, under the limits of `settings`, and says how each ended."""
     converse = scripted(make_player, settings.action_pattern, answer_template)
     return [episode.outcome for episode in episodes(make_env, settings, converse, tasks)]
 
@@ -120,7 +118,7 @@ def episodes(
 def played_by(
     runner: WatchedRunner, play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterable[Task], num_at_once: int
 ) -> Iterator[Episode]:
-    """What `play_one` makes of each task, in their order, `num_at_once` at a time."""
+    """The episode that `play_one` plays of each task, in the order of the tasks, `num_at_once` at a time."""
     remaining = iter(tasks)
     while some := list(islice(remaining, num_at_once)):
         yield from runner.run(_gathered(map(play_one, some)))
@@ -157,7 +155,7 @@ async def _episode(make_env: MakeEnv, settings: EnvAgentSettings, converse: Conv
         env = make_env(task)
     contexts = OpenedContexts(converse(env, task))
     sampling = SamplingParams(max_new_tokens=settings.max_tokens_per_step)
-    [trajectory] = await EnvAgent(partial(_existing, env), settings).run(task, 0, contexts, sampling)
+    [trajectory] = await EnvAgent(lambda _: env, settings).run(task, 0, contexts, sampling)
     return Episode(contexts.said, outcome_of(trajectory))
 
 
@@ -178,7 +176,3 @@ class OpenedContexts:
     def said(self) -> list[list[Message]]:
         """The messages of each conversation that has an answer."""
         return [conversation.messages for conversation in self._opened if conversation.messages]
-
-
-def _existing(env: Env, task: Task) -> Env:
-    return env

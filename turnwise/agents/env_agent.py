@@ -12,19 +12,18 @@ from turnwise.envs.parsing import compile_pattern, parse_action
 from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.protocols import Conversation, Env, OpenConversation
 from turnwise.spec import DEFAULT_ACTION_PATTERN, DEFAULT_TURN_TEMPLATE, ContextMode
-from turnwise.types import CallOptions, Limit, Observation, Reduction, SamplingParams, Task, Trajectory, Turn
+from turnwise.types import CallOptions, Limit, Observation, Reduction, SamplingParams, Status, Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EnvAgentSettings:
-    """How the episodes of one environment tag are played. Raises ConfigError if a limit is below 1, or the pattern is no
-    regular expression."""
+    """How episodes of one environment tag are played. Raises ConfigError for a limit below 1 or an invalid pattern."""
 
     tag: str
     max_steps: int = 20
-    """Most actions of an episode; reaching it truncates with the limit `max_steps`."""
+    """Most actions of an episode. Reaching it truncates the episode with the limit `max_steps`."""
     max_tokens_per_step: int = 512
     system_template: str = ""
     turn_template: str = DEFAULT_TURN_TEMPLATE
@@ -35,8 +34,7 @@ class EnvAgentSettings:
     history_length: int | None = None
     """Number of earlier turns that a step's prompt shows; None = all."""
     episode_timeout_s: float | None = None
-    """Seconds of play. The episode then consists of the turns that the environment has answered, truncated with the limit
-    `time`."""
+    """Seconds of play. Then the limit `time` truncates the episode, which keeps the turns that the environment has answered."""
     calls: CallSettings = field(default_factory=CallSettings)
 
     def __post_init__(self) -> None:
@@ -51,8 +49,8 @@ class EnvAgent:
     """Plays the tasks of one environment tag, each in its own environment, in one growing context (mode `trajectory`) or a
     fresh one each turn (mode `step`).
 
-    Errors of an environment are passed on. A result that breaks the contract, and a call that doesn't return, raise
-    `EnvironmentFault`. The environment is closed on every path."""
+    Errors of an environment are passed on. A result that breaks the contract, or a call that doesn't return, raises
+    EnvironmentFault. The environment is closed on every path."""
 
     def __init__(self, make_env: Callable[[Task], Env], settings: EnvAgentSettings) -> None:
         self._make_env = make_env
@@ -63,7 +61,7 @@ class EnvAgent:
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        """One trajectory: finished by the environment, or truncated by a limit that it names."""
+        """One trajectory: finished by the environment, or truncated by the limit that it names."""
         session, episode = self._open_session(), _Episode()
         try:
             await session.make(self._make_env, task)
@@ -142,28 +140,18 @@ class _TimeIsUp(EnvironmentFault):
 
 @dataclass(slots=True)
 class _Episode:
-    """The turns that the environment has answered, and the limit that cut them: time, unless something else ended them."""
+    """The turns that the environment has answered, and the limit that cut them: `time`, unless something else ended them."""
 
     turns: list[Turn] = field(default_factory=list)
     steps: list[StepResult] = field(default_factory=list)
     limit: Limit | None = "time"
 
     def trajectory(self, task: Task, sibling: int, reductions: Mapping[str, Reduction]) -> Trajectory:
-        return Trajectory(
-            task=task,
-            sibling=sibling,
-            turns=self.turns,
-            status="finished" if self.limit is None else "truncated",
-            limit=self.limit,
-            metrics=_episode_metrics(self.steps, reductions),
-        )
-
-
-def _episode_metrics(steps: list[StepResult], reductions: Mapping[str, Reduction]) -> dict[str, float]:
-    """Each declared metric, reduced over the steps that report it, and the number of actions."""
-    metrics = {"num_actions": float(len(steps))}
-    for name, reduction in reductions.items():
-        values = [step.metrics[name] for step in steps if name in step.metrics]
-        if values:
-            metrics[name] = reduce_metric(values, reduction)
-    return metrics
+        """Its metrics are the number of actions and each declared metric, reduced over the steps that report it."""
+        metrics = {"num_actions": float(len(self.steps))}
+        for name, reduction in reductions.items():
+            values = [step.metrics[name] for step in self.steps if name in step.metrics]
+            if values:
+                metrics[name] = reduce_metric(values, reduction)
+        status: Status = "finished" if self.limit is None else "truncated"
+        return Trajectory(task, sibling, self.turns, status=status, limit=self.limit, metrics=metrics)

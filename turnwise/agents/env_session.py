@@ -1,4 +1,4 @@
-"""One environment from its constructor to its `close`: each call with a deadline, blocking ones in a thread of their own."""
+"""One environment from its constructor to its `close`. Each call has a deadline; blocking calls run in their own thread."""
 
 import asyncio
 import inspect
@@ -23,8 +23,7 @@ class CallSettings:
     """The threads in which a tag's environments are called, and how long a call may take.
 
     Environments are cooperative: their calls take microseconds, or are coroutines, and run on the event loop. With
-    `max_in_threads` or `use_thread_lock` they may block: each is made, called and closed in a thread of its own, while the
-    other episodes go on."""
+    `max_in_threads` or `use_thread_lock` they may block: each gets a thread of its own, while the other episodes go on."""
 
     timeout_s: float | None = None
     """Seconds for one call: the constructor, `reset`, `step`, `close`."""
@@ -45,7 +44,7 @@ class CallSettings:
             object.__setattr__(self, "places", asyncio.Semaphore(num_places))
 
     def limit(self, tag: str, call: str, error: type[EnvironmentFault] = EnvironmentFault) -> Wait:
-        """The deadline of one call: past it the error names tag, environment, method, seconds and setting."""
+        """The deadline of one call. The error past it names tag, environment, method, seconds and setting."""
         return self.watchdog.waiting(f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", error)
 
     def opener(self, tag: str) -> "Callable[[], EnvSession]":
@@ -56,9 +55,8 @@ class CallSettings:
 
 
 class EnvSession:
-    """An environment that is called on the event loop.
-
-    Every method raises EnvironmentFault if the call takes longer than allowed."""
+    """An environment that is called on the event loop. Every method raises EnvironmentFault if the call takes longer than
+    allowed."""
 
     env: Env
 
@@ -88,7 +86,7 @@ class EnvSession:
         return read_step(await self._answer(self._step, self.env.step, action), self.name, turn_idx, self.env.metric_reductions)
 
     def state_key(self, observation: Observation) -> Hashable:
-        """The identity of the environment's true state, or the observation if it names none."""
+        """The environment's own key of its true state; the observation's text if it has no such key."""
         if self._keyed is None:
             return observation.text
         with Foreign(f"{self._class}.state_key", self._episode):
@@ -101,8 +99,7 @@ class EnvSession:
         """Releases the session's own resources."""
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a method, which may be a coroutine function. A method that tries to end the process fails its episode,
-        as an exception does."""
+        """The result of a method, which may be a coroutine function. If it tries to end the process, only its episode fails."""
         stopwatch = self.settings.stopwatch
         with Foreign(name, self._episode):
             started = stopwatch.now()
@@ -119,9 +116,8 @@ class EnvSession:
 
 
 class ThreadSession(EnvSession):
-    """An environment in a thread of its own, since some libraries are bound to the thread that loaded them.
-
-    A call past its deadline is abandoned: if it ever returns, its thread closes the environment and ends."""
+    """An environment in a thread of its own, since some libraries only work in the thread that loaded them. A call past its
+    deadline is abandoned. If it ever returns, its thread closes the environment and ends."""
 
     def __init__(self, tag: str, settings: CallSettings, places: asyncio.Semaphore) -> None:
         super().__init__(tag, settings)
@@ -139,7 +135,7 @@ class ThreadSession(EnvSession):
         self._thread.end()
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls it in the thread, when a place is free."""
+        """The result of a method that is called in the thread, as soon as a place is free."""
         waiter, its_turn, timeout_s = f"an episode of {self.tag}", f"its turn to call {name}", self.settings.place_timeout_s
         async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
             await self._places.acquire()
@@ -160,7 +156,7 @@ class ThreadSession(EnvSession):
             self._give_place_back(call)
 
     def _called(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Runs in the thread. Not every exception raised there can pass through a future."""
+        """Runs in the thread. `Foreign` converts exceptions that can't pass through a future."""
         with Foreign(name, self._episode):
             return function(*args)
 

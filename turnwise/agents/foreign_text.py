@@ -1,4 +1,4 @@
-"""Runs any agent in contexts in which its environment can't forge a turn."""
+"""Runs any agent in contexts where its environment can't forge a turn."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ from turnwise.types import SamplingParams, Task, Trajectory
 
 
 class OverForeignText:
-    """Opens the agent's contexts so that text of users and tools encodes no special tokens."""
+    """Opens the agent's contexts so that special tokens in text of users and tools stay ordinary text."""
 
     def __init__(self, agent: AgentLoop) -> None:
         self._agent = agent

@@ -12,15 +12,13 @@ from turnwise.types import Message, Observation, Turn
 class EnvPrompt:
     """Writes the messages before each response.
 
-    In mode `trajectory` the system message and the rules come first, then one user message a turn. In mode `step` every turn
+    In mode `trajectory` the system message and the rules come first, then one user message per turn. In mode `step` every turn
     opens a context and repeats them, and `{history}` shows the last `history_length` turns (None = all).
 
-    `system_template` is used as it is, "" for none. `turn_template` is filled with `TURN_PLACEHOLDERS`, in mode `step` with
+    `system_template` is used as it is; "" means none. `turn_template` is filled with `TURN_PLACEHOLDERS`, in mode `step` with
     `STEP_PLACEHOLDERS` as well; a literal brace is written twice. An environment's text is inserted as it is, braces included.
-    The environment's instruction opens the user message, or stands where the template has `{env_instruction}`.
-
-    Raises:
-        ConfigError: `turn_template` has a placeholder that doesn't exist, or a lone brace.
+    The environment's instruction opens the user message, or replaces `{env_instruction}` in the template. Raises ConfigError if
+    `turn_template` has an unknown placeholder or a lone brace.
 
     >>> prompt = EnvPrompt("", "Turn {turn_idx}: {observation}")
     >>> prompt.messages(Observation("{P}"), turn_idx=1, actions_left=9, max_response_length=8, env_instruction="Walk.")
@@ -28,11 +26,7 @@ class EnvPrompt:
     """
 
     def __init__(
-        self,
-        system_template: str,
-        turn_template: str,
-        mode: ContextMode = "trajectory",
-        history_length: int | None = None,
+        self, system_template: str, turn_template: str, mode: ContextMode = "trajectory", history_length: int | None = None
     ) -> None:
         self._system = system_template
         self._pieces = _parse(turn_template, mode)
@@ -101,7 +95,7 @@ def _history(turns: Sequence[Turn], first_step: int) -> str:
 
 
 def _content(text: str, observation: Observation) -> str | list[dict[str, Any]]:
-    """The text alone, or, with media, content parts in the form of Hugging Face's processors."""
+    """The text alone or, if there are media, content parts in the form of Hugging Face's processors."""
     if not observation.media:
         return text
     images = [{"type": "image", "image": media.data} for media in observation.media]

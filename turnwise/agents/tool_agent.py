@@ -12,7 +12,7 @@ from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import Conversation, OpenConversation
 from turnwise.tools.session import Interactions, InteractionSession, ToolBox, ToolSession
-from turnwise.types import CallOptions, Limit, Message, SamplingParams, Task, Trajectory
+from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -22,21 +22,21 @@ _MARK = "(truncated)"
 
 @dataclass(frozen=True, slots=True)
 class ToolAgentLimits:
-    """Limits of an episode with tools. Reaching one is an outcome."""
+    """Limits of an episode with tools."""
 
     max_parallel_calls: int = 1
-    """Calls of one response that are executed, at the same time; the model reads that the others weren't."""
+    """Most calls of one response that are executed, all at the same time. The model is told that the others weren't."""
     max_tool_response_length: int = 1024
-    """Characters of a result that the model is shown."""
+    """Most characters of a result that the model is shown."""
     tool_response_truncate_side: Side = "middle"
     """The part of a longer result that is removed."""
 
 
 class ToolAgent:
-    """Plays a row in one context. Tools of a row are created once, and released however the episode ends. A simulated user may
-    reply to each response without calls, where the row names one.
+    """Plays a row in one context. The row's tools are created once, and released however the episode ends. If the row names a
+    simulated user, that user may reply to each response without calls.
 
-    What the model gets wrong, it is told. A tool that hangs or crashes raises, and the scheduler plays the episode anew."""
+    The model is told about its own mistakes. A tool that hangs or crashes raises, and the scheduler plays the episode again."""
 
     def __init__(
         self, settings: RowAgentSettings, *, tools: ToolBox, limits: ToolAgentLimits, interactions: Interactions | None = None
@@ -52,21 +52,15 @@ class ToolAgent:
         """One trajectory: finished by a response without calls, or truncated by a limit."""
         users = self._interactions
         async with self._tools.open(task) as session, users.open(task, sibling, self._settings.max_user_turns) as user:
-            # A tool's result is text from outside, and a user's message too: it must not forge a turn.
+            # Results of tools and messages of users come from outside: they must not forge a turn.
             conversation = open_conversation(sampling, tools=session.schemas, encode_special_tokens=False)
             limit = await self._converse(session, user, conversation, prompt_of(task.payload, self._settings.prompt_key))
             rewards, metrics = await session.rewards(), await user.metrics()
-        return [
-            Trajectory(
-                task=task,
-                sibling=sibling,
-                turns=conversation.turns,
-                status="truncated" if limit else "finished",
-                limit=limit,
-                outcome_rewards={f"tool/{name}": reward for name, reward in rewards.items()},
-                metrics=_metrics(session, conversation) | metrics,
-            )
-        ]
+        status: Status = "truncated" if limit else "finished"
+        trajectory = Trajectory(task, sibling, conversation.turns, status=status, limit=limit)
+        trajectory.outcome_rewards = {f"tool/{name}": reward for name, reward in rewards.items()}
+        trajectory.metrics = _metrics(session, conversation) | metrics
+        return [trajectory]
 
     async def _converse(
         self, session: ToolSession, user: InteractionSession, conversation: Conversation, messages: Sequence[Message]
@@ -74,7 +68,7 @@ class ToolAgent:
         settings, said = self._settings, list[Message]()
         for turn_idx in count(1):
             reply = await conversation.generate(messages, CallOptions(settings.max_new_tokens))
-            # The results of the last calls, or the user's last message, leave no room, so the context ends before them.
+            # If the results of the last calls, or the user's last message, leave no room, the context ends before them.
             if reply is None:
                 return "sequence_length"
             turn, recorded = conversation.turns[-1], reply.pop("tool_results", None)
@@ -94,19 +88,20 @@ class ToolAgent:
                 messages = await self._answers(session, calls, errors, recorded)
                 turn.tool_results = tuple(message["content"] for message in messages)
             turn.step_s = time.perf_counter() - started
-        raise AssertionError("count ends never")
+        raise AssertionError("count never ends")
 
     async def _answers(
         self, session: ToolSession, calls: Sequence[Mapping[str, Any]], errors: Sequence[str], recorded: Sequence[str] | None
     ) -> list[Message]:
-        """A message of role `tool` for each call, in the order of the calls; unreadable ones come last. Where results are
-        recorded, nothing is executed."""
+        """A message of role `tool` per call, in order, unreadable ones last. With `recorded` results nothing is executed."""
         for error in errors:
             logger.info("Failed to decode tool call: %s", error)
         functions = [call["function"] for call in calls]
         if recorded is None or len(recorded) != len(calls) + len(errors):
-            recorded = list(map(self._shown, [*await self._results(session, functions), *errors]))
-        # A name that is no tool's is text of the model, which must not reach the template: it could forge a turn.
+            limits, texts = self._limits, [*await self._results(session, functions), *errors]
+            length, side = limits.max_tool_response_length, limits.tool_response_truncate_side
+            recorded = [shortened(text, length, side) for text in texts]
+        # An unknown name is text of the model. It must not reach the template, where it could forge a turn.
         known = {schema["function"]["name"] for schema in session.schemas}
         names = [f["name"] if f["name"] in known else "error" for f in functions] + ["error"] * len(errors)
         ids = [call["id"] for call in calls] + [f"error{number:04d}" for number in range(len(errors))]
@@ -119,19 +114,16 @@ class ToolAgent:
         try:
             results = await asyncio.gather(*running)
         finally:
-            # Where one call fails the episode, no other may outlive it.
+            # If one call fails the episode, no other call may outlive it.
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         beyond = f"not executed: at most {most} call{'s' if most > 1 else ''} a turn"
         return [result.text for result in results] + [beyond] * (len(functions) - len(results))
 
-    def _shown(self, text: str) -> str:
-        return shortened(text, self._limits.max_tool_response_length, self._limits.tool_response_truncate_side)
-
 
 def shortened(text: str, limit: int, side: Side) -> str:
-    """At most `limit` characters of a text, and a mark where the others were removed.
+    """At most `limit` characters of a text, with a mark where the others were removed.
 
     >>> shortened("abcdefgh", 4, "middle"), shortened("abcdefgh", 4, "left"), shortened("abcd", 4, "right")
     ('ab...(truncated)...gh', '(truncated)...efgh', 'abcd')

@@ -1,4 +1,4 @@
-"""The last part of credit, common to all estimators: bounds, whitening, and writing into the samples."""
+"""The last part of credit, which all estimators share: clipping, whitening, and writing into the samples."""
 
 import numpy as np
 
@@ -8,9 +8,8 @@ from turnwise.types import Metric
 
 
 def write_advantages(tokens: ResponseTokens, advantages: Array, settings: AlgorithmSettings) -> list[Metric]:
-    """Writes the `advantages` [R] of the batch's trained tokens into their samples, 0 on every other token.
-
-    If the settings ask for it, they are first whitened over all tokens and clipped."""
+    """Writes the `advantages` [R] of the batch's trained tokens into their samples, and 0 at every other token. If the settings
+    say so, they are first whitened over all tokens and clipped."""
     if settings.whiten_advantages:
         advantages = whiten_all(advantages)
     advantages, metrics = clip("critic/advantage_clip_frac", advantages, settings.advantage_clip)
@@ -20,7 +19,7 @@ def write_advantages(tokens: ResponseTokens, advantages: Array, settings: Algori
 
 
 def whiten_all(x: Array) -> Array:
-    """(x − μ) / sqrt(var + 1e-8) of `x` [R], with the unbiased variance; one number alone stays as it is.
+    """(x − μ) / sqrt(var + 1e-8) of `x` [R], with the unbiased variance; a single number stays unchanged.
 
     >>> whiten_all(np.array([1.0, 2.0, 3.0])).round(6).tolist()
     [-1.0, 0.0, 1.0]
@@ -29,7 +28,7 @@ def whiten_all(x: Array) -> Array:
 
 
 def clip(metric: str, values: Array, bound: float | None) -> tuple[Array, list[Metric]]:
-    """`values` clipped to ±`bound`, with the clipped share as `metric`; unchanged without a bound."""
+    """`values` clipped to ±`bound`, and the clipped share as `metric`; unchanged without a bound."""
     if bound is None or not len(values):
         return values, []
     share = float((np.abs(values) > bound).mean())

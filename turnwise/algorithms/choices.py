@@ -1,7 +1,7 @@
-"""Chooses the tokens of an optimiser step that a `pg_variant` treats differently: those that drive the policy's entropy down.
+"""Chooses the tokens of an optimiser step that a `pg_variant` treats differently: those that lower the policy's entropy most.
 
-Cov_t = (A_t − Ā)·(old_t − mean old) is a token's share of the covariance of advantage and log-prob, which is the rate at which
-the entropy falls (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens of the step."""
+Cov_t = (A_t − Ā)·(old_t − mean old) is a token's share of the covariance of advantage and log-prob. That covariance is the rate
+at which the entropy falls (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens of the step."""
 
 from collections.abc import Callable
 
@@ -31,8 +31,7 @@ def clip_cov(
     clip_low: float,
     clip_high: float,
 ) -> Chosen:
-    """Indices of `fraction` of the tokens, drawn among those with a covariance in [covariance_low, covariance_high]; fewer if
-    there aren't enough."""
+    """Indices of `fraction` of the tokens (or fewer), drawn where the covariance is in [covariance_low, covariance_high]."""
     eligible = np.flatnonzero((covariances >= covariance_low) & (covariances <= covariance_high))
     number = min(_number(fraction, len(covariances)), len(eligible))
     return np.random.default_rng(seed).choice(eligible, number, replace=False)
@@ -44,7 +43,7 @@ def kl_cov(covariances: Covariances, seed: int, *, fraction: float, coef: float)
 
 
 def _number(fraction: float, num_tokens: int) -> int:
-    """Number of tokens in a share, at least 1: small steps have fewer than 1 / fraction tokens."""
+    """Number of tokens in a share, at least 1, since small steps have fewer than 1 / fraction tokens."""
     return max(1, int(fraction * num_tokens)) if fraction > 0 else 0
 
 

@@ -1,10 +1,9 @@
-"""Measures how far the sampler's log-probs are from the trainer's for the same weights and tokens, and corrects the loss for it
-(`train_infer_correction`).
+"""Measures how sampler and trainer differ for the same weights and tokens, and corrects the loss (`train_infer_correction`).
 
-ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing, or if both are over the kept ids of each token.
-With penalties, or top-p alone, part of the policy's mass is never sampled, and E[ρ] < 1 without any drift. ρ is known before an
-optimiser step begins, and so are its weights and masks. They don't depend on the cut into micro-batches, and the step's
-denominators count the tokens that the masks leave."""
+ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing, or if both log-probs are over the kept ids of each
+token. With penalties, or top-p alone, part of the policy's mass is never sampled, and E[ρ] < 1 even without drift. ρ, its
+weights and its masks are known before an optimiser step begins. So they don't depend on the cut into micro-batches, and the
+step's denominators count the tokens that the masks leave."""
 
 from collections.abc import Sequence
 
@@ -20,9 +19,9 @@ from turnwise.types import Batch, Metric, Sample
 
 
 def importance_ratio(batch: Batch, granularity: Granularity) -> Tensor:
-    """ρ [N] of a batch of tensors: exp(old − sampled) of each token, or of its turn's mean (`segment`), its sequence's mean
-    (`geometric`) or its sequence's sum. Exponents are clamped to ±20. Entries outside the response mask are meaningless.
-    Raises ValueError if the forward pass for the old log-probs hasn't run."""
+    """ρ [N] of a batch of tensors: exp(old − sampled), with the exponent of each token, or its mean over the turn (`segment`)
+    or the sequence (`geometric`), or its sum over the sequence. Exponents are clamped to ±20. Entries outside the response mask
+    are meaningless. Raises ValueError if the forward pass for the old log-probs hasn't run."""
     if batch.old_logprobs is None:
         raise ValueError("train_infer_correction needs old_logprobs on every sample before the loss is prepared")
     exponent = Spans.of(batch).over(batch.old_logprobs - batch.rollout_logprobs, granularity)
@@ -30,9 +29,8 @@ def importance_ratio(batch: Batch, granularity: Granularity) -> Tensor:
 
 
 def kept_tokens(batch: Batch, correction: Correction) -> Tensor | None:
-    """bool [N]: the trained tokens with low ≤ ρ ≤ high in every filter; None without filters.
-
-    A filter on tokens is IcePop; a filter on sequences is masked importance sampling."""
+    """bool [N]: the trained tokens with low ≤ ρ ≤ high in every filter; None without filters. A filter on tokens is IcePop; a
+    filter on sequences is masked importance sampling."""
     if not correction.filters:
         return None
     kept = batch.response_mask
@@ -43,10 +41,8 @@ def kept_tokens(batch: Batch, correction: Correction) -> Tensor | None:
 
 
 def importance_weights(batch: Batch, correction: Correction) -> Tensor | None:
-    """min(ρ, cap) [N], constants of the loss, 0 outside the response mask; None without weights.
-
-    Truncated importance sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy
-    RL training")."""
+    """min(ρ, cap) [N], constants of the loss, 0 outside the response mask; None without weights. This is truncated importance
+    sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training")."""
     if correction.weights is None:
         return None
     ratio = importance_ratio(batch, correction.weights.granularity).clamp(max=correction.weights.cap)
@@ -69,10 +65,9 @@ def correction_metrics(batch: Batch, kept: Tensor | None, weights: Tensor | None
 
 def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> list[Metric]:
     """The distance of old from the sampler's log-probs, over the trained tokens of arrays [N]: mean, maximum and 99th
-    percentile of
-    |old − sampled|, mean of ρ, KL(sampled ‖ old) (k3) and effective sample size.
+    percentile of |old − sampled|, mean of ρ, KL(sampled ‖ old) (k3) and effective sample size.
 
-    They combine over micro-batches and optimiser steps into those of all their tokens."""
+    Over micro-batches and optimiser steps they combine into the statistics of all tokens."""
     difference = (old_logprobs - rollout_logprobs).detach()[mask]
     distance = difference.abs()
     ratio = torch.exp(difference.clamp(-MAX_EXPONENT, MAX_EXPONENT))
@@ -90,7 +85,7 @@ def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor)
 
 
 def staleness_metrics(samples: Sequence[Sample], version: int) -> list[Metric]:
-    """Policy versions between sampling and training, over trained tokens; `version` is the trainer's own.
+    """How many policy versions lie between sampling and training, over trained tokens; `version` is the trainer's.
 
     >>> import numpy as np
     >>> from turnwise.types import Sample, TurnSpan, VersionRun

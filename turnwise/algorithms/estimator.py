@@ -22,12 +22,12 @@ from turnwise.types import Group, Metric
 class Estimator(ABC):
     """A `protocols.Algorithm` with the policy's loss, the KL in the reward and the normalisation; a subclass defines `credit`.
 
-    `loss` is a separate object, which can be sent to the ranks of a strategy alone. `running` holds the statistics of the
-    whole run if `reward_normalization` uses them, else None. Raises ConfigError if settings contradict the estimator, such
-    as a normalisation without a mean where it compares with one."""
+    `loss` is a separate object, so that it can be sent to the ranks of a strategy. `running` holds the statistics of the whole
+    run if `reward_normalization` uses them, else None. Raises ConfigError if settings contradict the estimator, such as a
+    normalisation without a mean for an estimator that compares with the mean."""
 
     spec: ClassVar[EstimatorSpec] = EstimatorSpec()
-    """Its line in `spec.ESTIMATORS`: the defaults, and what it needs."""
+    """Its entry in `spec.ESTIMATORS`: the defaults, and what it needs."""
     needs: frozenset[str]
     loss: Loss
     value_loss: Loss | None = None
@@ -48,10 +48,10 @@ class Estimator(ABC):
 
     @abstractmethod
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
-        """Writes `advantages` into every sample of the groups; failed trajectories are not among them."""
+        """Writes `advantages` into every sample of the groups, which have no failed trajectories."""
 
     def penalize(self, tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
-        """β·KL of the tokens [R], 0 without a KL in the reward. Its sum is noted on each trajectory."""
+        """β·KL of the tokens [R], 0 without a KL in the reward. Notes the sum on each trajectory."""
         penalties, metrics = penalize_kl(tokens, self.settings, self.controller)
         for trajectory, penalty in zip(tokens.trajectories, tokens.totals(penalties).tolist(), strict=True):
             trajectory.score_kl_penalty = penalty
@@ -64,7 +64,7 @@ def tokens_of(groups: Sequence[Group]) -> ResponseTokens:
 
 
 def scores_of(groups: Sequence[Group]) -> Array:
-    """Σ of the raw rewards of each trajectory [T]."""
+    """The sum of the raw rewards of each trajectory [T]."""
     return np.array([trajectory.score for group in groups for trajectory in group.trajectories], dtype=np.float64)
 
 

@@ -1,5 +1,5 @@
-"""Estimators of KL(p ‖ q) from tokens sampled from p (Schulman, "Approximating KL Divergence", 2020), and the KL to a
-reference as a penalty on rewards (Ziegler et al. 2019, arXiv:1909.08593, eq. 2)."""
+"""Estimators of KL(p ‖ q) from tokens sampled from p (Schulman, "Approximating KL Divergence", 2020), and the KL to a reference
+as a penalty on rewards (Ziegler et al. 2019, arXiv:1909.08593, eq. 2)."""
 
 from collections.abc import Callable
 
@@ -51,7 +51,7 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
 
 
 class KLController:
-    """Holds β, which is part of the checkpoint. Without a `target` it never changes; with one, each batch steers it:
+    """Holds β, which is saved in checkpoints. Without a `target` it never changes; with one, each batch adapts it:
 
     e = clip(KL / target − 1, −0.2, 0.2); β ← β·(1 + e·n / horizon) (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
 
@@ -70,7 +70,7 @@ class KLController:
         self.horizon = horizon
 
     def update(self, kl: float, num_trajectories: int) -> None:
-        """`kl` in nats per token: the mean over the batch's trajectories of the mean over their tokens."""
+        """Adapts β. `kl` is in nats per token: the mean over the batch's trajectories of the mean over their tokens."""
         if self.target is not None:
             error = min(max(kl / self.target - 1.0, -0.2), 0.2)
             self.coef *= 1.0 + error * num_trajectories / self.horizon
@@ -79,16 +79,16 @@ class KLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Goes on with a steered β; a fixed one stays as the settings have it, whatever it was before."""
+        """Continues with a saved β if it is adapted. A fixed β stays as the settings have it."""
         if self.target is not None:
             self.coef = state["coef"]
 
 
 def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController) -> tuple[Array, list[Metric]]:
-    """β·KL_t(old, ref) of each token [R], to be subtracted from its reward; 0 without `add_token_level_kl`. Steers β.
+    """β·KL_t(old, ref) of each token [R], to be subtracted from its reward; 0 without `add_token_level_kl`. Adapts β.
 
-    The KL is logged only if both log-probs exist: a number made from zeros would look like a KL. Raises ValueError if the
-    penalty is on and a forward pass that it needs hasn't run."""
+    The KL is logged only if both log-probs exist, since zeros would look like a KL. Raises ValueError if the penalty is on and
+    a forward pass that it needs hasn't run."""
     full = [sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs for sample in tokens.samples]
     old = tokens.gather(full)
     ref = tokens.gather([sample.ref_logprobs for sample in tokens.samples])

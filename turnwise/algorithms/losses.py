@@ -1,8 +1,7 @@
 """The losses of a policy (a variant, its aggregation over tokens, a KL to the reference and an entropy bonus) and of a critic.
 
-All four modes of `loss_agg_mode` are linear in the token losses, so a mode is a factor for each token, already divided by the
-denominators of the *whole* optimiser step. Sums over micro-batches and ranks then add up to the same loss however the step was
-cut."""
+All four modes of `loss_agg_mode` are linear in the token losses. So a mode is one factor per token, already divided by the
+denominators of the *whole* optimiser step, and sums over micro-batches and ranks give the same loss for every cut."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,8 +35,8 @@ def tokens_per_sequence(mask: Tensor, sequence_id: Tensor, num_sequences: int) -
 def token_factors(
     mask: Tensor, weights: Tensor, sequence_id: Tensor, num_sequences: int, denominators: Denominators, mode: LossAggMode
 ) -> Tensor:
-    """The factor of each token's loss [N]; 0 outside the mask. With weight w, m the mask, N and B the step's
-    weighted numbers of trained tokens and of sequences that have one:
+    """The factor of each token's loss [N]; 0 outside the mask. With weight w, mask m, and the step's weighted numbers N of
+    trained tokens and B of sequences that have one:
 
     - `token-mean`: w·m / N
     - `seq-mean-token-sum`: w·m / B
@@ -58,7 +57,7 @@ def step_denominator(denominators: Denominators, mode: LossAggMode) -> float:
 
 
 def aggregate(losses: Tensor, mask: Tensor, factors: Tensor) -> Tensor:
-    """Σ factor·L over the mask: this micro-batch's part of the step's loss, from three arrays [N].
+    """Σ factor·L over the mask, from three arrays [N]: this micro-batch's part of the step's loss.
 
     >>> from typing import get_args
     >>> losses = torch.tensor([1.0, 2, 3, 4, 5, 6, 7, 8])
@@ -82,13 +81,12 @@ LOSS_METRICS = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss")
 class PolicyLoss:
     """pg + `kl_loss_coef`·KL(lp, ref) − `entropy_loss_coef`·entropy: a `Loss` that `NeedsWholeStep` and `StreamsStep`.
 
-    Returns a micro-batch's part of its optimiser step's loss: the parts of a step add up. Without `old_logprobs` on the
-    batch, old is the current log-prob without its gradient: a ratio of 1, right only while the policy that sampled is the
-    one being trained. Ratio and policy loss are over the kept ids of each token that has some, KL and entropy over the whole
-    vocabulary. The mismatch between sampler and trainer is measured on every batch that has `rollout_logprobs`; with
-    `use_rollout_log_probs`, where old is the sampler's own, it is measured from the current log-probs, which earlier
-    optimiser steps on the same samples have already changed. Raises ConfigError if a name or parameter doesn't exist, or
-    settings contradict each other."""
+    Returns a micro-batch's part of its optimiser step's loss; the parts of a step add up. If the batch has no `old_logprobs`,
+    old is the current log-prob without its gradient. The ratio is then 1, which is right only if the sampling policy is being
+    trained. Ratio and policy loss are over the kept ids of each token that has some; KL and entropy over the whole vocabulary.
+    The mismatch of sampler and trainer is measured on every batch with `rollout_logprobs`. With `use_rollout_log_probs` old is
+    the sampler's own, so the mismatch is that of the current log-probs, which earlier optimiser steps on the samples have
+    changed. Raises ConfigError if a name or parameter doesn't exist, or settings contradict each other."""
 
     outputs: frozenset[Output]
 
@@ -107,13 +105,13 @@ class PolicyLoss:
 
     @property
     def needs_advantages(self) -> bool:
-        """Whether only advantages move the policy: no KL, no entropy bonus, no term of the variant's own."""
+        """Whether only advantages change the policy: there is no KL, entropy bonus, or other term of the variant."""
         has_own_term = self.variant not in VARIANTS or self.variant in ("kimi15", "kl_cov")
         return not (self.kl_coef or self.entropy_coef or has_own_term)
 
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
         """Importance weights, masks and chosen tokens of an optimiser step, from its batch of numpy arrays. Raises ValueError
-        if they need `old_logprobs`, which are missing."""
+        if they need `old_logprobs` and there are none."""
         batch = step_batch.map(torch.as_tensor)
         kept, weights = kept_tokens(batch, self.correction), importance_weights(batch, self.correction)
         metrics = correction_metrics(batch, kept, weights)
@@ -127,7 +125,7 @@ class PolicyLoss:
         """bool [N]: the tokens among `counted` [N] that the variant chooses."""
         if step_batch.old_logprobs is None:
             raise ValueError(f"pg_variant {self.variant} needs old_logprobs on every sample before the loss is prepared")
-        # Over the whole vocabulary: they decide about the entropy of that distribution.
+        # Over the whole vocabulary, since the entropy is that of the whole distribution.
         full = step_batch.old_logprobs if step_batch.old_full_logprobs is None else step_batch.old_full_logprobs
         advantages, old = (array[counted].astype(np.float64) for array in (step_batch.advantages, full))
         chosen = np.zeros(len(counted), np.bool_)
@@ -159,7 +157,7 @@ class PolicyLoss:
             reference = replace_outside(batch.ref_logprobs, mask)
             parts["actor/kl_loss"] = aggregate(kl_divergence(full, reference, self.kl_type), counted, factors)
             total = total + self.kl_coef * parts["actor/kl_loss"]
-        # Always measured, in nats a token: a policy that collapses shows it here first.
+        # Always measured, in nats per token: a collapsing policy shows here first.
         if outputs.entropy is not None:
             measured["actor/entropy"] = outputs.entropy.detach()
         if self.entropy_coef:
@@ -176,15 +174,14 @@ class PolicyLoss:
         return step_denominator(denominators, self.mode)
 
     def whole(self, metrics: Sequence[Metric], denominators: Denominators) -> list[Metric]:
-        """Converts losses of parts, which are per token, to the step's own aggregation."""
+        """Converts the losses of parts, which are per token, to the aggregation of the step."""
         scale = denominators.num_tokens / self.divisor(denominators)
         return [metric._replace(value=metric.value * scale) if metric.name in LOSS_METRICS else metric for metric in metrics]
 
 
 def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
-    """Parts of a step's losses as metrics whose mean is the mean over *optimiser steps*, however each was cut.
-
-    Each part is weighed by the micro-batch's share of the step's counted tokens; the shares of a step add up to 1."""
+    """Parts of a step's losses as metrics whose mean is the mean over *optimiser steps*, however each was cut. Each part has
+    the micro-batch's share of the step's counted tokens as its weight; the shares of a step add up to 1."""
     tokens = replace_outside(batch.weights, batch.loss_mask).sum()
     share = tokens / max(batch.denominators.num_tokens, torch.finfo(torch.float32).tiny)
     divisor = torch.where(share > 0, share, torch.ones_like(share))
@@ -192,31 +189,25 @@ def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
 
 
 def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Tensor) -> list[Metric]:
-    """The policy's distance from `old` and the variant's quantities [N]: means over trained tokens, whatever the aggregation of
-    the loss, and the extremes of the ratio."""
+    """The policy's distance from `old`, the variant's quantities [N] and the extremes of the ratio. Means are over trained
+    tokens, whatever the aggregation of the loss."""
     mask, ratio = inputs.mask, inputs.ratio.detach()
     difference = (inputs.logprobs - inputs.old_logprobs).detach()
     count = replace_outside(weights, mask).sum()
-    means: dict[str, Any] = {
-        "actor/ratio_mean": ratio,
-        "actor/approxkl": k2(difference),
-        "actor/policykl": k1(-difference),
-        **measured,
-    }
+    means = {"actor/ratio_mean": ratio, "actor/approxkl": k2(difference), "actor/policykl": k1(-difference), **measured}
     metrics = [Metric(name, masked_mean(x.float(), mask, weights), weight=count) for name, x in means.items()]
-    # Outside the mask the ratio is exp(0) = 1: filled so that it can't be the extreme.
+    # Outside the mask the ratio is exp(0) = 1; it is replaced so that it can't be the extreme.
     metrics.append(Metric("actor/ratio_max", replace_outside(ratio, mask, float("-inf")).max(), "max", weight=count))
     metrics.append(Metric("actor/ratio_min", replace_outside(ratio, mask, float("inf")).min(), "min", weight=count))
     return metrics
 
 
 class ValueLoss:
-    """½(V − R)², the mean over the states of decisions: before each trained token, or before each turn if `gae_granularity` is
-    `turn`. A `protocols.Loss`.
+    """A `protocols.Loss`: the mean of ½(V − R)² over the states before trained tokens or turns (`gae_granularity: turn`).
 
-    With `value_clip` c it is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), V_old the value before the update: moving a
-    value further than c doesn't reduce the loss (Schulman et al. 2016's GAE with PPO's clip; the pessimistic bound of OpenAI
-    Baselines' ppo2)."""
+    With `value_clip` c it is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), where V_old is from before the update.
+    Moving a value by more than c doesn't reduce the loss (PPO's clip for values, OpenAI Baselines' pessimistic bound in
+    ppo2)."""
 
     outputs: frozenset[Output] = frozenset({"values"})
 
@@ -240,14 +231,14 @@ class ValueLoss:
         factors = share / num_states if num_states > 0 else torch.zeros_like(share)
         total = 0.5 * aggregate(losses, mask, factors)
         count = share.sum()
-        means = [
-            Metric(name, masked_mean(x.detach().float(), mask, batch.weights), weight=count) for name, x in measured.items()
-        ]
-        return total, [*loss_metrics({"critic/loss": total}, batch), *means]
+        metrics = loss_metrics({"critic/loss": total}, batch)
+        for name, x in measured.items():
+            metrics.append(Metric(name, masked_mean(x.detach().float(), mask, batch.weights), weight=count))
+        return total, metrics
 
 
 def first_tokens(batch: Batch) -> Tensor:
-    """bool [N]: the first trained token of each turn, marked once even if tokens in its middle aren't trained on."""
+    """bool [N]: the first trained token of each turn, even if tokens in the turn's middle aren't trained on."""
     trained = batch.response_mask.nonzero().squeeze(-1)
     turn = Spans.of(batch).turn_id[trained]
     is_first = torch.ones_like(trained, dtype=torch.bool)

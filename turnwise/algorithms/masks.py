@@ -1,14 +1,12 @@
-"""Statistics over the trained tokens only.
-
-Inputs are *replaced* where the mask is 0: a NaN there must change neither values nor gradients, and multiplying by 0 would keep
-it."""
+"""Statistics over the trained tokens only. Inputs are *replaced* where the mask is 0: a NaN there must not change values or
+gradients, and 0 · NaN is NaN."""
 
 import torch
 from torch import Tensor
 
 
 def replace_outside(x: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
-    """`x` [N] where `mask` [N] is true, `value` elsewhere, with no gradient there.
+    """`x` [N] where `mask` [N] is true; elsewhere `value`, without a gradient.
 
     >>> replace_outside(torch.tensor([1.0, float("nan")]), torch.tensor([True, False]))
     tensor([1., 0.])

@@ -1,8 +1,8 @@
-"""Reward normalisation: scores of trajectories, centred and scaled within a grouping. float64 [T], T trajectories.
+"""Reward normalisation: scores of trajectories, centred and scaled within a grouping; float64 [T] for T trajectories.
 
-Trajectories of one run (sub-agents, compaction) carry weights that add up to 1, so Σw is a number of runs: means are
-Σw·s / Σw, and the unbiased variance is Σw·(s−μ)² / (Σw − 1). With weights of 1 these are the usual ones; where the
-trajectories of each run share its score, they are exactly those over runs.
+Trajectories of one run (sub-agents, compaction) have weights that add up to 1, so Σw is a number of runs. Means are Σw·s / Σw,
+and the unbiased variance is Σw·(s−μ)² / (Σw − 1). With weights of 1 these are the usual statistics. If the trajectories of each
+run share its score, they are exactly the statistics over runs.
 
 `running` statistics are over every score since training began, whatever the grouping. A batch is added before it is normalised,
 so the first batch is normalised by itself."""
@@ -21,7 +21,7 @@ from turnwise.types import Group
 
 
 class RunningMoments:
-    """Weighted count, mean and unbiased standard deviation of all values since the run began; they travel in the checkpoint.
+    """Weighted count, mean and unbiased standard deviation of all values since the run began; they are saved in checkpoints.
 
     Batches are merged by their moments, which avoids cancellation (Welford 1962; Chan, Golub & LeVeque 1983,
     "Algorithms for Computing the Sample Variance", eq. 2.1).
@@ -40,7 +40,7 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Standard deviation; 0 for at most one value."""
+        """Standard deviation; 0 for fewer than two values."""
         return float(np.sqrt(self._squares / (self.count - 1.0))) if self.count > 1.0 else 0.0
 
     def update(self, values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> None:
@@ -84,10 +84,10 @@ MIN_STD = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Normalizer:
-    """One resolved way to normalise: (s − μ) / (σ + 1e-6) with either part left out where its type is `none`.
+    """One resolved way to normalise: (s − μ) / (σ + 1e-6), without the parts whose type is `none`.
 
-    A group of one gives 0 if the mean or σ is the group's, and so does a σ ≤ 1e-6. `running` is None if neither part uses it;
-    each call adds its scores to it once.
+    If the mean or σ is the group's, a group of one gives 0; so does σ ≤ 1e-6. `running`, None if unused, adds each call's
+    scores.
 
     >>> normalize = Normalizer("traj_group_id", "mean_std", "group", "group")
     >>> normalize(np.array([1.0, 0, 0, 1, 3, 3]), np.array([0, 0, 0, 0, 1, 1])).round(6).tolist()
@@ -150,8 +150,8 @@ def group_statistics(scores: Scores, ids: NDArray[np.int64], weights: Scores) ->
 
 
 def resolve_normalizer(asked: RewardNormalization, default: Defaults | Literal["own"]) -> Normalizer:
-    """`asked` with its gaps filled by `default`, an estimator's `(grouping, method)`. Raises ConfigError if a normalisation is
-    asked for where an estimator has its `own`."""
+    """`asked`, completed by `default` (grouping, method). Raises ConfigError if an estimator with its `own` is asked for
+    one."""
     as_it_is: Defaults = ("traj_group_id", "identity")
     default_grouping, default_method = as_it_is if default == "own" else default
     method = asked.method or default_method

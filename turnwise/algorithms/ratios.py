@@ -12,7 +12,7 @@ from turnwise.types import Batch
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The turn and the sequence of each of N tokens. Sums and means are over the tokens of `mask` alone.
+    """The turn and the sequence of each of N tokens. Sums and means are only over the tokens of `mask`.
 
     >>> spans = Spans(torch.tensor([False, True, True, True]), torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0, 0, 0]))
     >>> x = torch.tensor([float("nan"), 1.0, 3.0, 5.0])
@@ -32,10 +32,11 @@ class Spans:
         return cls(batch.response_mask, turn_id, batch.sequence_id)
 
     def over(self, x: Tensor, granularity: Granularity) -> Tensor:
-        """`x` [N] itself, or each token's mean over its turn (`segment`) or its sequence (`geometric`), or its sequence's sum.
+        """`x` [N] itself (`token`), or for each token the mean over its turn (`segment`) or its sequence (`geometric`), or the
+        sum over its sequence (`sequence`).
 
-        Gradients flow into every token of a mean or sum. Both add up token by token, forwards and backwards, so they use
-        float64: in float32 a span of 64k tokens is off by 1e-3."""
+        Gradients flow into every token of a mean or sum. Both passes add up token by token, so they use float64: in float32 a
+        span of 64k tokens is off by 1e-3."""
         if granularity == "token":
             return x
         ids = self.turn_id if granularity == "segment" else self.sequence_id

@@ -1,9 +1,7 @@
-"""The response tokens of a batch as one row, in the order of sampling, with the rewards that are placed on them, discounted
-sums and generalised advantage estimation.
+"""The response tokens of a batch in the order of sampling, their rewards, discounted sums and advantage estimation (GAE).
 
-Observations, template and padding aren't among them, so no credit runs through these.
-Arrays [R] hold the steps of T trajectories one after another; `lengths` [T] counts each one's steps. A step is a response token
-or a turn."""
+Observations, template and padding aren't among them, so no credit passes through these. Arrays [R] hold the steps of T
+trajectories one after another; `lengths` [T] counts each one's steps. A step is a response token or a turn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ Index = NDArray[np.int64]
 
 
 class Decisions(NamedTuple):
-    """The S decisions of T trajectories; `of_token` [R] is each token's decision."""
+    """The S decisions of T trajectories; `of_token` [R] gives each token's decision."""
 
     of_token: Index
     first: Index  # [S] the first token of each step; its state is the step's
@@ -33,9 +31,8 @@ class Decisions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResponseTokens:
-    """R trained tokens of T trajectories, ordered by trajectory and turn, whatever contexts they lie in.
-
-    Observations, template glue and padding are not among them. K turns have a trained token; a trajectory may have none."""
+    """R trained tokens of T trajectories, ordered by trajectory and turn, whatever contexts they lie in. Observations, template
+    glue and padding are not among them. K turns have a trained token; a trajectory may have none."""
 
     trajectories: tuple[Trajectory, ...]
     samples: tuple[Sample, ...]
@@ -87,7 +84,7 @@ class ResponseTokens:
 
     @property
     def ends(self) -> Index:
-        """The last token of each trajectory that is trained."""
+        """The last token of each trajectory that has a trained token."""
         return np.cumsum(self.lengths)[self.is_trained] - 1
 
     @property
@@ -109,9 +106,8 @@ class ResponseTokens:
         return np.bincount(of_token, values, len(self.trajectories)).astype(np.float64)
 
     def gather(self, arrays: Sequence[FloatArray | None]) -> Array | None:
-        """The tokens' entries [R] of one array [N] per sample, None if a sample with trained tokens has no array.
-
-        Entries outside the response mask are not read."""
+        """The tokens' entries [R] of one array [N] per sample, None if a sample with trained tokens has no array. Entries
+        outside the response mask are not read."""
         known: list[FloatArray] = []
         for sample, array in zip(self.samples, arrays, strict=True):
             if array is None and sample.num_trained:
@@ -138,10 +134,10 @@ def place_rewards(tokens: ResponseTokens, placement: Placement) -> Array:
 
 
 def turn_rewards(tokens: ResponseTokens) -> Array:
-    """r_k on the last token of turn k, [R]; the whole episode's rewards (`outcome_rewards`) on its last token.
+    """r_k on the last token of turn k, [R]; the rewards of the whole episode (`outcome_rewards`) on its last token.
 
-    The reward of a turn without trained tokens (an empty or a greedy response) goes to the last trained turn before it, or to
-    the first of all. No reward is lost: a trajectory's rewards add up to its score."""
+    The reward of a turn without trained tokens (an empty or a greedy response) goes to the last trained turn before it, else to
+    the first trained turn. No reward is lost: a trajectory's rewards add up to its score."""
     counts = np.array([len(trajectory.turns) for trajectory in tokens.trajectories], dtype=np.int64)
     of_turns = np.array([turn.reward for trajectory in tokens.trajectories for turn in trajectory.turns], dtype=np.float64)
     owner = np.repeat(np.arange(len(counts)), counts)

@@ -1,4 +1,4 @@
-"""Estimators on whole trajectories: one number per trajectory, on all its trained tokens."""
+"""Estimators on whole trajectories: all trained tokens of a trajectory get the same number."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,26 +16,25 @@ from turnwise.types import Group, Metric
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryScores:
-    """The input of a transform of scores: one entry for each of T trajectories."""
+    """The input of a transform of scores: arrays [T] with one entry per trajectory."""
 
     scores: Scores
     """Scores minus the KL penalty."""
     groups: Index
-    """The comparison group of each: siblings of a task, unless `reward_normalization.grouping` says otherwise."""
+    """Comparison groups: siblings of a task, unless `reward_normalization.grouping` says otherwise."""
     weights: Scores
-    """Weights; those of one run's trajectories add up to 1."""
+    """Weights; those of the trajectories of one run add up to 1."""
     lengths: Index
-    """Trained tokens."""
+    """Numbers of trained tokens."""
     runs: Index
-    """The run of each trajectory; several trajectories may share one."""
+    """Runs; several trajectories may share one."""
 
 
 class ScoreEstimator(Estimator):
     """Base of the estimators on trajectory scores; a subclass defines `transform`.
 
-    In this order: s ← s − β·ΣKL, `transform`, clip to ±`reward_clip`; the same on all trained tokens of a trajectory, however
-    many contexts they lie in; whitening, clip to ±`advantage_clip`. Statistics are over trajectories, never over tokens, so
-    long episodes don't weigh more in them."""
+    The order is: s ← s − β·ΣKL, `transform`, clip to ±`reward_clip`; copy to all trained tokens of the trajectory, in all its
+    contexts; whitening, clip to ±`advantage_clip`. Statistics are over trajectories, so long episodes don't count more."""
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
         tokens = tokens_of(groups)
@@ -53,12 +52,12 @@ class ScoreEstimator(Estimator):
         return metrics + write_advantages(tokens, np.repeat(rewards, tokens.lengths), self.settings)
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        """The advantages [T] of the trajectories: their scores as `reward_normalization` says."""
+        """The advantages [T] of the trajectories: by default their scores, normalised by `reward_normalization`."""
         return self.normalizer(outcomes.scores, outcomes.groups, outcomes.weights)
 
 
 def runs_of(groups: Sequence[Group]) -> Index:
-    """The run of each trajectory [T]: its own if it weighs 1, else the run of its sibling number in the group."""
+    """The run of each trajectory [T]: its own if its weight is 1, else the run of its sibling number in the group."""
     runs: dict[tuple[int, int, int], int] = {}
     found = []
     for index, group in enumerate(groups):
@@ -69,19 +68,18 @@ def runs_of(groups: Sequence[Group]) -> Index:
 
 
 class GRPO(ScoreEstimator):
-    """A = (s − μ) / (σ + 1e-6) over the siblings of a task, on every trained token; then the clipped loss (Shao et al.
-    2024, arXiv:2402.03300, section 4.1).
+    """A = (s − μ) / (σ + 1e-6) over the siblings, on every trained token (Shao et al. 2024, arXiv:2402.03300, section 4.1).
 
     `method: mean` with `loss_agg_mode: seq-mean-token-sum-norm` is Dr. GRPO (Liu et al. 2025, arXiv:2503.20783). Raises
-    ConfigError if `reward_normalization` takes no mean."""
+    ConfigError if `reward_normalization` subtracts no mean."""
 
     spec = ESTIMATORS["grpo"]
 
 
 class GRPOPassK(ScoreEstimator):
-    """GRPO for pass@k: A = (s_max − s_second) / (σ + 1e-6) for the best run of a group; 0 for the others, and where the best
-    are equal (Tang et al. 2025, arXiv:2503.19595). A run's score is its trajectories' mean; one that weighs nothing is
-    neither best nor second. Raises ConfigError for a group of one, which has no second."""
+    """GRPO for pass@k: A = (s_max − s_second) / (σ + 1e-6) for the best run of a group; 0 for the others, and if the two best
+    are equal (Tang et al. 2025, arXiv:2503.19595). A run's score is the mean of its trajectories; a run of weight 0 is neither
+    best nor second. Raises ConfigError for a group of one, which has no second."""
 
     spec = ESTIMATORS["grpo_passk"]
 
@@ -109,10 +107,10 @@ class GRPOPassK(ScoreEstimator):
 
 
 class GPG(ScoreEstimator):
-    """A = α(s − μ) over the siblings of a task, on every trained token; α = B / (B − M) makes up for groups that teach nothing:
-    B trajectories in the batch, M of them in groups without variance (Chu et al. 2025, arXiv:2504.02546).
+    """A = α(s − μ) over the siblings of a task, on every trained token. α = B / (B − M) makes up for groups that teach nothing:
+    of B trajectories in the batch, M are in groups without variance (Chu et al. 2025, arXiv:2504.02546).
 
-    Whole groups are counted: a graded score that happens to be its group's mean leaves α as it is."""
+    Whole groups are counted, so a score that happens to equal its group's mean doesn't change α."""
 
     spec = ESTIMATORS["gpg"]
 
@@ -125,7 +123,7 @@ class GPG(ScoreEstimator):
 
 
 class OPO(ScoreEstimator):
-    """A = s_i − Σ len·s / Σ len over the siblings, on every trained token; len are trained tokens, each counted with its weight
+    """A = s_i − Σ len·s / Σ len over the siblings, on every trained token; len is the number of trained tokens times the weight
     (Hao et al. 2025, arXiv:2505.23585)."""
 
     spec = ESTIMATORS["opo"]
@@ -139,10 +137,10 @@ class OPO(ScoreEstimator):
 
 
 class RLOO(ScoreEstimator):
-    """A = the score minus the weighted mean score of the other siblings, on every trained token; 0 where there are none
-    (Ahmadian et al. 2024, arXiv:2402.14740).
+    """A = s minus the weighted mean s of the other siblings, on every trained token; 0 without others (Ahmadian et al. 2024,
+    arXiv:2402.14740).
 
-    A whole run is left out: if its other trajectories stayed, the baseline would depend on what the run did."""
+    The whole run is left out of its baseline: with its other trajectories, the baseline would depend on what the run did."""
 
     spec = ESTIMATORS["rloo"]
 
@@ -156,8 +154,7 @@ class RLOO(ScoreEstimator):
 
 
 class ReinforcePlusPlusBaseline(ScoreEstimator):
-    """A = s − μ over the siblings of a task, on every trained token, whitened over the tokens of the batch (Hu 2025,
-    arXiv:2501.03262)."""
+    """A = s − μ over the siblings, on every trained token, whitened over the batch's tokens (Hu 2025, arXiv:2501.03262)."""
 
     spec = ESTIMATORS["reinforce_plus_plus_baseline"]
 

@@ -1,4 +1,4 @@
-"""Estimators on turns: one number per turn, on all its trained tokens."""
+"""Estimators on turns: all trained tokens of a turn get the same number."""
 
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
@@ -20,8 +20,8 @@ from turnwise.types import Group, Metric, Turn
 class StepEstimator(TokenEstimator):
     """Base of the estimators on step returns G_k = Σ_{j≥k} γ_s^{j−k} r_j over the K turns with a trained token.
 
-    r_j is the reward of turn j's tokens minus their β·KL, whitened if asked. The subclass's `compare` normalises the G_k and
-    clips them to ±`reward_clip`. `reward_placement: final` puts the whole score on the last turn."""
+    r_j is the reward of turn j's tokens minus their β·KL, whitened if so configured. A subclass's `compare` normalises the G_k
+    and clips them to ±`reward_clip`. `reward_placement: final` puts the whole score on the last turn."""
 
     normalizes = "step returns"
 
@@ -58,10 +58,8 @@ class StepReinforce(StepEstimator):
 
 
 def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
-    """The bucket of each turn [K]: turns share a number if they have the same entry of `groups` [K] and an equal `state_key`.
-
-    Groups of other tasks never share a bucket, however alike their states look. Raises ValueError if a turn has no
-    `state_key`."""
+    """The bucket of each turn [K]: turns share a bucket if they have the same entry of `groups` [K] (never across tasks) and
+    equal state keys. Raises ValueError if a turn has no `state_key`."""
     buckets: dict[tuple[int, Hashable], int] = {}
     found = []
     for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True):
@@ -75,8 +73,7 @@ def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
 
 
 def bucket_metrics(tokens: ResponseTokens, groups: Index, buckets: Index) -> list[Metric]:
-    """How many turns share a state, and how often observations hide the state: a turn is *aliased* if another turn of its group
-    shows the same observation in another state."""
+    """How many turns share a state, and how many are *aliased*: a sibling turn has the same observation in another state."""
     if not len(buckets):
         return []
     sizes = np.bincount(buckets)
@@ -103,9 +100,8 @@ class GiGPO(StepEstimator):
     """A_k = w_E·A^E + w_S·A^S_k, on every trained token of turn k (Feng et al. 2025, arXiv:2505.10978).
 
     A^E: scores normalised over the trajectories of a group, as in GRPO. A^S: step returns normalised by the same method over
-    the turns of one task group that were taken in the same state; 0 for a turn that is alone in its state. Both are held to
-    ±`reward_clip`. `reward_normalization.grouping` is A^E's: a bucket never leaves its group. Raises ConfigError if
-    `reward_normalization` takes no mean."""
+    the turns of one task group in the same state; 0 for a turn that is alone in its state. Both are clipped to ±`reward_clip`.
+    `reward_normalization.grouping` concerns only A^E. Raises ConfigError if `reward_normalization` subtracts no mean."""
 
     spec = ESTIMATORS["gigpo"]
 
@@ -117,14 +113,11 @@ class GiGPO(StepEstimator):
 
     def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
         owner = tokens.trajectory_of_turn
-        of_episodes, metrics = self._episode_advantages(groups, tokens)
+        penalties = np.array([trajectory.score_kl_penalty for trajectory in tokens.trajectories], dtype=np.float64)
+        ids = group_ids(groups, self.normalizer.grouping)
+        normalized = self.normalizer(scores_of(groups) - penalties, ids, weights_of(groups))
+        of_episodes, metrics = self._bounded("episode", normalized)
         buckets = state_buckets(tokens, groups_of(groups)[owner])
         of_steps, measured = self._bounded("step", self.step_normalizer(returns, buckets, weights_of(groups)[owner]))
         advantages = self.settings.episode_reward_weight * of_episodes[owner] + self.settings.step_reward_weight * of_steps
         return advantages, [*metrics, *measured, *bucket_metrics(tokens, groups_of(groups)[owner], buckets)]
-
-    def _episode_advantages(self, groups: Sequence[Group], tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
-        penalties = np.array([trajectory.score_kl_penalty for trajectory in tokens.trajectories], dtype=np.float64)
-        ids = group_ids(groups, self.normalizer.grouping)
-        normalized = self.normalizer(scores_of(groups) - penalties, ids, weights_of(groups))
-        return self._bounded("episode", normalized)

@@ -1,4 +1,4 @@
-"""Estimators on token rewards: returns of the response tokens."""
+"""Estimators on token rewards, with returns of the response tokens."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ from turnwise.types import FloatArray, Group, Metric, Trajectory
 class TokenEstimator(Estimator):
     """Base of the estimators on token rewards; a subclass turns rewards into advantages.
 
-    Rewards, in this order: r_k on the last token of turn k, or s on the last of all (`reward_placement: final`); minus β·KL of
-    each token; clipped to ±`reward_clip`; whitened. If s is normalised, β·ΣKL is subtracted from s first."""
+    Rewards are made in this order: r_k on the last token of turn k, or s on the last token of all (`reward_placement: final`);
+    minus β·KL of each token; clipped to ±`reward_clip`; whitened. If s is normalised, β·ΣKL is subtracted from s first."""
 
     normalizes: ClassVar[Literal["scores", "step returns"]] = "scores"
-    """The values that `reward_normalization` normalises. Rewards of single turns are never normalised."""
+    """What `reward_normalization` normalises. Rewards of single turns are never normalised."""
     placement: Placement
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
@@ -97,12 +97,11 @@ class ReinforcePlusPlus(Reinforce):
 
 
 class ReMax(TokenEstimator):
-    """A_t = Σ_{k≥t} γ^{k−t} r_k − the score of the group's greedy sibling, which isn't trained on (Li et al. 2023,
-    arXiv:2310.10505).
+    """A_t = Σ_{k≥t} γ^{k−t} r_k − the score of an untrained greedy sibling (Li et al. 2023, arXiv:2310.10505).
 
-    That score is clipped by `reward_clip` like the rewards, so that equal episodes have an advantage of 0. No KL is
-    subtracted from it: the greedy episode has no log-probs. Raises ConfigError with `whiten_rewards`, after which rewards
-    and that score could not be compared."""
+    The greedy score is clipped by `reward_clip` like the rewards, so that equal episodes have an advantage of 0. No KL is
+    subtracted from it, since the greedy episode has no log-probs. Raises ConfigError with `whiten_rewards`, which would make
+    rewards and that score incomparable."""
 
     spec = ESTIMATORS["remax"]
 
@@ -132,7 +131,7 @@ class ReMax(TokenEstimator):
 
 
 def rewards_by_turn(trajectory: Trajectory) -> list[float]:
-    """The reward of each turn; the last turn's includes the episode's."""
+    """The reward of each turn; that of the last turn includes the rewards of the episode."""
     rewards = [turn.reward for turn in trajectory.turns] or [0.0]
     rewards[-1] += sum(trajectory.outcome_rewards.values())
     return rewards
@@ -142,8 +141,8 @@ class PPO(TokenEstimator):
     """A = GAE(γ, λ) of token rewards against the critic's values, over response tokens or over turns; returns = A + V
     (Schulman et al. 2017, arXiv:1707.06347).
 
-    With `gae_granularity: turn` a turn is one decision: the sum of its rewards, V at its first token, one advantage for all its
-    tokens, γ and λ per turn."""
+    With `gae_granularity: turn` a turn is one decision, with the sum of its rewards, V at its first token, one advantage for
+    all its tokens, and γ and λ per turn."""
 
     spec = ESTIMATORS["gae"]
 
@@ -164,7 +163,7 @@ class PPO(TokenEstimator):
         return advantages[steps.of_token], [*measured, *explained_variance(values, returns)]
 
     def _last_values(self, tokens: ResponseTokens) -> Array:
-        """The value of each trajectory's last state [T]: 0 unless the trajectory was cut from outside."""
+        """The value of each trajectory's last state [T]; 0 unless the trajectory was cut from outside."""
         after = np.zeros(len(tokens.trajectories))
         after[tokens.is_trained] = _gathered(tokens, [sample.next_values for sample in tokens.samples])[tokens.ends]
         is_cut = np.array([trajectory.bootstraps for trajectory in tokens.trajectories], dtype=bool)
@@ -179,8 +178,7 @@ def _gathered(tokens: ResponseTokens, arrays: Sequence[FloatArray | None]) -> Ar
 
 
 def explained_variance(values: Array, returns: Array) -> list[Metric]:
-    """1 − Var(R − V) / Var(R): 1 if the critic knows the returns, 0 if it is no better than a constant; no metric if all
-    returns are equal."""
+    """1 − Var(R − V) / Var(R): 1 for a perfect critic, 0 for one like a constant. No metric if all returns are equal."""
     variance = float(returns.var()) if len(returns) else 0.0
     if variance <= 1e-12:
         return []

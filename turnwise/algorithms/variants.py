@@ -1,8 +1,8 @@
 """Policy-gradient losses of single tokens, one function per `pg_variant`, to be minimised.
 
 A variant returns its losses [N] and, by metric name, quantities [N] whose means over the trained tokens are logged. Its
-parameters are keyword arguments with the names and defaults of `turnwise.spec.PG_VARIANTS`. A user's own, `module:function`,
-has the same form; its keyword arguments are what `pg_args` holds. sg(x) is x without its gradient."""
+parameters are keyword arguments with the names and defaults of `turnwise.spec.PG_VARIANTS`. A user's own variant,
+`module:function`, has the same form; `pg_args` are its keyword arguments. sg(x) is x without its gradient."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class PolicyInputs:
 
     @property
     def difference(self) -> Tensor:
-        """lp − old [N] of single tokens, clamped to ±20."""
+        """lp − old [N] of each token, clamped to ±20."""
         return (self.logprobs - self.old_logprobs).clamp(-MAX_EXPONENT, MAX_EXPONENT)
 
     @property
@@ -46,7 +46,7 @@ class PolicyInputs:
         return torch.exp(exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT))
 
     def averaged(self, x: Tensor) -> Tensor:
-        """The mean of `x` [N] over each token's turn or sequence, as `granularity` says; `x` for a ratio of tokens."""
+        """The mean of `x` [N] over each token's turn or sequence, by `granularity`; `x` itself for tokens."""
         return self.spans.over(x, self.granularity)
 
 
@@ -55,11 +55,7 @@ Variant = Callable[..., VariantResult]
 
 
 def _shares(is_clipped: Tensor, x: Tensor, low: float, high: float) -> dict[str, Tensor]:
-    return {
-        "actor/clipfrac": is_clipped,
-        "actor/ppo_ratio_high_clipfrac": x > high,
-        "actor/ppo_ratio_low_clipfrac": x < low,
-    }
+    return {"actor/clipfrac": is_clipped, "actor/ppo_ratio_high_clipfrac": x > high, "actor/ppo_ratio_low_clipfrac": x < low}
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> VariantResult:
@@ -70,7 +66,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: floa
 
 
 def _weighted(inputs: PolicyInputs, weights: Tensor) -> Tensor:
-    """−sg(w)·A·lp [N]: the policy gradient, each token's times a constant."""
+    """−sg(w)·A·lp [N]: the policy gradient, with a constant factor for each token."""
     return -weights.detach() * inputs.advantages * inputs.logprobs
 
 
@@ -90,14 +86,12 @@ def ppo(inputs: PolicyInputs, *, clip_low: float, clip_high: float, dual_clip: f
 
 def gspo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
     """The clipped loss of a sequence, the same at each of its tokens: r = exp(mean over it of lp − old), A its mean.
-
     Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7."""
     return _clipped(inputs.ratio, inputs.averaged(inputs.advantages), clip_low, clip_high)
 
 
 def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
     """−A·exp(mean over the sequence of sgn(A)·min(sgn(A)Δ, sgn(A)·clip(Δ, −ε_lo, ε_hi))), Δ = lp − old, A the sequence's mean.
-
     The geometric mean of ratios that are clipped token by token, in log space. Zhao et al. 2025, arXiv:2507.20673, eq. 4."""
     difference, advantages = inputs.difference, inputs.averaged(inputs.advantages)
     sign = torch.sign(advantages)
@@ -109,7 +103,6 @@ def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantR
 
 def cispo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
     """−sg(clip(r, 1−ε_lo, 1+ε_hi))·A·lp: the weight is clipped, and no token loses its gradient.
-
     MiniMax 2025, arXiv:2506.13585, eq. 4 and 5."""
     ratio = inputs.ratio
     weights = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -117,8 +110,7 @@ def cispo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> Variant
 
 
 def sapo(inputs: PolicyInputs, *, tau_positive: float, tau_negative: float) -> VariantResult:
-    """−A·(4/τ)·σ(τ(r − 1)), τ by the sign of A: a gate that fades where PPO cuts. Its slope at r = 1 is 1 for every τ.
-
+    """−A·(4/τ)·σ(τ(r − 1)), with τ by the sign of A: a gate that fades where PPO cuts. Its slope at r = 1 is 1 for every τ.
     Gao et al. 2025, arXiv:2511.20347."""
     advantages = inputs.advantages
     tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
@@ -137,9 +129,8 @@ def tis(inputs: PolicyInputs, *, cap: float) -> VariantResult:
 
 
 def topr(inputs: PolicyInputs, *, weight_positive: float, weight_negative: float) -> VariantResult:
-    """−w⁺·A·lp where A > 0, −w⁻·sg(min(r, 1))·A·lp where A < 0: good tokens are imitated, bad ones left once they are rare.
-
-    Le Roux et al. 2025, arXiv:2503.14286, eq. 8, with the sign of A for that of the reward."""
+    """−w⁺·A·lp where A > 0, −w⁻·sg(min(r, 1))·A·lp where A < 0: good tokens are imitated; bad tokens fade out as they get rare.
+    Le Roux et al. 2025, arXiv:2503.14286, eq. 8, with the sign of A instead of that of the reward."""
     ratio = inputs.ratio
     is_good = inputs.advantages > 0
     weights = torch.where(is_good, weight_positive, weight_negative * ratio.clamp(max=1.0))
@@ -148,22 +139,14 @@ def topr(inputs: PolicyInputs, *, weight_positive: float, weight_negative: float
 
 def kimi15(inputs: PolicyInputs, *, tau: float) -> VariantResult:
     """−A·lp + τ/2·(lp − old)²: the square keeps the policy near the old one.
-
     Kimi Team 2025, arXiv:2501.12599, section 2.3.2."""
     return _weighted(inputs, torch.ones_like(inputs.advantages)) + 0.5 * tau * inputs.difference.square(), {}
 
 
 def clip_cov(
-    inputs: PolicyInputs,
-    *,
-    clip_low: float,
-    clip_high: float,
-    fraction: float,
-    covariance_low: float,
-    covariance_high: float,
+    inputs: PolicyInputs, *, clip_low: float, clip_high: float, fraction: float, covariance_low: float, covariance_high: float
 ) -> VariantResult:
     """PPO's clipped loss, 0 at the chosen tokens (`choices.clip_cov`): those whose update would cost the most entropy.
-
     Cui et al. 2025, arXiv:2505.22617, eq. 10 and 11."""
     chosen = _chosen(inputs)
     losses, shares = _clipped(inputs.ratio, inputs.advantages, clip_low, clip_high)
@@ -199,8 +182,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 def find_variant(name: str, parameters: Mapping[str, Any]) -> Variant:
-    """The loss of a `pg_variant`, built in or a user's `module:function`. Raises ConfigError if there is no such variant, or it
-    can't be called with these parameters."""
+    """The loss of a `pg_variant`, built in or `module:function`. Raises ConfigError if none takes these parameters."""
     if name in VARIANTS:
         return VARIANTS[name]
     return load_function(name, "pg_variant", ConfigError, ["inputs"], parameters)

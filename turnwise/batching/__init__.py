@@ -1,1 +1,1 @@
-"""Makes samples of trajectories and packed micro-batches of samples, and plans an optimiser step."""
+"""Turns trajectories into samples, packs samples into micro-batches, and plans an optimiser step."""

@@ -50,8 +50,7 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
 
 
 def blank(sample: Sample) -> Sample:
-    """Two tokens with the arrays of `sample`, of weight 0 and with nothing to train on: it fills the micro-batch of a rank that
-    has no sample left."""
+    """Two untrained tokens of weight 0 with the arrays of `sample`, for the micro-batch of a rank without samples."""
     known: dict[str, Any] = {
         name: np.zeros_like(array, shape=2) for name in _OPTIONAL if (array := getattr(sample, name)) is not None
     }
@@ -60,7 +59,7 @@ def blank(sample: Sample) -> Sample:
 
 
 def unpack(array: np.ndarray[Any, Any], lengths: Sequence[int]) -> list[np.ndarray[Any, Any]]:
-    """The part of each sample in an array [N] over a packed batch, as copies, so that no part keeps the whole array alive.
+    """The part of each sample in an array [N] of a packed batch. Parts are copies, so that none keeps the whole array alive.
 
     >>> [part.tolist() for part in unpack(np.arange(5), (3, 2))]
     [[0, 1, 2], [3, 4]]

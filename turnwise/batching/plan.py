@@ -25,10 +25,9 @@ def optimizer_steps(num_samples: int, samples_per_step: int, seed: int, num_epoc
 
 
 def deal(samples: Sequence[Sample], num_ranks: int) -> list[list[int]]:
-    """Sample indices of each rank: every index once, balanced by tokens, the longest dealt first to the rank with the fewest.
+    """Sample indices of each rank: every index once, balanced by tokens. The longest goes first, to the least loaded rank.
 
-    Siblings (samples with the same prompt) go to one rank, so that their prefix is computed once, unless the fullest rank
-    would then have 5% more tokens than without.
+    Siblings (equal prompts) go to one rank, so that their prefix is computed once, unless the fullest rank gets 5% more tokens.
 
     >>> from turnwise.types import Sample
     >>> def sample(prompt, length):
@@ -62,14 +61,11 @@ def _dealt(units: list[list[int]], lengths: Sequence[int], num_ranks: int) -> li
 
 
 def micro_batches(
-    lengths: Sequence[int],
-    max_tokens: int | None = None,
-    max_sequences: int | None = None,
-    order: Sequence[int] | None = None,
+    lengths: Sequence[int], max_tokens: int | None = None, max_sequences: int | None = None, order: Sequence[int] | None = None
 ) -> list[list[int]]:
     """Indices of the sequences in each micro-batch: every index once, ascending in its micro-batch.
 
-    Takes sequences in `order` (by default longest first) and puts each into the first micro-batch with room. A sequence longer
+    Takes sequences in `order` (default: longest first) and puts each into the first micro-batch with room. A sequence longer
     than `max_tokens` gets a micro-batch of its own, since it can't be cut. Without a limit there is one micro-batch.
 
     >>> micro_batches([5, 3, 4, 2, 6], max_tokens=10)

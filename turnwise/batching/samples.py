@@ -9,11 +9,11 @@ from turnwise.types import FloatArray, IntArray, KeptIds, Media, Sample, Traject
 def build_samples(trajectory: Trajectory, temperature: float | None = None) -> list[Sample]:
     """One Sample per context, in the order in which contexts end.
 
-    A context is a chain of turns, from one that starts a context to one that no turn continues. If several contexts share
-    turns (history branched), the first trains on them and the others only read them. Every turn that a sample trains on has
-    a span; turns without sampled tokens and greedy turns have none. Where a turn was sampled at another `temperature` than the
-    trainer's own, its sample says so; without that number none does. Raises RolloutError if a turn continues one that comes
-    later, or a context starts with a sampled token."""
+    A context is a chain of turns, from a turn that starts a context to a turn that no other continues. If several contexts
+    share turns (history branched), the first one trains on them and the others only read them. Every turn that a sample trains
+    on has a span; turns without sampled tokens and greedy turns have none. If a turn was sampled at another `temperature` than
+    the trainer's, its sample notes it; without that argument no sample does. Raises RolloutError if a turn continues a later
+    one, or a context starts with a sampled token."""
     turns = trajectory.turns
     parents = [_parent(turns, index) for index in range(len(turns))]
     continued = {parent for parent in parents if parent is not None}

@@ -1,4 +1,4 @@
-"""Text ↔ token ids, without transformers' own work around its Rust tokenizers, which takes longer than theirs."""
+"""Text ↔ token ids, without transformers' own code around its Rust tokenizers, which takes longer than they do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROBE = "One  two\n\tthree é✓ "
 
 
 class TextCodec:
-    """The ids of texts and the texts of ids, exactly as the tokenizer itself gives them; special tokens aren't added.
+    """Encodes and decodes exactly like the tokenizer itself, without adding special tokens.
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> codec = TextCodec(byte_tokenizer())
@@ -27,7 +27,7 @@ class TextCodec:
         self._backend = _plain_backend(tokenizer)
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """The ids of a text that follows the text `after`: some tokenizers begin every text with an extra blank."""
+        """The ids of a text that follows the text `after`. This matters for tokenizers that begin every text with a blank."""
         if after and self._begins_texts:
             before, whole = self._ids(after), self._ids(after + text)
             if whole[: len(before)] == before:
@@ -42,7 +42,7 @@ class TextCodec:
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
-        """Tokens by id that the tokenizer finds in texts as a whole, registered as special or not."""
+        """Id → token, for all tokens that the tokenizer matches in texts as a whole, special or not."""
         added = {index: token.content for index, token in self._tokenizer.added_tokens_decoder.items()}
         special = dict(zip(self._tokenizer.all_special_ids, self._tokenizer.all_special_tokens, strict=True))
         return {index: token for index, token in (added | special).items() if token.strip()}
@@ -59,7 +59,7 @@ class TextCodec:
 
     def _ids(self, text: str) -> list[int]:
         backend = self._backend
-        # Any call of the tokenizer sets these for later calls.
+        # Any call of the tokenizer may set these options for later calls.
         if backend is None or backend.truncation or backend.padding or backend.encode_special_tokens:
             return _encode(self._tokenizer, text)
         token_ids: list[int] = backend.encode(text, add_special_tokens=False).ids

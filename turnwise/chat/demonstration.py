@@ -1,4 +1,4 @@
-"""Conversations that somebody else held, as Samples: the same ids that a rollout would have produced."""
+"""Turns conversations that somebody else held into Samples, with the ids that a rollout would have produced."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ _PROMPT_ROLES = ("system", "user", "tool")
 def encode_demonstration(
     template: ChatTemplate, messages: Sequence[Message], tools: Tools = (), max_length: int | None = None
 ) -> Sample:
-    """A Sample [N] of a conversation, whose mask is 1 on each assistant's text and the end-of-turn token behind it.
+    """A Sample [N] of a conversation. Its mask is 1 on each assistant's text and the end-of-turn token after it.
 
     It is encoded turn by turn, like a rollout in which the model says exactly these texts and ends its turns. So it teaches
-    tokens that sampling can produce. Raises DataError if there is no assistant message, one has no text or calls, a role is
-    unknown, an assistant's message stands at the start or behind another, others stand behind the last one, or there are
-    more characters than fit into `max_length` tokens; ChatTemplateError if the template refuses the messages.
+    tokens that sampling can produce. Raises DataError if there is no assistant message, an assistant message has no text or
+    calls, comes first or follows another one, messages follow the last one, a role is unknown, or there are more characters
+    than fit into `max_length` tokens; ChatTemplateError if the template refuses the messages.
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> template = ChatTemplate(byte_tokenizer())
@@ -54,7 +54,7 @@ def encode_demonstration(
 
 
 def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message]]:
-    """The conversation as pairs: the messages shown, and the answer."""
+    """The conversation as pairs of the messages shown and the answer."""
     exchanges: list[tuple[list[Message], Message]] = []
     prompt: list[Message] = []
     for index, message in enumerate(messages):
@@ -91,7 +91,7 @@ def _answer(index: int, message: Message) -> Message:
 
 
 def _read_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI writes arguments as a text of JSON, and chat templates read an object."""
+    """A call with its arguments as an object: OpenAI writes them as a text of JSON, and chat templates read an object."""
     function = call["function"]
     arguments = function.get("arguments", {})
     return {**call, "function": {**function, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}}

@@ -1,8 +1,8 @@
 """Renders with a chat template, and makes sure that every message and tool shows in the result.
 
 Many published templates silently drop messages of some kind. So each shape of conversation is rendered once with made-up words
-in place of its texts, calls and schemas, and is refused if a word is missing from the result. In text from outside, special
-tokens that are spelt out stay text, so that nobody can forge a turn."""
+in place of its texts, calls and schemas. It is refused if the result lacks a word. Special tokens that are spelt out in foreign
+text stay ordinary text, so that nobody can forge a turn."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 Tools = Sequence[Mapping[str, Any]]
 
 SENTINEL = "turnwise8f1e6c0d5b7a4293sentinel"
-"""One word of ASCII letters and digits: trimming, splitting at `</think>` and JSON escaping leave it as it is."""
+"""One word of ASCII letters and digits, which trimming, splitting at `</think>` and JSON escaping don't change."""
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """A tag of transformers around the assistant's text; it writes nothing."""
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt")  # variables set at every render
 _FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
-"""Exceptions of a template for messages that it doesn't know."""
+"""Exceptions that a template raises for messages that it doesn't know."""
 _MAX_SHAPES = 1024
 
 
@@ -68,13 +68,12 @@ class Renderer:
         return {**self._tokenizer.special_tokens_map, **self._kwargs}
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, opens_answer: bool = True) -> str:
-        """The messages as text, with the header of the next response unless `opens_answer` is False. Raises ChatTemplateError
-        if the template refuses them."""
+        """The messages as text, with the next response's header if `opens_answer`. Raises ChatTemplateError on refusal."""
         return self._render(messages, list(tools) or self._no_tools, opens_answer)
 
     def shown(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools = ()) -> str:
         """The text of the messages; with a `prefix` that ends with the sentinel, only the text after the sentinel. Raises
-        ChatTemplateError if the template refuses the messages, or doesn't show all that they and the tools hold."""
+        ChatTemplateError if the template refuses the messages, or doesn't show everything in them and the tools."""
         if self._takes_parts_here(prefix, messages, tools):
             messages = [_as_parts(message) for message in messages]
         text = self._after(prefix, messages, tools)
@@ -92,7 +91,7 @@ class Renderer:
         return SENTINEL in text and "'type'" not in text
 
     def _takes_parts_here(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> bool:
-        """Whether the texts of messages of this shape must be lists of parts; ChatTemplateError if neither form shows."""
+        """Whether texts in messages of this shape must be lists of parts. Raises ChatTemplateError if neither form shows."""
         key = (bool(prefix), tuple(map(_shape, messages)), json.dumps(tools, default=str) if tools else "")
         if key not in self._shapes:
             if len(self._shapes) >= _MAX_SHAPES:
@@ -121,11 +120,8 @@ class Renderer:
         raise refusal or self._loses("the messages")
 
     def _loses(self, what: str) -> ChatTemplateError:
-        advice = (
-            "describe the tools in the system message"
-            if what.startswith("the schema")
-            else "put its text into a user's message"
-        )
+        is_schema = what.startswith("the schema")
+        advice = "describe the tools in the system message" if is_schema else "put its text into a user's message"
         return ChatTemplateError(f"{self.where} doesn't show {what}: {advice}, or give the model a chat template that shows it")
 
     def _after(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> str:
@@ -141,17 +137,14 @@ class Renderer:
         return tail
 
     def _render(self, messages: Sequence[Message], tools: Any, opens_answer: bool = True) -> str:
+        options = {
+            "tools": tools,
+            "chat_template": self._chat_template,
+            "add_generation_prompt": opens_answer,
+            "tokenize": False,
+        }
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=tools,
-                    chat_template=self._chat_template,
-                    add_generation_prompt=opens_answer,
-                    tokenize=False,
-                    **self._kwargs,
-                )
-            )
+            return str(self._tokenizer.apply_chat_template(list(messages), **options, **self._kwargs))
         except _FAULTS as error:
             roles = " → ".join(str(message.get("role")) for message in messages)
             raise ChatTemplateError(
@@ -189,7 +182,7 @@ class Renderer:
 
 
 def key_of(messages: Sequence[Message]) -> tuple[tuple[str, str], ...] | None:
-    """The key of messages that are a role and a text; None if they hold more.
+    """The key of messages that consist of a role and a text; None if they hold more.
 
     >>> key_of([{"role": "user", "content": "Where to?"}])
     (('user', 'Where to?'),)
@@ -252,7 +245,7 @@ def _shape(message: Message) -> tuple[Any, ...]:
 
 
 def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dict[str, Any]:
-    """A message or schema with made-up words for everything that must show; each word is noted with `what` it stands for."""
+    """A message or schema with made-up words for everything that must show. Notes in `words` what each word stands for."""
 
     def word(_: str, what: str = what) -> str:
         made = f"turnwiseword{len(words)}x"
@@ -281,7 +274,7 @@ def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dic
 
 
 def _is_in(said: str, text: str) -> bool:
-    """Whether a text shows, perhaps trimmed, with other white space, or as JSON."""
+    """Whether a text shows: exactly, trimmed, with other white space, or as JSON."""
     if said.strip() in text:
         return True
     written = _letters(text)
@@ -296,7 +289,7 @@ _MARKS = range(0xE000, 0xF900)  # characters of Unicode's private use area
 
 
 class ForeignText:
-    """Breaks up special tokens spelt out in messages of users and tools. `tokens` are the tokenizer's.
+    """Breaks up special tokens that are spelt out in messages of users and tools. `tokens` are the tokenizer's.
 
     >>> messages, mark = ForeignText({7: "<|im_end|>"}).marked([{"role": "user", "content": "a<|im_end|>"}])
     >>> messages[0]["content"].split(mark)
@@ -311,7 +304,7 @@ class ForeignText:
         """The messages with a mark inside each spelt-out token, and the mark; "" if there is no such token."""
         told = [message for message in messages if message.get("role") in ("user", "tool")]
         texts = [text for message in told for text in texts_of(message)]
-        # Some templates write two texts of one message side by side.
+        # Some templates join two texts of one message, so a token may span both.
         joined = ["".join(texts_of(message)) for message in told]
         if self._spelt is None or not any(self._spelt.search(text) for text in joined):
             return messages, ""

@@ -1,8 +1,8 @@
 """An append-only chat template: writes the first prompt, then the text after each sampled response.
 
-Sampled tokens are never decoded and encoded again. The text after them is rendered behind a *sentinel* assistant message in a
-short made-up conversation and cut behind the sentinel. So the end-of-turn token, separators and headers are exactly the
-template's, and the cost of a turn doesn't grow with the history. `docs/design/tokens.md` lists the traps."""
+Sampled tokens are never decoded and encoded again. The text after them is rendered in a short made-up conversation, after a
+*sentinel* assistant message, and cut off after the sentinel. So the end-of-turn token, separators and headers are exactly those
+of the template, and the cost of a turn doesn't grow with the history. `docs/design/tokens.md` lists the traps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _TEXT_FORMS: tuple[Callable[[str], Any], ...] = (str, as_part)
-"""The form of a message's text: a string, or a list of parts if a vision model's template demands it."""
+"""Forms of a message's text: a string, or a list of parts, which templates of vision models need."""
 _OPENED_THINKING = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
 _CLOSED_THINKING = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*<(?=/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
 _THINKING_TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
@@ -33,25 +33,25 @@ _THOUGHT = "turnwise8f1e6c0d5b7a4293thought"
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys in which published templates look for an assistant's thinking."""
 _MOST_RECENT = 2048  # renderings that are kept
-_BEFORE = "\n"  # stands for the sampled text before a tail: no vocabulary merges it with what follows
+_BEFORE = "\n"  # stands for the sampled text before a tail; no vocabulary merges it with the text after it
 
 
 class _Ends(NamedTuple):
     """The end of an assistant's turn in a template."""
 
     closing: list[int]
-    """The text between an answer and the next message, up to the token that ends the turn; empty without such a token."""
+    """Ids between an answer and the next message, up to the token that ends the turn; empty without such a token."""
     said: list[int]
-    """The end after the last message of a conversation; fine-tuning teaches this one."""
+    """Ids of the end after the last message of a conversation; fine-tuning teaches these."""
 
 
 class ChatTemplate:
-    """The chat template of a Hugging Face tokenizer, rendered without ever touching what is already in the context.
+    """The chat template of a Hugging Face tokenizer, rendered without changing what is already in the context.
 
     `chat_template` replaces the tokenizer's own Jinja text. `template_kwargs` are variables that the template reads at every
-    render (`enable_thinking=False`, `date_string="26 Jul 2024"`). `eos_token_ids` are further tokens that end a response,
-    such as the `eos_token_id` list of a model's generation config. Raises ChatTemplateError if the tokenizer has no chat
-    template and none is given, or it never reads one of `template_kwargs`.
+    render (`enable_thinking=False`, `date_string="26 Jul 2024"`). `eos_token_ids` are more tokens that end a response, such as
+    the `eos_token_id` list of a model's generation config. Raises ChatTemplateError if there is no chat template, or the
+    template never reads one of `template_kwargs`.
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> tokenizer = byte_tokenizer()
@@ -94,7 +94,7 @@ class ChatTemplate:
 
     @cached_property
     def without_special_tokens(self) -> Self:
-        """The same template with special tokens in messages of users and tools encoded as ordinary text."""
+        """The same template, but special tokens in messages of users and tools are encoded as ordinary text."""
         template = copy.copy(self)
         template._recent = lru_cache(_MOST_RECENT)(template._told)
         template._foreign = ForeignText(self._codec.added_tokens)
@@ -106,8 +106,8 @@ class ChatTemplate:
         return _opened(self._header) != ""
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids of the first prompt: the messages, and the header of the next response. Raises ChatTemplateError if the template
-        refuses the messages or doesn't show them, or there are none."""
+        """Ids of the first prompt: the messages and the header of the next response. Raises ChatTemplateError if there are no
+        messages, or the template refuses them or doesn't show them."""
         if not messages:
             raise ChatTemplateError("a context can't start with no message: give at least a user's")
         return self._ids((), messages, tools)
@@ -115,22 +115,23 @@ class ChatTemplate:
     def extend(self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids that follow a sampled response: the missing end of its turn, the messages, and the next response's header.
 
-        A response that ends with the token by which the template ends the turn is closed already, and that token is not
-        repeated. Any other response (cut by its budget, ended by another stop token or by a stop string) is closed with it.
-        Raises ChatTemplateError if the template refuses the messages after an assistant's or doesn't show them, or drops the
-        assistant's text."""
+        If a response ends with the template's own end-of-turn token, that token isn't repeated. Any other response (cut by its
+        budget, ended by another stop token or by a stop string) is closed with it. Raises ChatTemplateError if the template
+        refuses the messages after an assistant's, doesn't show them, or drops the assistant's text."""
         prefix = self._prefix
         if new_messages and new_messages[0].get("role") == "tool" and self._results_need_call:
             prefix = self._called(new_messages[0])
         tail = self._ids(prefix, new_messages, tools)
         if prefix is not self._prefix:
-            tail = self._from_end(tail)
+            # The tokens before the one that ends the turn belong to the made-up call.
+            enders = (index for index, token_id in enumerate(tail) if token_id in self.stop_token_ids)
+            tail = tail[next(enders, self._first_added(tail) or 0) :]
         ends = self._ends
         if not ends.closing or len(response_ids) == 0:
             return tail
         num_closing = len(ends.closing)
         is_usual = tail[:num_closing] == ends.closing
-        # If the next role's token ends a turn, another role's token can't replace it.
+        # If the token of the next role ends a turn, the token of another role can't replace it.
         end = num_closing - 1 if is_usual else self._first_added(tail)
         last = response_ids[-1]
         if end is None:
@@ -141,9 +142,8 @@ class ChatTemplate:
         return tail[tail.index(last) + 1 :] if is_begun else tail
 
     def respond(self, content: str) -> list[int]:
-        """Ids of a response as the model would sample it in saying `content`, up to and including the end-of-turn token. Raises
-        ChatTemplateError if the prompt ends within thinking, and neither `content` nor the template shows the end of
-        thinking."""
+        """Ids of a response as the model would sample it to say `content`, with the end-of-turn token. Raises ChatTemplateError
+        if the prompt opens thinking, and neither `content` nor the template shows its end."""
         lead_in, opened = self._lead_in, _opened(self._header)
         if opened and content.lstrip().startswith(opened.strip()):
             content = content.lstrip().removeprefix(opened.strip()).removeprefix(opened[len(opened.rstrip()) :])
@@ -159,12 +159,11 @@ class ChatTemplate:
         return [*self._codec.encode(lead_in + content, after=self._header), *self._ends.said]
 
     def respond_with_calls(self, message: Message) -> list[int]:
-        """Ids of an assistant's message with `tool_calls` as the template writes it, up to and including the end-of-turn token.
-        Raises ChatTemplateError if the template doesn't show the calls, or writes them elsewhere than behind a response's
-        header."""
+        """Ids of an assistant's message with `tool_calls` as the template writes it, with the end-of-turn token. Raises
+        ChatTemplateError if the template doesn't show the calls, or doesn't write them right after a response's header."""
         user, header, said = self._prefix[0], self._header, self._ends.said
         self.renderer.shown((), [user, message])
-        # Some templates add empty thinking to the last message of a conversation; others refuse a user behind a call.
+        # Some templates add empty thinking to the last message of a conversation; others refuse a user's message after a call.
         for text in (self._text([user, message, user], is_last=False), self._text([user, message])):
             token_ids = self._codec.encode(text.removeprefix(header), after=header)
             ends = [end for end in range(len(said), len(token_ids) + 1) if token_ids[end - len(said) : end] == said]
@@ -180,25 +179,22 @@ class ChatTemplate:
         return self._codec.decode(token_ids, skips_special)
 
     def max_characters(self, num_tokens: int) -> int:
-        """The most characters that so many tokens can hold: no token is longer than the vocabulary's longest entry."""
+        """The most characters that this number of tokens can hold: no token is longer than the vocabulary's longest entry."""
         return num_tokens * self._codec.longest_token
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response: the template's end of turn, the tokenizer's end of text, and the generation config's.
-
-        A token that also ends a part of a response, such as thinking, counts only if the tokenizer or the generation config
-        names it."""
+        """Ids that end a response: the template's end of turn, and those of the tokenizer and generation config. A token that
+        also ends a part of a response, such as thinking, counts only if one of the latter two names it."""
         end = self._ends.said[-1:]
         is_part = bool(end) and end[0] in self._between_thought_and_answer
         return tuple(dict.fromkeys([*([] if is_part and self._known_ends else end), *self._known_ends]))
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Whether a fresh render of a conversation differs from the appended one: thinking is stripped, an empty think block
-        is written into answers without thinking, the system prompt is moved.
-
-        Found by rendering conversations, with a system prompt if the template takes one."""
+        """Whether a fresh render of a conversation differs from the appended one: thinking is stripped, an empty think block is
+        added to answers without thinking, or the system prompt is moved. Renders conversations to find out, with a system
+        prompt if the template takes one."""
         user, sentinel = self._prefix
         form = _TEXT_FORMS[isinstance(user["content"], list)]
         thinking = dict.fromkeys(_THINKING_KEYS, _THOUGHT)
@@ -213,7 +209,7 @@ class ChatTemplate:
         return False
 
     def announce_rewrites(self) -> None:
-        """Logs once that contexts are appended to although the template would rewrite the history."""
+        """Logs once that contexts stay append-only although the template would rewrite the history."""
         if self._is_announced:
             return
         self._is_announced = True
@@ -233,7 +229,7 @@ class ChatTemplate:
 
     @cached_property
     def _prefix(self) -> tuple[Message, Message]:
-        """A user's message and the sentinel, in the form in which this template keeps the sentinel's text."""
+        """A user's message and the sentinel, in the form whose text this template keeps."""
         refusal = "it drops the text of assistant messages"
         for form in _TEXT_FORMS:
             user, sentinel = _message("user", form("a")), _message("assistant", form(SENTINEL))
@@ -248,34 +244,22 @@ class ChatTemplate:
         )
 
     def _called(self, result: Message) -> tuple[Message, Message]:
-        """The prefix of a result that a template writes behind a call only: the sentinel is the call's last argument."""
+        """The prefix for a result that the template only writes after a call; the sentinel is the call's last argument."""
         function = {"name": result.get("name") or "error", "arguments": {"a": SENTINEL}}
         call = {"id": result.get("tool_call_id", "call00000"), "type": "function", "function": function}
         return self._prefix[0], {"role": "assistant", "content": "", "tool_calls": [call]}
 
     @cached_property
     def _results_need_call(self) -> bool:
-        """Whether a tool's result is refused behind an answer that calls nothing, and shows behind a call."""
+        """Whether a tool's result only shows after a call, and not after another answer."""
         result = {"role": "tool", "name": "look", "tool_call_id": "call00000", "content": _THOUGHT}
         texts = [self._text([*prefix, result], is_last=False) for prefix in (self._prefix, self._called(result))]
         return [_THOUGHT in text.partition(SENTINEL)[2] for text in texts] == [False, True]
-
-    def _from_end(self, tail: list[int]) -> list[int]:
-        """The tail from the token on that ends the turn: what stands before it belongs to the made-up call."""
-        ends = (index for index, token_id in enumerate(tail) if token_id in self.stop_token_ids)
-        return tail[next(ends, self._first_added(tail) or 0) :]
 
     @cached_property
     def _takes_parts(self) -> bool:
         """Whether the template reads lists of parts; a template for texts would print them as a Python list."""
         return self.renderer.takes(as_part(SENTINEL))
-
-    def _check_parts(self, messages: Sequence[Message]) -> None:
-        if any(isinstance(message.get("content"), list) for message in messages) and not self._takes_parts:
-            raise ChatTemplateError(
-                "a message's content is a list of parts and this chat template knows texts only: send a string, or use the "
-                "template of a model that takes images"
-            )
 
     @cached_property
     def _header(self) -> str:
@@ -283,9 +267,8 @@ class ChatTemplate:
 
     @cached_property
     def _ends(self) -> _Ends:
-        """The text that the template writes after a message with a successor, and after the last message.
-
-        Their common beginning ends the turn. Without one, each has its own end."""
+        """The ends of an answer with a successor and of the last one. A common beginning ends the turn, else each has its own
+        end."""
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)
@@ -308,9 +291,8 @@ class ChatTemplate:
 
     @cached_property
     def _lead_in(self) -> str | None:
-        """The text between a response's header and its content: a blank, a channel, the end of opened thinking.
-
-        None if thinking is opened and the template doesn't show its end."""
+        """The text between a response's header and its content, such as a blank, a channel, or the end of opened thinking. None
+        if thinking is opened and the template doesn't show its end."""
         header = self._header
         rendered = (self.renderer.render([*self._prefix, self._prefix[0]]), self._text(self._prefix))
         led = [text.partition(SENTINEL)[0] for text in rendered if SENTINEL in text]
@@ -335,7 +317,7 @@ class ChatTemplate:
         return next((index for index, token_id in enumerate(token_ids) if token_id in added), None)
 
     def _ids(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
-        """The ids of the rendered messages. Those of plain text are kept: siblings read the same ones, and states recur."""
+        """The ids of the rendered messages. Ids of plain text are cached: siblings read the same texts, and states recur."""
         key = key_of(messages) if not tools and (not prefix or prefix is self._prefix) else None
         return self._encoded(prefix, messages, tools) if key is None else list(self._recent(bool(prefix), key))
 
@@ -343,7 +325,11 @@ class ChatTemplate:
         return self._encoded(self._prefix if is_tail else (), [_message(*said) for said in key], ())
 
     def _encoded(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
-        self._check_parts(messages)
+        if any(isinstance(message.get("content"), list) for message in messages) and not self._takes_parts:
+            raise ChatTemplateError(
+                "a message's content is a list of parts and this chat template knows texts only: send a string, or use the "
+                "template of a model that takes images"
+            )
         token_ids: list[int] = []
         after = _BEFORE if prefix else ""
         for piece in self._pieces(prefix, messages, tools):
@@ -352,7 +338,7 @@ class ChatTemplate:
         return token_ids
 
     def _pieces(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[str]:
-        """The rendered text in pieces; no special token may span two pieces."""
+        """The rendered text, cut where no special token may be read."""
         if self._foreign is None:
             return [self.renderer.shown(prefix, messages, tools)]
         messages, mark = self._foreign.marked(messages)
@@ -365,7 +351,7 @@ def _message(role: str, content: Any) -> Message:
 
 
 def _opened(header: str) -> str:
-    """The tag with which a header opens thinking, and the white space after it; "" if it opens none."""
+    """The tag with which a header opens thinking, with the white space after it; "" if it opens none."""
     found = _OPENED_THINKING.search(header)
     return found.group() if found else ""
 

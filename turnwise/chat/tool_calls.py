@@ -1,8 +1,8 @@
-"""Reads tool calls off sampled text, in the forms of seven families of models.
+"""Reads tool calls from sampled text, in the forms of seven families of models.
 
-The forms are those of the families' own chat templates and model cards. What can't be read becomes a sentence for the model.
-Whether a tool is known and its arguments fit its schema is for whoever executes the call. Thinking is skipped: what stands
-before `</think>` is no call."""
+The forms are those of the families' own chat templates and model cards. A call that can't be read becomes a sentence for the
+model. Whoever executes a call checks whether the tool is known and the arguments fit its schema. Thinking is skipped: text
+before `</think>` holds no calls."""
 
 import ast
 import json
@@ -22,7 +22,7 @@ _MAX_SHOWN = 80  # characters of an unreadable call that the model is shown agai
 
 
 class _Unreadable(Exception):
-    """Why a call can't be read."""
+    """A call can't be read. The message says why."""
 
 
 def _no_number(name: str) -> Any:
@@ -33,7 +33,7 @@ _JSON = json.JSONDecoder(strict=False, parse_constant=_no_number)
 
 
 def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
-    """The parser of that name, registered or `module:Class`; None is the one whose form the chat template writes. Raises
+    """The parser of that name, registered or `module:Class`; for None, the parser whose form the chat template writes. Raises
     ConfigError if there is no such parser, or the template shows none of the forms."""
     source = "\n".join(template.renderer.sources())
     found = name or next((form for form, (_, sign) in TOOL_PARSERS.items() if sign and sign in source), None)
@@ -50,19 +50,19 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
 
 
 class MarkedCallParser(ABC):
-    """Calls that begin with a mark, and may end with one. The text around them is content."""
+    """Reads calls that begin with a mark and may end with one. The text around them is content."""
 
     opening: ClassVar[re.Pattern[str]]
     closing: ClassVar[str] = ""
     form: ClassVar[str]
     """A call as the model should write it."""
     dropped: ClassVar[tuple[str, ...]] = ()
-    """Marks around all calls, which are no content."""
+    """Marks around all calls, which are not content."""
     opens_thinking: bool = False
     """Whether the template's header opens the thinking of each response."""
 
     def parse(self, text: str, tools: Tools) -> ParsedResponse:
-        """The calls in their order; the text around them, and a sentence for each that can't be read.
+        """The calls in order, the text around them, and a sentence for each call that can't be read.
 
         >>> HermesParser().parse('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', []).tool_calls
         (ToolCall(name='add', arguments={'a': 1}, id=''),)
@@ -89,16 +89,15 @@ class MarkedCallParser(ABC):
         return ParsedResponse(around.strip(), tuple(calls), tuple(errors))
 
     def _thinking(self, text: str) -> str:
-        """What a response begins with that is no answer yet, up to the end of its thinking. Where neither the response nor the
-        header of this template opens it, its end stands before the first call."""
+        """The thinking at the beginning of a response, with its end. If neither the response nor the template's header opens
+        thinking, its end must come before the first call."""
         opened, mark = self.opens_thinking or text.lstrip().startswith("<think>"), self.opening.search(text)
         before, end, _ = (text if opened or mark is None else text[: mark.start()]).partition("</think>")
         return before + end if opened or end else ""
 
     @abstractmethod
     def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[Sequence[ToolCall | _Unreadable], int]:
-        """The calls behind an opening mark, with the faults of single ones, and the position after them. Raises _Unreadable if
-        the text isn't of the form."""
+        """The calls (or faults) after an opening mark, and the position after them. Raises _Unreadable for another form."""
 
     def _after_closing(self, text: str, position: int) -> int:
         end = _skip_space(text, position)
@@ -107,7 +106,7 @@ class MarkedCallParser(ABC):
         return end + len(self.closing)
 
     def _next(self, text: str, position: int) -> int:
-        """Where reading goes on behind an unreadable call."""
+        """The position where reading continues after an unreadable call."""
         closed = text.find(self.closing, position) if self.closing else -1
         opened = self.opening.search(text, position)
         ends = [closed + len(self.closing)] if closed >= 0 else []
@@ -145,8 +144,7 @@ class Llama3JsonParser(MarkedCallParser):
 
 
 class PythonTagParser(MarkedCallParser):
-    """`<|python_tag|>name.call(key="value")`, or JSON as `llama3_json`, or a program for the tool that runs Python: Llama 3.1's
-    built-in tools."""
+    """`<|python_tag|>name.call(key="value")`, JSON as `llama3_json`, or Python code: the built-in tools of Llama 3.1."""
 
     opening = re.compile(re.escape("<|python_tag|>"))
     form = '<|python_tag|>name.call(key="value")'
@@ -224,8 +222,8 @@ class GptOssParser(MarkedCallParser):
 
 
 class DeepSeekParser(MarkedCallParser):
-    """`<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>` of V3.1. V3 and R1 write `function` in the name's
-    place, and the name before a block of json."""
+    """`<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`: V3.1. V3 and R1 write `function` in place of the name,
+    and the name before a block of json."""
 
     opening = re.compile("<｜tool▁call▁begin｜>")
     closing = "<｜tool▁call▁end｜>"
@@ -246,21 +244,17 @@ class DeepSeekParser(MarkedCallParser):
 def _json_at(text: str, position: int) -> tuple[Any, int]:
     try:
         return _JSON.raw_decode(text, _skip_space(text, position))
-    except (ValueError, RecursionError) as error:
-        # An integer of more than 4,300 digits is a plain ValueError.
-        deep = isinstance(error, RecursionError)
-        problem = (
-            "it is nested too deeply"
-            if deep
-            else error.msg
-            if isinstance(error, json.JSONDecodeError)
-            else "a number is too long"
-        )
-        raise _Unreadable(f"its JSON is wrong ({problem})") from None
+    except json.JSONDecodeError as error:
+        problem = error.msg
+    except ValueError:  # an integer of more than 4,300 digits
+        problem = "a number is too long"
+    except RecursionError:
+        problem = "it is nested too deeply"
+    raise _Unreadable(f"its JSON is wrong ({problem})")
 
 
 def _call(value: Any) -> ToolCall:
-    """A call of its JSON. Arguments may be called `parameters`, or be a text of JSON."""
+    """The call that a JSON value describes. Its arguments may be called `parameters`, or be a text of JSON."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value | value["function"]
     name = value.get("name") if isinstance(value, dict) else None
@@ -304,7 +298,7 @@ def _types(name: str, tools: Tools) -> Mapping[str, Any]:
 
 
 def _typed(text: str, wanted: Any) -> Any:
-    """A value that isn't quoted, by the type that its schema wants."""
+    """An unquoted value, read by the type in its schema."""
     if wanted == "string":
         return text
     try:

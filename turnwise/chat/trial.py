@@ -1,4 +1,4 @@
-"""Tries whether a chat template ends, in another process: in this one nothing could stop a template that loops."""
+"""Tests in another process whether a chat template ends. In this process nothing could stop a template that loops."""
 
 import json
 import logging
@@ -15,23 +15,19 @@ from turnwise.errors import ChatTemplateError
 _logger = logging.getLogger(__name__)
 
 CPU_S = 5
-"""Limit in CPU seconds; a usual template takes a tenth of a second."""
+"""Limit in seconds of processor time; a usual template takes a tenth of a second."""
 _WALL_S = 60.0
 _BYTES = 2 * 2**30
 _PROGRAM = Path(__file__).with_name("trial_program.py")
 
 
 def tried(template: ChatTemplate) -> ChatTemplate:
-    """Returns the template after it has rendered conversations of every kind and of 100 turns in a process of its own. Raises
-    ChatTemplateError if it doesn't come to an end there, or takes all memory; the message names its file."""
+    """Returns the template after it has rendered conversations of every kind, of up to 100 turns, in another process. Raises
+    ChatTemplateError with the template's file if it doesn't end there, or takes too much memory."""
     renderer = template.renderer
-    asked: dict[str, object] = {
-        "sources": [GENERATION_TAG.sub("", source) for source in renderer.sources()],
-        "variables": renderer.variables,
-    }
-    asked |= {"cpu_s": CPU_S, "num_bytes": _BYTES}
-    fault = _fault(json.dumps(asked, default=str))
-    if fault:
+    sources = [GENERATION_TAG.sub("", source) for source in renderer.sources()]
+    asked = {"sources": sources, "variables": renderer.variables, "cpu_s": CPU_S, "num_bytes": _BYTES}
+    if fault := _fault(json.dumps(asked, default=str)):
         raise ChatTemplateError(
             f"{renderer.where} {fault} on conversations of up to 100 turns: it seems to loop; fix it, or give the model "
             "another chat template"

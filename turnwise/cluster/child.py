@@ -70,19 +70,19 @@ class SentRecords(QueueHandler):
 
 
 def serve(connection: Connection, stacks: Connection) -> None:
-    """Answers the messages of a connection one by one until its other end is closed."""
+    """Answers the messages of a connection one by one, until the other end is closed."""
     answer_all(begin(connection, stacks))
 
 
 def begin(connection: Connection, stacks: Connection) -> Wire:
-    """The wire of a forked process, which on SIGUSR1 writes its stacks to `stacks`."""
-    os.set_blocking(stacks.fileno(), False)  # nobody reads what a cluster scheduler's signals would write there
+    """The wire of a forked process, which writes its stacks to `stacks` on SIGUSR1."""
+    os.set_blocking(stacks.fileno(), False)  # a cluster scheduler may send SIGUSR1, and then nobody reads
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
     return Wire(connection)
 
 
 def answer_all(wire: Wire) -> None:
-    """Answers the messages until the other end is closed. Log records go there too."""
+    """Answers messages until the other end is closed. Sends log records too."""
     child = Child(wire)
     while True:
         try:
@@ -92,7 +92,7 @@ def answer_all(wire: Wire) -> None:
 
 
 class Child:
-    """The workers by their roles. Log records of this process go through the wire."""
+    """The workers of this process by role. Its log records go through the wire."""
 
     def __init__(self, wire: Wire) -> None:
         logging.getLogger().handlers[:] = [SentRecords(wire)]
@@ -115,7 +115,7 @@ class Child:
         return pickled
 
     def set_up(self, set_up: SetUp) -> None:
-        """Copies the calling process's surroundings to this process."""
+        """Takes over folder, path, environment and log levels of the calling process."""
         if set_up.environment:
             os.environ.clear()
             os.environ.update(set_up.environment)
@@ -126,7 +126,7 @@ class Child:
         set_up.function()
 
     def join(self, meeting: str, rank: int, world_size: int, device: str, groups: Sequence[tuple[int, ...]]) -> None:
-        """Joins the processes that meet in the file `meeting`, and forms groups of them, so that ranks can compute together."""
+        """Joins the processes that meet through the file `meeting`, and forms groups, so that ranks can compute together."""
         join_processes(meeting, rank, world_size, device)
         form_groups(groups)
 
@@ -136,7 +136,7 @@ class Child:
         self.workers[context.role] = factory(replace(context, neighbours=neighbours, stopwatch=self.stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of a role's worker. Named tensors are written to memory that other processes see."""
+        """Calls a method of a role's worker. If it yields named tensors, they are written to shared memory."""
         call = partial(getattr(self.workers[role], method), *args, **kwargs)
         value = call()
         if not isinstance(value, Iterator):
@@ -144,11 +144,11 @@ class Child:
         return self._written.setdefault((role, method), Written())(call).shared
 
     def take(self, value: Any) -> None:
-        """The value has arrived."""
+        """Does nothing: the call shows that the value arrives."""
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error with its place; a copy of its text if it can't be pickled or pass through a future."""
+    """The error with a note of where it was raised; a WorkerError with its text if it can't be pickled or pass a future."""
     lines = traceback.format_exception(error)
     try:
         if isinstance(error, StopIteration):

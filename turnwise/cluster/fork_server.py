@@ -1,8 +1,7 @@
-"""Starts processes in milliseconds, as forks of a process that has imported their modules and holds no threads, locks or
-devices.
+"""Starts processes in milliseconds, by forking one that has imported their modules and holds no threads, locks or devices.
 
-`multiprocessing` has one forkserver for the whole program: the user would share its start method, preloads and signal mask, and
-its daemons may have no children. This one is light to import, so that its imports run beside those of its starter."""
+`multiprocessing` has one forkserver for the whole program: users would share its start method, preloads and signal mask, and
+its daemons may have no children. This module is light to import, so the fork server imports while its starter does."""
 
 import os
 import signal
@@ -23,13 +22,13 @@ _NUMBER = 8  # bytes of a number in a message
 _END_S = 5.0  # seconds until a fork server ends by itself after its connection is closed
 _ANSWER_S = 600.0  # seconds to wait for a fork server's answer, imports included
 _IS_STARTER_THERE_S = 1.0
-"""Seconds between two looks at the starter. A closed connection tells sooner, unless a fork of the starter holds its end."""
+"""Seconds between two checks that the starter lives. A closed connection tells sooner, unless a fork of it is open."""
 _SENT_TO_ALL = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals that a shell or a cluster scheduler may send to all processes of a run. Only the main process acts on them."""
 
 
 class ForkServer:
-    """The forking process, as seen by its starter. Killing the starter kills all of them."""
+    """The forking process, as its starter sees it. Killing the starter kills all processes."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         if sys.platform == "win32":
@@ -43,7 +42,7 @@ class ForkServer:
             f"import sys; sys.path[:] = {[folder for folder in sys.path if isinstance(folder, str)]!r}\n"
             f"from turnwise.cluster.fork_server import main; main({theirs.fileno()}, {os.getpid()}, {list(modules)!r})"
         )
-        # Unbuffered, since forks may be killed. In its own session, since only this process is to get a terminal's Ctrl-C.
+        # Unbuffered, since forks may be killed. In its own session, since only this process may get a terminal's Ctrl-C.
         # Without OpenBLAS's threads, which don't survive a fork.
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-c", code],
@@ -62,7 +61,7 @@ class ForkServer:
 
     def fork(self, main: str, connections: Sequence[Connection]) -> int:
         """Starts a process that calls the function `main` (`module:name`) with its ends of the connections; returns its id.
-        Raises WorkerError if there can be none, since the fork server has ended or doesn't answer."""
+        Raises WorkerError if the fork server has ended or doesn't answer."""
         try:
             with self._talking():
                 socket.send_fds(self._control, [_FORK], [connection.fileno() for connection in connections])
@@ -80,7 +79,7 @@ class ForkServer:
             ) from None
 
     def reap(self, process_id: int) -> int | None:
-        """Waits for a forked process; its exit code, or minus a signal; None if unknown. Several threads may ask."""
+        """Waits for a forked process. Returns its exit code or minus a signal, None if unknown. Several threads may call it."""
         try:
             with self._talking():
                 if process_id not in self._exit_codes:
@@ -92,7 +91,7 @@ class ForkServer:
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        """One question and its answer. If it is interrupted in between, no more questions are possible."""
+        """Wraps one request and its answer. An interruption in between kills the fork server: answers would be mixed up."""
         with self._lock:
             try:
                 yield
@@ -104,15 +103,14 @@ class ForkServer:
                 raise
 
     def _number(self) -> int:
-        data = _exactly(self._control, _NUMBER)
-        return int.from_bytes(data, "big")
+        return int.from_bytes(_exactly(self._control, _NUMBER), "big")
 
 
 _fork_servers: dict[int, ForkServer] = {}  # fork servers by starting process: a fork of that process needs its own
 
 
 def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
-    """The fork server of this process. A new one imports `modules`, or the modules of its predecessor that has ended."""
+    """The fork server of this process. A new one imports `modules`, by default those of its ended predecessor."""
     fork_server = _fork_servers.get(os.getpid())
     if fork_server is None or not fork_server.is_alive:
         known = fork_server.modules if fork_server is not None else ()
@@ -122,19 +120,18 @@ def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
 
 
 def drop_processes() -> None:
-    """Ends a fork server, which may still be importing and would see only later that this process is gone."""
+    """Ends the fork server, which may still be importing and would notice the end of this process only later."""
     fork_server = _fork_servers.pop(os.getpid(), None)
     if fork_server is not None:
         fork_server.kill()
 
 
 def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
-    """In the fork server: imports the modules, then forks and reaps as it is asked to, until its starter closes the other end
-    or is gone."""
+    """Runs in the fork server: imports the modules, then forks and reaps on request, until the starter is gone."""
     for name in _SENT_TO_ALL:
         if name in signal.Signals.__members__:
             signal.signal(signal.Signals[name], lambda *_: None)
-    # A parent may have ignored SIGCHLD and passed that on; waiting for children would fail.
+    # The parent may ignore SIGCHLD and pass that on; then waiting for children would fail.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     control = socket.socket(fileno=descriptor)
     for module in modules:
@@ -176,7 +173,7 @@ def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
 
 
 def _run(name: str, descriptors: Sequence[int]) -> None:
-    """Runs in a forked process: calls the function, and ends."""
+    """Runs in a forked process: calls the function and exits."""
     status = 1
     try:
         module, _, function = name.partition(":")
@@ -190,7 +187,7 @@ def _run(name: str, descriptors: Sequence[int]) -> None:
 
 
 def _exactly(control: socket.socket, num_bytes: int) -> bytes:
-    """Raises OSError if the other end is closed."""
+    """Reads this number of bytes. Raises OSError if the other end is closed."""
     data = b""
     while len(data) < num_bytes:
         more = control.recv(num_bytes - len(data))

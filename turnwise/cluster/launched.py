@@ -1,4 +1,4 @@
-"""Ranks in the processes that a launcher has started (torchrun, accelerate): the first drives the run, the others serve it."""
+"""Ranks in processes that a launcher has started (torchrun, accelerate): the first drives the run, the others serve it."""
 
 import faulthandler
 import os
@@ -30,7 +30,7 @@ from turnwise.runtime.torch_group import form_groups, join_processes
 
 
 class OwnRank(TrainerProcess):
-    """The ranks of this process, whose calls run in a thread: the event loop turns while they wait for other ranks."""
+    """The ranks of this process. Their calls run in a thread, so the event loop runs while they wait for other ranks."""
 
     def __init__(self, *talk: Any) -> None:
         super().__init__(*talk)
@@ -45,7 +45,7 @@ class OwnRank(TrainerProcess):
             self._busy_with = ""
 
     def begin(self, begin: Callable[[], object]) -> None:
-        """Sets this thread up."""
+        """Sets up this thread."""
         begin()
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
@@ -55,8 +55,8 @@ class OwnRank(TrainerProcess):
         self._workers[context.role] = factory(replace(context, stopwatch=self._stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of a role's worker. Named tensors are written down at once, as in the other processes: these may be
-        taking part in gathering them."""
+        """Calls a method of a role's worker. If it yields named tensors, they are written to shared memory at once, as in the
+        other processes, which may have to take part in gathering them."""
         call = partial(getattr(self._workers[role], method), *args, **kwargs)
         value = call()
         return self._written(call) if isinstance(value, Iterator) else value
@@ -70,8 +70,8 @@ class OwnRank(TrainerProcess):
 
 
 class LaunchedCluster(ProcessCluster):
-    """The cluster of the first of the launched processes; the others call `serve_launched`. Raises WorkerError if the others
-    don't come, have other versions of the libraries, or have served a run and are gone."""
+    """The cluster in the first of the launched processes; the others call `serve_launched`. Raises WorkerError if the others
+    don't connect, have other versions of the libraries, or have served an earlier run."""
 
     _has_run = False
 
@@ -100,7 +100,7 @@ class LaunchedCluster(ProcessCluster):
 
 
 def serve_launched() -> None:
-    """Serves the run of the first launched process until that ends. A call that still runs then ends with this process."""
+    """Serves the run of the first launched process until it ends. A call that still runs then ends with this process."""
     rank, size = launched()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
     join_processes(None, rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu")
@@ -110,14 +110,14 @@ def serve_launched() -> None:
     form_groups(groups)
     connection = Client(tuple(address), authkey=key)
     connection.send((rank, os.getpid(), _versions()))
-    # Signals for the whole run are the first process's to act on; its end ends this one.
+    # The first process acts on signals for the whole run; its end ends this process.
     for name in ("SIGINT", "SIGTERM"):
         signal.signal(signal.Signals[name], lambda *_: None)
     answer_all(_ReadAhead(connection))
 
 
 class _ReadAhead(Wire):
-    """Notices in the middle of a call that the other end is closed, and ends the process."""
+    """Ends the process if the other end is closed in the middle of a call."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
@@ -154,6 +154,6 @@ def _greeted(connection: Connection) -> tuple[int, tuple[Connection, int]]:
 
 
 def _versions() -> dict[str, str]:
-    """What must be the same in all processes: functions go as Python's own code. turnwise may be a checkout, not installed."""
+    """Versions that must be equal in all processes, since functions are sent as code. turnwise may not be installed."""
     own = {"turnwise": __version__, "Python": platform.python_version()}
     return {**own, **{name: version(name) for name in ("torch", "transformers")}}

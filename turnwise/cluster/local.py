@@ -1,6 +1,7 @@
-"""Roles in this process: the handles are the objects, and a call runs at once."""
+"""Roles in this process: workers are plain objects, and a call runs at once."""
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.protocols import Route
@@ -9,65 +10,54 @@ from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
 
+@dataclass(frozen=True, slots=True)
 class Done:
     """The Pending of a finished call."""
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    value: Any
 
     def result(self) -> Any:
-        return self._value
+        return self.value
 
     def __await__(self) -> Generator[Any, None, Any]:
         yield from ()
-        return self._value
+        return self.value
 
 
+@dataclass
 class LocalWorkers:
-    """The one worker of a role, so that `split`, `broadcast` and `rank0` all reach it with the arguments as they are.
+    """The one worker of a role. All routes pass it the arguments as they are. `call` itself raises errors."""
 
-    Errors are raised by `call` itself."""
-
+    role: str
+    worker: Any
+    watchdog: Watchdog
+    deadline_s: float | None
     size = dp_size = 1
 
-    def __init__(self, role: str, worker: Any, watchdog: Watchdog, deadline_s: float | None) -> None:
-        self.worker = worker
-        self._role = role
-        self._watchdog = watchdog
-        self._deadline_s = deadline_s
-
     def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Done:
-        """Raises DeadlineError past the cluster's deadline, naming role and method."""
-        with self._watchdog.waiting("the pipeline", f"{self._role}.{method}", self._deadline_s, "deadlines.train_s"):
+        """Raises DeadlineError past the cluster's deadline, with role and method."""
+        with self.watchdog.waiting("the pipeline", f"{self.role}.{method}", self.deadline_s, "deadlines.train_s"):
             return Done(getattr(self.worker, method)(*args, **kwargs))
 
 
+@dataclass
 class LocalCluster:
-    """Spawns each role as one object of this process, on `device`. `stopwatch` is the workers'. `watchdog` ends a call after
-    `deadline_s`."""
+    """Spawns each role as one object, on `device`. Workers report to `stopwatch`; `watchdog` ends calls after `deadline_s`."""
 
-    def __init__(
-        self,
-        stopwatch: Stopwatch | None = None,
-        watchdog: Watchdog | None = None,
-        deadline_s: float | None = None,
-        device: str = "cpu",
-    ) -> None:
-        self._stopwatch = stopwatch or Stopwatch()
-        self._watchdog = watchdog or Watchdog()
-        self._deadline_s = deadline_s
-        self._device = device
-        self._roles: dict[str, LocalWorkers] = {}
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    deadline_s: float | None = None
+    device: str = "cpu"
+    _roles: dict[str, LocalWorkers] = field(init=False, default_factory=dict)
 
     @property
     def neighbours(self) -> dict[str, Any]:
-        """The workers by their roles."""
+        """The workers by role."""
         return {role: workers.worker for role, workers in self._roles.items()}
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> LocalWorkers:
-        neighbours = self.neighbours
-        worker = factory(RankContext(role, device=self._device, neighbours=neighbours, stopwatch=self._stopwatch))
-        self._roles[role] = LocalWorkers(role, worker, self._watchdog, self._deadline_s)
+        worker = factory(RankContext(role, device=self.device, neighbours=self.neighbours, stopwatch=self.stopwatch))
+        self._roles[role] = LocalWorkers(role, worker, self.watchdog, self.deadline_s)
         return self._roles[role]
 
     def keep_first_ranks(self) -> bool:

@@ -1,4 +1,4 @@
-"""The messages between the two processes, and their encoding."""
+"""The messages between a process and its child, and their encoding."""
 
 import io
 import pickle
@@ -14,34 +14,34 @@ import torch
 from turnwise.runtime.stopwatch import TokenCounts
 
 RECORD = b"log"
-"""Prefix of a pickled log record. Any other message is a Reply, which begins with a pickle's own first byte."""
+"""Prefix of a pickled log record. A message without a prefix is a Reply and begins with the first byte of a pickle."""
 DONE = b"did"
 """Prefix of the number of tokens of a finished micro-batch, in decimal digits."""
 _NUMPY_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
 
 
 class Command(NamedTuple):
-    """Calls a method of the `Child` with these arguments."""
+    """A call of a method of the `Child` with these arguments."""
 
     method: str
     args: tuple[Any, ...]
 
 
 class SetUp(NamedTuple):
-    """Surroundings that a process takes over from its starter, and the function it then calls."""
+    """What a process takes over from its starter, and the function that it then calls."""
 
     environment: dict[str, str]
-    """Empty where a launcher has set it."""
+    """Empty if a launcher has set it."""
     path: list[str]
     folder: str
     log_levels: dict[str, int]
-    """Level of each logger, by its name."""
+    """Name of a logger → level."""
     function: Callable[[], object]
 
 
 @dataclass(slots=True)
 class Reply:
-    """The result of a command, and the stopwatch's notes meanwhile: arguments of `Stopwatch.add`, and tokens of passes."""
+    """The result of a command, and what the stopwatch noted meanwhile: arguments of `Stopwatch.add`, and tokens of passes."""
 
     value: Any = None
     error: BaseException | None = None
@@ -50,8 +50,8 @@ class Reply:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Classes and functions of a script or a notebook go as their code, since the other process can't import them. Tensors go
-    as numpy arrays, which takes a tenth of the time: a loss reports dozens of numbers for each micro-batch."""
+    """Sends classes and functions of a script or notebook as code, since the other process can't import them. Sends tensors as
+    numpy arrays, which takes a tenth of the time: a loss reports dozens of numbers for each micro-batch."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized:
@@ -63,8 +63,8 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def dumps(value: Any) -> bytes:
-    """Pickled; plain dense tensors as copies on the CPU. Raises Exception of any class if it can't be pickled, since objects
-    may say how they are."""
+    """The pickled value; plain dense tensors become copies on the CPU. If the value can't be pickled, any Exception may be
+    raised: objects define how they are pickled."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()

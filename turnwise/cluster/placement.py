@@ -1,4 +1,4 @@
-"""Where the roles of a run live, computed from its config alone: no device is touched."""
+"""Where the roles of a run live, computed from its config alone, without touching a device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class CpuThreads:
 
 @dataclass(frozen=True, slots=True)
 class RolePlacement:
-    """The devices of a role, one for each rank, and the processes that host the ranks."""
+    """The devices of a role, one per rank, and the processes that host the ranks."""
 
     devices: tuple[int, ...]
     layout: Mapping[str, int]
@@ -44,7 +44,7 @@ class Placement:
     """
 
     cluster: ClusterName
-    """`local`: in this process. `process`: in others of this machine. `launched`: in those that torchrun or accelerate made."""
+    """`local`: this process. `process`: others of this machine. `launched`: those that torchrun or accelerate made."""
     accelerator: str
     """`cuda`, or empty where a device is a slot of the CPU."""
     devices: tuple[int, ...]
@@ -69,19 +69,17 @@ class Placement:
     def describe(self) -> str:
         """Every role with its devices."""
         what = "device" if self.accelerator else "slot"
-        where = {"local": "in this process", "process": "a process for each", "launched": "the launcher's processes"}[
-            self.cluster
-        ]
+        where = {"local": "in this process", "process": "a process for each", "launched": "the launcher's processes"}
         roles = [
             f"{name} on {what}{'s' if placed.size > 1 else ''} {', '.join(map(str, placed.devices))}"
             for name, placed in self.roles.items()
         ]
-        return f"{'; '.join(roles)} ({where})"
+        return f"{'; '.join(roles)} ({where[self.cluster]})"
 
     def table(self, served: Mapping[str, Sequence[int | None]]) -> str:
-        """Devices by roles: a line for each device, with the ranks of the training roles and the replicas of the others on it.
+        """A table with a line per device: the ranks of the training roles on it, and the replicas of served roles.
 
-        `served` has the devices of these replicas; None is that of this process.
+        `served` has the devices of the replicas; None stands for that of this process.
 
         >>> print(place({"actor_train": [0, 1]}, num_devices=3, accelerator="cuda", is_apart=False).table({"actor_infer": [2]}))
         device  actor_train  actor_infer
@@ -90,21 +88,18 @@ class Placement:
         2       -            replica 0
         """
         homes = {role: [self.devices[0] if home is None else home for home in given] for role, given in served.items()}
-        columns = [("rank", role.devices) for role in self.roles.values()] + [
-            ("replica", tuple(given)) for given in homes.values()
-        ]
+        columns = [("rank", role.devices) for role in self.roles.values()]
+        columns += [("replica", tuple(given)) for given in homes.values()]
         rows = [["device", *self.roles, *homes]]
         for number in sorted({device for _, devices in columns for device in devices}):
-            cells = [
-                ", ".join(f"{kind} {n}" for n, at in enumerate(devices) if at == number) or "-" for kind, devices in columns
-            ]
-            rows.append([str(number), *cells])
+            cells = (", ".join(f"{kind} {n}" for n, at in enumerate(devices) if at == number) for kind, devices in columns)
+            rows.append([str(number), *(cell or "-" for cell in cells)])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join(line.rstrip() for line in lines)
 
     def context(self, role: str, rank: int, stopwatch: Stopwatch | None = None) -> RankContext:
-        """What a rank is told. A role without a place of its own has one rank on the first device of all."""
+        """The context that a rank gets. A role without a placement has one rank, on the first device."""
         placed = self.roles.get(role) or RolePlacement(self.devices[:1], {"dp": 1}, (0,))
         return RankContext(
             role=role,
@@ -126,10 +121,10 @@ def place(
     num_launched: int = 1,
     cluster: str = "auto",
 ) -> Placement:
-    """The placement of training roles by their `device_mapping`; the first role's is that of roles without.
+    """The placement of training roles by their `device_mapping`. Roles without one share that of the first role.
 
-    `is_apart` asks for a process beside the rollouts. `num_launched` processes were started by a launcher: they are the
-    devices where no role names any. Raises ConfigError if devices aren't there, or a cluster can't hold these ranks."""
+    `is_apart` asks for a process beside the rollouts. A launcher has started `num_launched` processes: without any mapping,
+    they are the devices. Raises ConfigError if devices don't exist, or a cluster can't hold these ranks."""
     main = next(iter(mappings))
     default = tuple(mappings[main] or range(num_launched))
     devices = {role: tuple(mapping) if mapping else default for role, mapping in mappings.items()}
@@ -174,7 +169,7 @@ def _asked(cluster: str, found: ClusterName, num_devices: int, is_apart: bool) -
 
 
 def require_devices(role: str, devices: Sequence[int], num_devices: int, accelerator: str) -> None:
-    """Raises ConfigError if `device_mapping` of a role names a device that isn't there."""
+    """Raises ConfigError if the `device_mapping` of a role names a device that doesn't exist."""
     if max(devices) < num_devices:
         return
     if accelerator:

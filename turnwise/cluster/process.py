@@ -1,4 +1,4 @@
-"""Another process of this machine that holds roles. This process turns its event loop while it waits for an answer."""
+"""Other processes of this machine that hold roles. The event loop of this process runs while it waits for an answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _POLL_S = 0.05
 
 
 class TrainerProcess(ABC):
-    """A process that holds ranks, and this process's thread that talks to it. A call past its deadline (the caller's, or
+    """A process that holds ranks, and the thread of this process that talks to it. A call past its deadline (the caller's, or
     `deadline_s`) blocks new calls until it returns."""
 
     def __init__(
@@ -48,13 +48,12 @@ class TrainerProcess(ABC):
         self._stopwatch = stopwatch
         self._deadline_s = deadline_s
         self._busy_with = ""  # the call that was sent to the process and isn't answered yet
-        self._late = ""  # A call that was past its deadline
+        self._late = ""  # the call that is past its deadline
         self._has_ended = False
         self._thread = DaemonThread(name)
 
     def start(self, name: str, command: Command) -> Started:
-        """Queues a call. Raises DeadlineError if the process doesn't come back from an earlier one; WorkerError if it was
-        ended."""
+        """Queues a call. Raises DeadlineError if an earlier call is late and still runs; WorkerError after the end."""
         if self._late and self._late == self._busy_with:
             raise DeadlineError(f"{name} can't be called: {self._late} is past its deadline and still runs")
         if self._has_ended:
@@ -62,7 +61,7 @@ class TrainerProcess(ABC):
         return Started(name, self._thread.start(self._ask, name, command), self)
 
     def wait_for(self, name: str, call: Awaitable[Any]) -> Any:
-        """The result of the call. The event loop turns meanwhile."""
+        """The result of the call. The event loop runs meanwhile."""
         return self._run_async(self._wait_for(name, call))
 
     async def _wait_for(self, name: str, call: Awaitable[Any]) -> Any:
@@ -77,17 +76,17 @@ class TrainerProcess(ABC):
             wait.report = f"{wait.report}\n  {self.name}:\n{indent(self._stack(), '    ')}"
 
     def end(self) -> None:
-        """Ends the process, whatever it does: callers have already waited for their answers. Calling it again is harmless."""
+        """Ends the process, whatever it does: callers have already had their answers. Calling it again is harmless."""
         if not self._has_ended:
             self._has_ended = True
             self._end()
 
     def kill(self) -> None:
-        """Ends the process, also where it doesn't listen."""
+        """Ends the process even if it doesn't listen."""
         self.end()
 
     def is_free_within(self, timeout_s: float) -> bool:
-        """Waits until no call is unanswered; whether that is so in time."""
+        """Waits until every call is answered; returns whether that happens in time."""
         end = time.monotonic() + timeout_s
         while self._busy_with and time.monotonic() < end:
             time.sleep(_POLL_S)
@@ -95,7 +94,7 @@ class TrainerProcess(ABC):
 
     @abstractmethod
     def _ask(self, name: str, command: Command) -> Any:
-        """The result of a command. Called in the thread."""
+        """The result of a command. Runs in the thread."""
 
     @abstractmethod
     def _stack(self) -> str:
@@ -135,9 +134,9 @@ class ConnectedProcess(TrainerProcess):
     def _ask(self, name: str, command: Command) -> Any:
         try:
             pickled = dumps(command)
-        except Exception as error:  # boundary: whatever a user's object says of how it is pickled
+        except Exception as error:  # boundary: a user's object defines how it is pickled
             raise WorkerError(
-                f"{name}: what it is given can't be sent to {self.name}: {error}; leave out what can't be pickled "
+                f"{name}: its arguments can't be sent to {self.name}: {error}; leave out what can't be pickled "
                 "(locks, open files, connections)"
             ) from error
         reply = self._answer(name, pickled)
@@ -147,7 +146,7 @@ class ConnectedProcess(TrainerProcess):
         return self._open(reply.value) if isinstance(reply.value, Shared) else reply.value
 
     def _note(self, reply: Reply) -> None:
-        """Gives what the process's stopwatch noted to the run's."""
+        """Passes the notes of the process's stopwatch on to the run's."""
         for track, what, started, ended, details in reply.spans:
             self._stopwatch.add(track, what, started, ended, **details)
         self._stopwatch.did_tokens(reply.tokens)
@@ -176,7 +175,7 @@ class ConnectedProcess(TrainerProcess):
 
 
 class ForkedProcess(ConnectedProcess):
-    """A process that this one has started; killing it is this one's affair."""
+    """A process that this one has started, and may kill."""
 
     _entry = "turnwise.cluster.child:serve"
 
@@ -217,11 +216,11 @@ class ForkedProcess(ConnectedProcess):
 
     def _stack(self) -> str:
         while self._stacks.poll(0) and os.read(self._stacks.fileno(), 65_536):
-            continue  # drops stacks that somebody else's signal wrote
+            continue  # drops stacks that other signals have written
         with suppress(ProcessLookupError):
             os.kill(self._id, signal.SIGUSR1)
         text, end = b"", time.monotonic() + _STACK_S
-        # It writes line by line, so the text is whole when nothing more comes.
+        # The process writes line by line, so the text is complete when nothing more comes.
         while self._stacks.poll(0.2 if text else max(0.0, end - time.monotonic())):
             more = os.read(self._stacks.fileno(), 65_536)
             if not more:
@@ -238,7 +237,7 @@ def unsendable_part(value: Any, name: str, depth: int = 5) -> str:
     for part, inner in parts.items() if depth else ():
         try:
             dumps(inner)
-        except Exception:  # boundary: whatever a user's object says of how it is pickled
+        except Exception:  # boundary: a user's object defines how it is pickled
             return unsendable_part(inner, f"{name}.{part}", depth - 1)
     return f"{name} ({type(value).__name__})"
 
@@ -252,8 +251,7 @@ class Started:
     process: TrainerProcess
 
     def result(self) -> Any:
-        """Waits, while the event loop turns. Raises DeadlineError past the cluster's deadline; WorkerError if the process has
-        ended."""
+        """Waits while the event loop runs. Raises DeadlineError past the deadline; WorkerError if the process has ended."""
         return self.process.wait_for(self.name, self)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -263,17 +261,17 @@ class Started:
         try:
             return await asyncio.wrap_future(self.future)
         except asyncio.CancelledError:
-            # A call that waits behind another is cancelled and never made.
+            # A call that was waiting behind another one is cancelled and never sent.
             if self.future.cancelled() or not self.future.done():
                 self.process.left()
             raise
 
 
 def _log(pickled: bytes) -> None:
-    """Logs the process's records here."""
+    """Logs a record of the other process here."""
     try:
         record: logging.LogRecord = loads(pickled)
-    except Exception as error:  # boundary: what was put into its `extra` may be of classes that aren't known here
+    except Exception as error:  # boundary: its `extra` may hold objects of classes that can't be imported here
         logger.warning("A log record of the trainer's process can't be read: %s", error)
     else:
         logging.getLogger(record.name).handle(record)

@@ -1,4 +1,4 @@
-"""Roles on ranks in other processes of this machine, one for each device."""
+"""Roles with ranks in other processes of this machine, one process per device."""
 
 import asyncio
 import logging
@@ -27,26 +27,21 @@ _OTHERS_S = 5.0  # seconds that other ranks have to fail too, after the first on
 
 @dataclass(frozen=True, slots=True)
 class StartedAll:
-    """The Pending of a call of several ranks. `join` makes one result of theirs, in the order of the ranks."""
+    """The Pending of a call of several ranks. `join` combines their results, given in the order of the ranks."""
 
     calls: Sequence[Started]
     join: Callable[[list[Any]], Any]
 
-    @property
-    def name(self) -> str:
-        return self.calls[0].name
-
     def result(self) -> Any:
-        """Waits for all ranks. Raises DeadlineError past the cluster's deadline; WorkerError if a process has ended. Of several
-        failures the first cause is raised: ranks that computed together with one that is gone fail too."""
-        return self.calls[0].process.wait_for(self.name, self)
+        """Waits for all ranks. Raises DeadlineError past the cluster's deadline; WorkerError if a process has ended. If several
+        ranks fail, the first cause is raised: when a process is gone, the ranks that computed with it fail too."""
+        return self.calls[0].process.wait_for(self.calls[0].name, self)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._awaited().__await__()
 
     async def _awaited(self) -> Any:
-        failed: list[tuple[Started, BaseException]] = []
-        """In the order in which they failed."""
+        failed: list[tuple[Started, BaseException]] = []  # in the order in which they failed
 
         def note(call: Started, wait: asyncio.Future[Any]) -> None:
             if not wait.cancelled() and (error := wait.exception()) is not None:
@@ -84,7 +79,7 @@ class ProcessWorkers:
             process.start(name, Command("ask", (self._role, method, share, kwargs)))
             for process, share in zip(asked, shares, strict=False)
         ]
-        return calls[0] if len(calls) == 1 else StartedAll(calls, _joined if route == "split" else itemgetter(0))
+        return calls[0] if len(calls) == 1 else StartedAll(calls, partial(sum, start=[]) if route == "split" else itemgetter(0))
 
 
 def _share(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
@@ -94,21 +89,16 @@ def _share(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
     return items[rank * each : (rank + 1) * each]
 
 
-def _joined(results: list[list[Any]]) -> list[Any]:
-    return [item for result in results for item in result]
-
-
 class ProcessCluster:
-    """Spawns each role in the processes of its placement: one for each device. The methods of a rank run there in the order in
-    which they were called.
+    """Spawns each role in the processes of its placement, one per device. A rank's methods run in the order of the calls.
 
     Arguments and results are pickled. An iterator of `(name, tensor)` pairs comes back as `SharedTensors`, which the next call
-    of the same method overwrites; the first makes the iterator twice. Log records are logged here, and the notes of the
+    of the same method overwrites; the first call makes the iterator twice. Log records are logged here, and the notes of the
     processes' stopwatches go to `stopwatch`. No call takes longer than `deadline_s`.
 
     `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets the number of operator threads of the
-    calling thread: until `shutdown` `num_threads.rollout` here, and `num_threads.train` in all the others together. `set_up`
-    is called there first. Raises WorkerError if the processes don't find each other."""
+    calling thread: until `shutdown`, `num_threads.rollout` in this process and `num_threads.train` in all the others together.
+    `set_up` is called first in each of them. Raises WorkerError if the processes don't find each other."""
 
     neighbours: Mapping[str, Any] = MappingProxyType({})
     _folder: TemporaryDirectory[str] | None = None  # where the processes find each other
@@ -136,10 +126,10 @@ class ProcessCluster:
         set_num_threads(num_threads.rollout)
 
     def _start(self, talk: tuple[Any, ...], begin: Callable[[], object]) -> None:
-        """Starts the processes, which then meet each other. `talk` are the arguments of a `TrainerProcess` without its name."""
+        """Starts the processes and joins them. `talk` are the arguments of a `TrainerProcess` except for its name."""
         size = self.placement.num_processes
-        names = ["the trainer's process"] if size == 1 else [f"the trainer's process of rank {rank}" for rank in range(size)]
-        for name in names:
+        for rank in range(size):
+            name = "the trainer's process" if size == 1 else f"the trainer's process of rank {rank}"
             self._processes.append(ForkedProcess(*talk, name))
         levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
         set_up_child = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
@@ -162,13 +152,12 @@ class ProcessCluster:
         return ProcessWorkers(role, processes)
 
     def _tell(self, name: str, commands: Sequence[Command], processes: Sequence[TrainerProcess] = ()) -> None:
-        """Gives each process its command, and waits for all."""
+        """Sends each process its command, and waits for all."""
         told = zip(processes or self._processes, commands, strict=True)
         StartedAll([process.start(name, command) for process, command in told], itemgetter(0)).result()
 
     def take(self, value: Any) -> None:
-        """Sends a value there, to find out early whether it can arrive. Raises Exception: whatever pickle raises, on either
-        side."""
+        """Sends a value to a process, to find out early whether it arrives. Raises whatever pickle raises, on either side."""
         self._processes[-1].start("a trial", Command("take", (value,))).result()
 
     def keep_first_ranks(self) -> bool:

@@ -12,7 +12,7 @@ from turnwise.runtime.stopwatch import TokenCounts
 
 
 class ServerCall(NamedTuple):
-    """A call of a method of the server; without a method, the end of an earlier call that nobody waits for any more."""
+    """A call of a method of the server. Without a method, it cancels the earlier call of this number."""
 
     number: int
     method: str = ""
@@ -20,7 +20,7 @@ class ServerCall(NamedTuple):
 
 
 class ServerReply(NamedTuple):
-    """The reply to a call, and how many tokens the server has sampled since the last one."""
+    """The reply to a call, and how many tokens the server has sampled since the last reply."""
 
     number: int
     reply: Reply
@@ -28,7 +28,7 @@ class ServerReply(NamedTuple):
 
 
 def serve(connection: Any, stacks: Any) -> None:
-    """Answers commands one by one until a server is made, and then its calls, until the connection's other end is closed."""
+    """Answers commands one by one until a server is made, then calls of the server until the other end is closed."""
     wire = begin(connection, stacks)
     child = Child(wire)
     while not child.workers:

@@ -1,4 +1,4 @@
-"""An inference server in a process of its own, behind the interface of one in this process."""
+"""An inference server in a process of its own, with the interface of a server in this process."""
 
 import asyncio
 import itertools
@@ -18,9 +18,8 @@ from turnwise.types import Completion, Media, SamplingParams
 
 
 class ServerProcess(ForkedProcess):
-    """A `protocols.InferenceServer` whose server another process holds. Its calls run there concurrently.
-
-    A process that has ended raises ConnectionError to all who wait for it. `begin` makes the server."""
+    """A `protocols.InferenceServer` in another process, where its calls run concurrently. `begin` makes the server. If the
+    process ends, all callers that wait for it get a ConnectionError."""
 
     _entry = "turnwise.cluster.server_child:serve"
 
@@ -32,14 +31,14 @@ class ServerProcess(ForkedProcess):
         self._beginning: list[Started] = []
 
     def begin(self, set_up: SetUp, factory: Callable[[RankContext], Any], rank: RankContext) -> None:
-        """Begins to set the process up and to make the server there."""
+        """Begins to set up the process and to make the server in it."""
         self._beginning = [
             self.start(f"setting up {self.name}", Command("set_up", (set_up,))),
             self.start(f"making {self.name}", Command("make", (factory, rank))),
         ]
 
     def wait_until_ready(self) -> None:
-        """Raises WorkerError if the process has ended; Exception: whatever making the server raises."""
+        """Waits until the server is made. Raises WorkerError if the process has ended, or whatever making the server raises."""
         for step in self._beginning:
             step.result()
         self._thread.start(self._read_replies)
@@ -114,7 +113,7 @@ class ServerProcess(ForkedProcess):
             raise ConnectionError(f"{self.name} has ended: {self._fate()}") from error
 
     def _read_replies(self) -> None:
-        """Called in the thread. Replies are given to the event loops that wait for them."""
+        """Runs in the thread: passes replies to the event loops that wait for them."""
         try:
             while True:
                 number, reply, num_sampled = loads(self._received())
@@ -125,12 +124,12 @@ class ServerProcess(ForkedProcess):
                 self._resolve(number, Reply(error=ConnectionError(f"{self.name} has ended: {self._fate()}")))
 
     def _note(self, reply: Reply) -> None:
-        """See `ConnectedProcess`. A replica's spans are on a track of its own: this process's engine track has one thread."""
+        """See `ConnectedProcess`. A replica's spans get a track of their own, since spans of one track don't overlap."""
         reply.spans = [(f"{self.name}: {track}", *rest) for track, *rest in reply.spans]  # type: ignore[misc]
         super()._note(reply)
 
     def _resolve(self, number: int, reply: Reply, num_sampled: int = 0) -> None:
-        """Ends a wait, on the event loop that waits."""
+        """Ends a wait on its own event loop."""
         answered = self._waiting.get(number)
         if answered is None:
             return

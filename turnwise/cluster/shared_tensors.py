@@ -1,4 +1,4 @@
-"""Named tensors in memory shared by processes of one machine."""
+"""Named tensors in memory that processes of one machine share."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SharedTensors:
     """
 
     def __init__(self, shared: Shared, file: Any = None) -> None:
-        """Maps what another process made while its maker lives. `file` is the maker's own."""
+        """Maps the memory, which exists as long as its maker. `file` is the maker's own."""
         self.shared = shared
         self._file = file
         descriptor = os.open(shared.path, os.O_RDWR)
@@ -59,7 +59,7 @@ class SharedTensors:
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> SharedTensors:
-        """Memory for named tensors, not yet written. Keeps no tensor. Raises WorkerError if memory is short."""
+        """Memory for named tensors, whose values aren't written yet. Raises WorkerError if memory is short."""
         places, size = {}, 0
         for name, tensor in tensors:
             places[name] = TensorSlot(size, tensor.dtype, tensor.shape)
@@ -69,8 +69,7 @@ class SharedTensors:
         return cls(Shared(path, size, places), file)
 
     def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies in the values of tensors on any device. Raises WorkerError if the tensors' names or shapes don't match the
-        places."""
+        """Copies the values of tensors, on any device, into the memory. Raises WorkerError if names or shapes don't match."""
         missing = dict(self.shared.places)
         with torch.no_grad():
             for name, tensor in tensors:
@@ -92,13 +91,13 @@ class SharedTensors:
 
 
 def opened_once() -> Callable[[Shared], SharedTensors]:
-    """Maps shared tensors, the same ones once."""
+    """Maps shared tensors; the same ones only once."""
     opened: dict[str, SharedTensors] = {}
     return lambda shared: opened.get(shared.path) or opened.setdefault(shared.path, SharedTensors(shared))
 
 
 class Written:
-    """Writes what an iterator gives into the same shared memory each time."""
+    """Writes named tensors into the same shared memory each time."""
 
     def __init__(self) -> None:
         self._tensors: SharedTensors | None = None
@@ -118,7 +117,7 @@ class Written:
 
 
 def _new_file(num_bytes: int) -> tuple[str, Any]:
-    """An empty file, in memory if the system has such files, with a path that other processes can open until it is closed."""
+    """An empty file, in memory if possible, and a path under which other processes can open it until it is closed."""
     if sys.platform == "linux":
         file: Any = open(os.memfd_create("turnwise weights"), "r+b")  # noqa: SIM115
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"

@@ -1,1 +1,1 @@
-"""Environments: gymnasium's contract over text and images. No tokens here. What they refuse is an EnvironmentFault."""
+"""Environments: gymnasium's contract over text and images, without tokens. Wrong arguments raise EnvironmentFault."""

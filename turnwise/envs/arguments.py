@@ -39,7 +39,7 @@ def check_format_penalty(value: float) -> None:
 def words_by_number(
     name: str, lookup: Mapping[Any, str], numbers: Sequence[int], *, is_case_sensitive: bool = False
 ) -> tuple[str, ...]:
-    """The stripped word of each number, in the order of `numbers`; a config may write a number as text.
+    """The stripped word of each number, in the order of `numbers`. Keys of `lookup` may be numbers or their text.
 
     >>> words_by_number("action_lookup", {"2": "Down ", 1: "Up"}, (1, 2))
     ('Up', 'Down')

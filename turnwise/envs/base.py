@@ -11,26 +11,25 @@ Step = tuple[str | Observation, float, bool, bool, dict[str, Any]]
 
 
 class TextEnv(ABC):
-    """A synchronous environment: `reset` and `step` are its own, the rest has defaults.
+    """A synchronous environment. A subclass defines `reset` and `step`; the rest has defaults.
 
-    Subclassing is a convenience: anything of the shape of `protocols.Env` is an environment. One whose observation
-    doesn't tell its true state adds `state_key()`."""
+    Subclassing is a convenience: any class with the methods of `protocols.Env` is an environment. If the observation doesn't
+    show the whole state, the environment adds `state_key()`."""
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType({})
     relays_foreign_text: ClassVar[bool] = False
     """Whether observations hold foreign text (a web page, a data set, a player's words). Special tokens in it then stay
-    ordinary text, unless the config says `encode_special_tokens: true`."""
-
+    ordinary text, unless the config sets `encode_special_tokens: true`."""
     shows_pictures: bool = False
-    """Whether this environment's observations hold pictures, which a model of texts can't see."""
+    """Whether this environment's observations hold pictures, which a text model can't see."""
 
     @abstractmethod
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Starts an episode that follows from `seed` alone."""
+        """Starts an episode that depends on `seed` alone."""
 
     @abstractmethod
     def step(self, action: str) -> Step:
-        """`(observation, reward, terminated, truncated, info)` of one action; "" is an action that couldn't be parsed."""
+        """`(observation, reward, terminated, truncated, info)` after one action; "" stands for an unparsed action."""
 
     def render(self) -> Any:
         """A picture for people, uint8 [H, W, 3], or None."""

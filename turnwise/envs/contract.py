@@ -1,8 +1,9 @@
-"""Checks an environment's results once, as they arrive: wrong shapes and NaN never reach the training."""
+"""Checks an environment's results once, when they arrive, so that wrong shapes and NaN never reach training."""
 
 import numbers
 import reprlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -15,7 +16,15 @@ PROMPT_KEYS = ("env_instruction", "suffix")
 """Keys of `info` that prompts use."""
 
 LARGEST = 1e30
-"""The largest reward or metric: it fits into a float32, and its square and sums of many fit into a float64."""
+"""The largest reward or metric. It fits into a float32; its square and sums of many of them fit into a float64."""
+
+_REDUCTIONS: dict[Reduction, Callable[[list[float]], float]] = {
+    "mean": lambda values: sum(values) / len(values),
+    "sum": sum,
+    "max": max,
+    "min": min,
+    "last": itemgetter(-1),
+}
 
 
 class StepResult(NamedTuple):
@@ -77,7 +86,7 @@ def read_step(result: Any, env_name: str, turn: int, reductions: Mapping[str, Re
 
 
 def read_state_key(env: Env) -> Hashable:
-    """The environment's own name of its state, None if it gives none."""
+    """The environment's own key of its state, None if it has none."""
     return ask_state_key(env) if isinstance(env, HasStateKey) else None
 
 
@@ -97,22 +106,12 @@ def is_picture(value: Any) -> bool:
 
 
 def reduce_metric(values: list[float], reduction: Reduction) -> float:
-    """One number for the values of an episode's steps (at least one), in their order.
+    """Combines the values of an episode's steps (at least one, in order) into one number.
 
     >>> reduce_metric([0.0, 1.0, 1.0, 0.0], "mean"), reduce_metric([0.0, 1.0], "last")
     (0.5, 1.0)
     """
-    match reduction:
-        case "mean":
-            return sum(values) / len(values)
-        case "sum":
-            return sum(values)
-        case "max":
-            return max(values)
-        case "min":
-            return min(values)
-        case "last":
-            return values[-1]
+    return _REDUCTIONS[reduction](values)
 
 
 def _observation(value: Any, where: str) -> Observation:
@@ -170,7 +169,7 @@ def _metrics(values: Any, where: str, reductions: Mapping[str, Reduction]) -> di
                 f"{where}: metric {name!r} isn't declared; metric_reductions has {', '.join(reductions) or 'none'}: "
                 f"add it there with mean, sum, max, min or last.{nearest(str(name), reductions)}"
             )
-    # The text is for an error: most values need none.
+    # Most values need no error text, so the quick check comes first.
     return {
         name: value if type(value) is float and -LARGEST <= value <= LARGEST else _number(value, f"{where}: metric {name!r}")
         for name, value in values.items()

@@ -1,7 +1,9 @@
-"""What the grid worlds share: four words as actions, a text or a picture as observation, and the tiles of pictures."""
+"""What the grid worlds share: four words as actions, texts or pictures as observations, tiles of pictures, shortest ways."""
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
@@ -15,6 +17,7 @@ from turnwise.types import Media, Observation, Reduction, Split
 ObservationKind = Literal["grid", "coordinates", "both"]
 RenderMode = Literal["text", "rgb_array"]
 Cell = TypeVar("Cell")
+State = TypeVar("State", bound=Hashable)
 
 TILE = 32
 """Pixels of a cell's side."""
@@ -46,8 +49,30 @@ def draw(cells: Sequence[Cell], width: int, paint: Callable[[NDArray[np.uint8], 
     return picture
 
 
+def fewest_actions(
+    start: State, is_goal: Callable[[State], bool], moves: Callable[[State], Iterable[State]], max_states: float = math.inf
+) -> list[int] | None:
+    """The fewest actions from `start` to a goal, the first ones in order among equals. `moves` gives the state after each
+    action. None if there is no way, or none is found within `max_states` states."""
+    came_from: dict[State, tuple[State, int]] = {start: (start, -1)}
+    queue = deque([start])
+    while queue and len(came_from) <= max_states:
+        here = queue.popleft()
+        if is_goal(here):
+            actions = []
+            while here != start:
+                here, action = came_from[here]
+                actions.append(action)
+            return actions[::-1]
+        for action, there in enumerate(moves(here)):
+            if there not in came_from:
+                came_from[there] = (here, action)
+                queue.append(there)
+    return None
+
+
 class GridEnv(TextEnv):
-    """A world of cells. An action is one of four words, in any case; anything else moves nothing and costs `format_penalty`."""
+    """A world of cells. An action is one of four words, in any case. Other text moves nothing and costs `format_penalty`."""
 
     name: ClassVar[str]
     scene: ClassVar[str]
@@ -94,7 +119,7 @@ class GridEnv(TextEnv):
         return grid if self._observation_kind == "grid" else f"{grid}\n{self._coordinates()}"
 
     def _step(self, number: int | None, reward: float, *, is_success: bool, is_effective: bool, is_over: bool) -> Step:
-        """What `step` returns for the action of this number, None for a word that is no action."""
+        """The result of `step` for the action of this number; None stands for text that is no action."""
         penalty = self._format_penalty if number is None else 0.0
         metrics = {
             "success": float(is_success),
@@ -106,7 +131,7 @@ class GridEnv(TextEnv):
         return self._observe(), reward + penalty, is_over, False, info
 
     def _rules(self, goal: str, symbols: Iterable[tuple[str, str]], unnamed: str, moves: str) -> str:
-        """The rules that open the first prompt; `unnamed` says what coordinates leave out, `moves` what a move meets."""
+        """The rules that open the first prompt. `unnamed` says what coordinates leave out; `moves` says what stops a move."""
         lines = [goal]
         if not self.shows_pictures:
             lines.append("Symbols: " + ", ".join(f"{symbol} {meaning}" for symbol, meaning in symbols) + ".")

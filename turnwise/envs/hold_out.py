@@ -1,4 +1,4 @@
-"""Keeps training and validation apart by their tasks' content, for environments that know seeds only."""
+"""Keeps training and validation tasks apart by their content, for environments that only take seeds."""
 
 import hashlib
 import logging
@@ -14,20 +14,19 @@ from turnwise.types import Split, derive_seed
 logger = logging.getLogger(__name__)
 
 MAX_DRAWS = 64
-"""Seeds that are tried before giving up: a quarter of many tasks validates, so that 64 tries miss once in 10⁸ times."""
+"""Number of seeds that are tried before giving up. A quarter of many tasks validates, so 64 tries miss once in 10⁸ times."""
 
 
 class HeldOutEnv(TextEnv):
-    """An environment that knows seeds only. With a `split` it plays starts whose content belongs there; all starts, where it
-    has too few of them."""
+    """An environment that only takes seeds. With a `split` it plays the starts whose content is in it, or all if it has few."""
 
     plays_all = False
-    """Whether the last episode is of the other split, because no start of its own was found."""
+    """Whether the last episode may be of the other split, because no start of its own was found."""
     _seed = 0
 
     def _start(self, name: str, seed: int | None, split: Split | None, begin: Callable[[int], str]) -> None:
-        """Calls `begin`, which starts the episode of a seed and gives its content, until that belongs to the split: with `seed`
-        (by default the next one), then with those that follow from it."""
+        """Calls `begin`, which starts the episode of a seed and returns its content, until the content belongs to the split:
+        first with `seed` (by default the next one), then with seeds derived from it."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         for draw in range(MAX_DRAWS):
             if in_split(begin(derive_seed(self._seed, draw) if draw else self._seed), split):
@@ -41,7 +40,7 @@ class HeldOutEnv(TextEnv):
 def fingerprint(value: Any) -> str:
     """A hash of nested values, the same in every process: numbers, texts, arrays, mappings, sequences, sets, objects of these.
 
-    A number of numpy's is the number it holds, and an object without a text of its own its class and attributes.
+    A numpy number counts as its value. An object without a `repr` of its own counts as its class and attributes.
 
     >>> fingerprint({"a": (1, np.float32(2))}) == fingerprint({"a": [np.int64(1), 2.0]})
     True
@@ -74,5 +73,5 @@ def _canonical(value: Any) -> str:
             return repr(value)
         case _:
             text = repr(value)
-            # The default text of an object is its address. What pickle would keep are its class, and attributes or slots.
+            # The default `repr` of an object is its address. Pickle would keep its class, and its attributes or slots.
             return _canonical(value.__reduce_ex__(2)[1:3]) if " at 0x" in text else text

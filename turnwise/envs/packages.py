@@ -1,4 +1,4 @@
-"""Environments that other packages bring, and what turnwise knows of them (`packages.yaml`)."""
+"""Environments of other packages, and what turnwise knows about them (`packages.yaml`)."""
 
 import io
 import random
@@ -19,21 +19,21 @@ _process = threading.Lock()
 
 @cache
 def known_of(package: str) -> Any:
-    """The section of a package."""
+    """The section of `packages.yaml` about a package."""
     return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))[package]
 
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Wraps calls of a package that prints: the output is hidden, and no other such call runs at the same time."""
+    """Wraps calls of a package that prints. The output is hidden, and no other such call runs at the same time."""
     with _process, redirect_stdout(io.StringIO()):
         yield
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Wraps calls of a package that draws from the process's random streams (of `random` and of numpy): no other such call runs
-    at the same time, the streams are restored afterwards, and output is hidden."""
+    """Wraps calls of a package that draws from the process's random streams (`random` and numpy). No other such call runs at
+    the same time, the streams are restored afterwards, and output is hidden."""
     with silenced():
         python, numpy = random.getstate(), np.random.get_state()
         try:
@@ -45,7 +45,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
-    """Wraps the import of an optional package: if it is missing, the error names the extra to install.
+    """Wraps the import of an optional package. If it is missing, the error names the extra to install.
 
     >>> with needs("no_such_package", "gym"):
     ...     import no_such_package

@@ -1,11 +1,11 @@
-"""Reads the action from the text of a response, and writes it back into one."""
+"""Reads the action from the text of a response, and writes an action as a response."""
 
 import re
 
 from turnwise.errors import ConfigError
 
 ANSWERS = ("{action}", "<answer>{action}</answer>", "<think></think><answer>{action}</answer>")
-"""How an action is written down; the first that `action_pattern` reads is taken."""
+"""Forms of an answer; the first one that `action_pattern` can read is used."""
 _FLAGS = re.IGNORECASE | re.DOTALL
 _THOUGHT = re.compile(r"<think>.*?</think>", _FLAGS)
 _OPEN = re.compile(r"<think>", _FLAGS)
@@ -21,7 +21,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def without_thoughts(text: str) -> str | None:
-    """The text outside think blocks, None if a block was opened and never closed.
+    """The text outside think blocks; None if a block is opened and never closed.
 
     Some chat templates open the block in the prompt, so a lone `</think>` ends a thought that began before the text.
 
@@ -39,8 +39,8 @@ def without_thoughts(text: str) -> str | None:
 def parse_action(text: str, pattern: str | None) -> str | None:
     """The stripped action in a response, None if there is none.
 
-    It is the last group of the first match of `pattern` outside think blocks, or the whole match of a pattern without
-    groups; `pattern` None takes the whole text. A pattern that names `<think>` itself sees the text with its thoughts.
+    The action is the last group of the first match of `pattern` outside think blocks; without groups it is the whole match;
+    without a pattern, the whole text. A pattern that names `<think>` itself sees the text with its thoughts.
 
     >>> parse_action("<think><answer>Up</answer>?</think> <Answer> Left </Answer>", r"<answer>(.*?)</answer>")
     'Left'
@@ -60,7 +60,7 @@ def parse_action(text: str, pattern: str | None) -> str | None:
 
 
 def as_answer(action: str, pattern: str | None) -> str | None:
-    """A response in which `pattern` finds the action; None if no form fits. A text that already fits is unchanged.
+    """A response in which `pattern` finds the action; None if no form fits. A text that already fits stays unchanged.
 
     >>> as_answer("Right", r"<answer>(.*?)</answer>"), as_answer("Up", None), as_answer("Up", "[0-9]+")
     ('<answer>Right</answer>', 'Up', None)

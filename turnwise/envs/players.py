@@ -1,4 +1,4 @@
-"""Players without a model: baselines to compare with and teachers for demonstrations."""
+"""Players without a model: baselines, and teachers for demonstrations."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ class HasActions(Protocol):
 
 @runtime_checkable
 class Acting(Protocol):
-    """Chooses the next action of the environment that it was made for, or None: it gives up. It plays one episode."""
+    """Plays one episode of the environment that it was made for: chooses the next action, or gives up (None)."""
 
     def act(self) -> str | None: ...
 
@@ -29,7 +29,7 @@ class Player(Acting, Protocol):
 
 
 def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
-    """The action words: the given ones, else the environment's own `actions`; perhaps empty."""
+    """The action words: the given ones, else the environment's own `actions`. May be empty."""
     actions: Any = given or (env.actions if isinstance(env, HasActions) else ())
     if isinstance(actions, str) or not isinstance(actions, Sequence) or not all(isinstance(word, str) for word in actions):
         raise EnvironmentFault(f"{type(env).__name__}.actions is {repr(actions)[:60]}; a random player needs a sequence of str")
@@ -37,7 +37,7 @@ def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 class RandomPlayer:
-    """Draws each action uniformly from the given ones, else from the environment's own."""
+    """Draws each action uniformly from the given actions, else from the environment's own."""
 
     def __init__(self, env: Any, seed: int, actions: Sequence[str] = ()) -> None:
         self.actions = actions_of(env, actions)
@@ -48,7 +48,7 @@ class RandomPlayer:
 
 
 class BlindPlayer:
-    """Plays a fixed sequence of action numbers (`frozen_lake.map.best_blind_path`), repeating its last one at the end."""
+    """Plays a fixed sequence of action numbers (`frozen_lake.map.best_blind_path`), then repeats its last one."""
 
     def __init__(self, env: HasActions, path: Sequence[int]) -> None:
         if not path:
@@ -78,7 +78,7 @@ class ExpertPlayer:
 
 
 class ErringPlayer:
-    """Another player whose action is replaced by a uniformly drawn one with probability `error_rate`."""
+    """Plays like another player, but replaces each action by a uniformly drawn one with probability `error_rate`."""
 
     def __init__(self, player: Player, error_rate: float, seed: int) -> None:
         if not 0.0 <= error_rate <= 1.0:
@@ -94,7 +94,7 @@ class ErringPlayer:
 
 
 class GivingUpPlayer:
-    """Another player that gives up if `is_lost`: actions in a lost state teach nothing."""
+    """Plays like another player, but gives up if `is_lost`: actions in a lost state teach nothing."""
 
     def __init__(self, player: Player, is_lost: Callable[[], bool]) -> None:
         self.actions = player.actions

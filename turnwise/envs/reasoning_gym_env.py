@@ -1,4 +1,4 @@
-"""Tasks of the package reasoning-gym (Stojanovski et al. 2025, arXiv:2505.24760): a question, and an answer that it scores."""
+"""Tasks of the package reasoning-gym (Stojanovski et al. 2025, arXiv:2505.24760): questions whose answers it scores."""
 
 import json
 from collections.abc import Mapping
@@ -14,33 +14,30 @@ from turnwise.errors import EnvironmentFault, nearest
 from turnwise.types import Reduction, Split
 
 NUM_TASKS = 100_000
-"""Size of a dataset whose `dataset_config` doesn't say."""
+"""Size of a dataset, unless its `dataset_config` sets one."""
 
 RUNS_ANSWERS = frozenset(known_of("reasoning_gym")["runs_answers"])
 UNREPEATABLE = frozenset(known_of("reasoning_gym")["unrepeatable"])
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError)
-"""Exceptions of scorers for unexpected answers."""
+"""Exceptions that scorers raise for unexpected answers."""
 
 
 class ReasoningGymEnv(HeldOutEnv):
     """Asks one question of `dataset`; the package's own scorer says how good an answer is, in [0, 1].
 
-    The episode ends with a perfect answer or after `num_attempts`. An attempt's reward is its improvement over the best one
-    before it, so an episode's rewards add up to its best score. An answer that couldn't be parsed is an attempt too: it scores
-    0 and costs `format_penalty` (≤ 0).
+    The episode ends with a perfect answer or after `num_attempts`. The reward of an attempt is its improvement over the best
+    one before it, so an episode's rewards add up to its best score. An answer that couldn't be parsed is an attempt too: it
+    scores 0 and costs `format_penalty` (≤ 0). Raises EnvironmentFault if there is no such dataset, it isn't allowed, or it
+    doesn't take its config; NotAvailableError if reasoning-gym isn't installed.
 
     Args:
         dataset: a name of `reasoning_gym.factory.DATASETS`.
-        dataset_config: what the dataset's own config takes; `size` is the number of its tasks.
-        num_attempts: answers that may be given.
+        dataset_config: arguments of the dataset's own config; `size` is the number of its tasks.
+        num_attempts: number of answers that may be given.
         format_penalty: reward of an answer that couldn't be parsed.
-        runs_answers: allows the datasets of `RUNS_ANSWERS`, whose scorers run what the model writes as Python code.
-        env_instruction: opens the first prompt; "" for nothing.
-        split: asks only questions whose text belongs to training or validation; None asks all.
-
-    Raises:
-        EnvironmentFault: there is no such dataset, it is one that isn't allowed, or it doesn't take its config.
-        NotAvailableError: reasoning-gym isn't installed.
+        runs_answers: allows the datasets of `RUNS_ANSWERS`, whose scorers run the model's text as Python code.
+        env_instruction: opens the first prompt; "" leaves it out.
+        split: asks only questions whose text belongs to training or validation; None asks all questions.
     """
 
     relays_foreign_text: ClassVar[bool] = True
@@ -66,7 +63,7 @@ class ReasoningGymEnv(HeldOutEnv):
         check_type("reasoning_gym", "runs_answers", runs_answers, bool, "true or false")
         _check_dataset(dataset, runs_answers)
         self._name = dataset
-        # Some take half a second to load their data, and an environment is made for every episode.
+        # Some datasets take half a second to load, and every episode makes an environment.
         self._dataset = _load_dataset(dataset, json.dumps(dict(dataset_config or {}), sort_keys=True, default=str))
         self._num_attempts, self._format_penalty = num_attempts, float(format_penalty)
         self._instruction, self._split = env_instruction, split
@@ -80,7 +77,7 @@ class ReasoningGymEnv(HeldOutEnv):
         return self._task["question"], {"env_instruction": self._instruction}
 
     def _ask(self, seed: int) -> str:
-        # Some seed numpy's stream for each question, and some print while they make one.
+        # Some datasets seed numpy's stream for each question, and some print.
         with alone():
             self._task = self._dataset[seed % len(self._dataset)]
         return str(self._task["question"])
@@ -105,7 +102,7 @@ class ReasoningGymEnv(HeldOutEnv):
         return verdict, gain + penalty, is_over, False, {"metrics": metrics}
 
     def state_key(self) -> str:
-        """The question and how often it was answered."""
+        """The question, and how often it was answered."""
         return f"{fingerprint(self._task.get('question'))}:{self._num_answers}"
 
     def _score(self, answer: str) -> float:
@@ -131,7 +128,7 @@ def _check_dataset(name: str, runs_answers: bool) -> None:
 
 @lru_cache(maxsize=32)
 def _load_dataset(name: str, config: str) -> Any:
-    """The dataset, which is only read from; `config` is JSON."""
+    """The dataset, which is only read; `config` is JSON."""
     with needs("reasoning_gym", "reasoning-gym"):
         import reasoning_gym
         from reasoning_gym.factory import DATASETS

@@ -1,7 +1,7 @@
-"""An episode of any environment as it looked: a wrapper that watches and changes nothing."""
+"""Records how an episode of any environment looked, with a wrapper that changes nothing."""
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from turnwise.types import Observation
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An environment after one call: what the call returned, and what `render()` gave then."""
+    """An environment after one call: what the call returned, and what `render()` returned then."""
 
     result: tuple[Any, ...]
     rendered: Any
@@ -30,25 +30,18 @@ class View:
         return observation.media[0].data if observation.media else observation.text
 
 
-@dataclass(slots=True)
-class EpisodeRecording:
-    """The views of one episode: after `reset`, and after each `step`."""
-
-    views: list[View] = field(default_factory=list)
-
-
 class RecordingEnv:
-    """An environment whose every `reset` and `step` adds a view to `recording`. Everything else is the environment's own."""
+    """Keeps the `views` of an episode, after `reset` and after each `step`. Everything else is the environment's own."""
 
-    def __init__(self, env: Env, recording: EpisodeRecording) -> None:
+    def __init__(self, env: Env, views: list[View]) -> None:
         self._env = env
-        self._recording = recording
+        self._views = views
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
     def reset(self, *, seed: int | None = None) -> Any:
-        self._recording.views.clear()
+        self._views.clear()
         return self._seen(self._env.reset(seed=seed))
 
     def step(self, action: str) -> Any:
@@ -57,7 +50,7 @@ class RecordingEnv:
     def _seen(self, result: Any) -> Any:
         if inspect.isawaitable(result):
             return self._seen_later(result)
-        self._recording.views.append(View(result, self._look()))
+        self._views.append(View(result, self._look()))
         return result
 
     async def _seen_later(self, result: Any) -> Any:

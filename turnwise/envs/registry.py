@@ -1,6 +1,7 @@
-"""Finds the environment of an `env_type`. Entry points are imported when they are first used, not before."""
+"""Finds the environment of an `env_type`. Entry points are imported at their first use."""
 
 import inspect
+from collections import ChainMap
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -12,32 +13,31 @@ from turnwise.protocols import Env
 from turnwise.spec import ENVS
 from turnwise.types import Split
 
-_registered: dict[str, str] = {}  # names of this process on top of `spec.ENVS`; written by `register` alone
+_entry_points = ChainMap[str, str]({}, ENVS)  # names of this process, which `register` writes, on top of `spec.ENVS`
 
 
 def register(env_type: str, entry_point: str) -> None:
-    """Gives the class `module:Class` a short name. Nothing is imported yet."""
+    """Gives the class `module:Class` a short name, without importing it."""
     if not all(entry_point.partition(":")):
         raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
-    known = _entry_points().get(env_type, entry_point)
+    known = _entry_points.get(env_type, entry_point)
     if known != entry_point:
         raise EnvironmentFault(
             f"env_type {env_type!r} is {known or 'reserved'} already; register {entry_point} by another name"
         )
-    _registered[env_type] = entry_point
+    _entry_points[env_type] = entry_point
 
 
 def env_class(env_type: str) -> type:
     """The class of a registered name or of `module:Class`."""
-    entry_points = _entry_points()
-    if env_type in entry_points:
-        entry_point = entry_points[env_type]
+    if env_type in _entry_points:
+        entry_point = _entry_points[env_type]
         if not entry_point:
             raise NotAvailableError(f"env_type {env_type!r} isn't in this version")
     elif ":" in env_type:
         entry_point = env_type
     else:
-        names = sorted(name for name, entry_point in entry_points.items() if entry_point)
+        names = sorted(name for name, entry_point in _entry_points.items() if entry_point)
         raise EnvironmentFault(
             f"unknown env_type {env_type!r}; known are {', '.join(names)}, and any class as 'module:Class'."
             + nearest(env_type, names)
@@ -46,7 +46,7 @@ def env_class(env_type: str) -> type:
 
 
 def takes_split(env_type: str) -> bool:
-    """Whether the constructor has a parameter `split`, or passes its `**options` on to a class above that has one."""
+    """Whether the constructor has a parameter `split`, or passes its `**options` on to a base class that has one."""
     return _takes_split(env_class(env_type))
 
 
@@ -69,7 +69,7 @@ def relays_foreign_text(env_type: str) -> bool:
 
 
 def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
-    """An environment with the arguments of `env_config`, and with `split` if it takes one and the config has none."""
+    """An environment with the arguments of `env_config`; also with `split` if it takes one and the config has none."""
     cls = env_class(env_type)
     arguments = {"split": split, **env_config} if takes_split(env_type) else dict(env_config)
     signature = _signature(cls)
@@ -90,7 +90,3 @@ def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
 def _signature(cls: type) -> inspect.Signature:
     """The constructor's signature, cached: looking it up takes as long as making many environments."""
     return inspect.signature(cls)
-
-
-def _entry_points() -> dict[str, str]:
-    return {**ENVS, **_registered}

@@ -18,22 +18,19 @@ REFUSED: Mapping[str, str] = known_of("textarena")["refused"]
 
 
 class TextArenaEnv(HeldOutEnv):
-    """A game of `GAMES`. The action is the model's text; brackets are put around it where the game wants some and it has none.
+    """A game of `GAMES`. The action is the model's text; it gets brackets if the game wants some and it has none.
 
-    The reward comes with the end of the game: 1 for a win, else the share of it that the game says was done. An action that
-    couldn't be parsed doesn't reach the game: it costs `format_penalty` (≤ 0), the observation stays and the episode goes
-    on. After an invalid move the game asks again; a second one in a row ends it.
+    The reward comes at the end of the game: 1 for a win, else the share that was done, as the game says. An action that
+    couldn't be parsed doesn't reach the game: it costs `format_penalty` (≤ 0), the observation stays, and the episode goes on.
+    After an invalid move the game asks again; a second one in a row ends it. Raises EnvironmentFault if there is no such game,
+    it can't be played here, or it doesn't take the arguments; NotAvailableError if textarena isn't installed.
 
     Args:
         id: a game with its version and variant.
-        kwargs: what the game's own constructor takes.
+        kwargs: arguments of the game's own constructor.
         format_penalty: reward of an action that couldn't be parsed.
         env_instruction: replaces the game's rules, which open the first prompt; "" leaves them out.
-        split: plays only starts that belong to training or validation; None plays all.
-
-    Raises:
-        EnvironmentFault: there is no such game, it can't be played here, or it doesn't take the arguments.
-        NotAvailableError: textarena isn't installed.
+        split: plays only starts that belong to training or validation; None plays all starts.
     """
 
     relays_foreign_text: ClassVar[bool] = True
@@ -63,7 +60,7 @@ class TextArenaEnv(HeldOutEnv):
             made = textarena.make(id, **self._kwargs)
         is_wrapped = isinstance(made, textarena.Wrapper)
         self._wants_brackets = is_wrapped and made.is_wrapped_with(textarena.wrappers.ActionFormattingWrapper)
-        # Its wrappers repeat the whole history at every turn; here a turn shows only the new part.
+        # The wrappers repeat the whole history at every turn; here a turn shows only its new part.
         while isinstance(made, textarena.Wrapper):
             made = made.env
         self._game = made
@@ -107,11 +104,11 @@ class TextArenaEnv(HeldOutEnv):
         return news, reward, bool(is_over), False, {"metrics": metrics}
 
     def state_key(self) -> str:
-        """The start and every action since: games hide part of their state."""
+        """The start and every action since, because games hide part of their state."""
         return fingerprint(self._path)
 
     def _news(self) -> tuple[str, str]:
-        """The rules, and the game's other messages since the last call, without the player's own words."""
+        """The rules, and the game's other messages since the last call, without the player's own."""
         _, messages = self._game.get_observation()
         rules = [text for _, text, kind in messages if kind is self._kinds.PROMPT]
         news = [text for _, text, kind in messages if kind not in (self._kinds.PROMPT, self._kinds.PLAYER_ACTION)]
@@ -119,7 +116,7 @@ class TextArenaEnv(HeldOutEnv):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Games draw from Python's own random stream, and some print: each gets a stream of its own and no terminal."""
+        """Gives each game a random stream of its own, since games draw from Python's, and hides their output."""
         with alone():
             random.setstate(self._random)
             try:

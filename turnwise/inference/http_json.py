@@ -1,4 +1,4 @@
-"""JSON over HTTP by the standard library's client, in threads."""
+"""Asks servers in JSON over HTTP, with the standard library's client in threads."""
 
 import json
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from turnwise.errors import ConfigError, ServerError
 from turnwise.runtime.threads import DaemonPool
 
 MAX_SHOWN = 300
-"""Characters of a server's own words."""
+"""The most characters of a server's own words in a message."""
 
 
 class NoAnswerError(ServerError):
-    """Nobody answers."""
+    """The server doesn't answer."""
 
 
 class BusyError(ServerError):
@@ -24,7 +24,7 @@ class BusyError(ServerError):
 
 
 class HttpJson:
-    """A server that is asked and answers in JSON. An `api_key` is sent as a bearer token; `key_name` is where it comes from.
+    """A server that takes and gives JSON. An `api_key` is sent as a bearer token; `key_name` is the variable that holds it.
     Raises ConfigError if `base_url` isn't http(s)."""
 
     def __init__(self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = "") -> None:
@@ -42,8 +42,8 @@ class HttpJson:
         return await self._threads.call(self.ask_now, path, body, is_read)
 
     def ask_now(self, path: str, body: Mapping[str, Any] | None = None, is_read: bool = True) -> Any:
-        """The answer to a POST, or to a GET where there is no body. None if it isn't to be read. Raises NoAnswerError if nobody
-        answers; ServerError if the server refuses, or answers with something else."""
+        """The answer to a POST of the `body`, or to a GET without one; None unless `is_read`. Raises NoAnswerError if nobody
+        answers; BusyError for 429 and 5xx; ServerError if the server refuses, or its answer isn't JSON."""
         url, content = self.url + path, None if body is None else json.dumps(body).encode()
         try:
             with urlopen(Request(url, content, self._headers), timeout=self._timeout_s) as response:

@@ -1,9 +1,10 @@
-"""A language model as a reward: it grades answers by a rubric, or compares those of a group."""
+"""A language model that gives rewards: it grades answers by a rubric, or compares the answers of a group."""
 
 import asyncio
 import hashlib
 import os
 import re
+from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from itertools import combinations
 from statistics import mean
@@ -23,36 +24,34 @@ _FIRST_PAUSE_S = 0.5
 
 
 class _Asked(NamedTuple):
-    """The conversation before the first response, and what was said from there on."""
+    """An answer to be judged: the conversation before the first response, and what was said from there on."""
 
     task: str
     answer: str
 
 
 class Judge:
-    """r = score / max_score of each answer by itself (`pointwise`), or the share of its siblings that it beats, a tie counting
-    ½ (`pairwise`). Both are in [0, 1].
+    """Each reward is in [0, 1]. In the mode `pointwise` it is score / max_score of the answer by itself. In the mode `pairwise`
+    it is the share of its siblings that the answer beats; a tie counts ½.
 
     The judge is told the rubric, the conversation before the first response, and what follows, between marks that no response
-    can foretell. Its reply must end with the line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`. A `base_url`
-    gets the variable OPENAI_API_KEY, if set; without one the model of the `reward` role is asked.
+    can foretell. Its reply must end with the line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`. Requests to the
+    `base_url` carry the key in OPENAI_API_KEY, if there is one. Without a `base_url` the model of the `reward` role is asked.
+    Raises ConfigError if an argument is out of range.
 
     Args:
-        rubric: what a good answer is.
+        rubric: says what a good answer is.
         base_url: such as `http://localhost:8000/v1`.
         model: its name there.
         mode: `pairwise` asks about every pair of different answers, n(n − 1)/2 times for n, or twice as often in `both_orders`.
         max_score: the best score; the least is 0.
-        both_orders: ask about each pair in both orders, since judges prefer a place; otherwise places alternate.
-        shows_ground_truth: whether the judge sees the row's column `ground_truth`.
+        both_orders: asks about each pair in both orders, since judges prefer a place; otherwise places alternate.
+        shows_ground_truth: shows the judge the row's column `ground_truth`.
         temperature: 0 is greedy.
-        max_new_tokens: tokens of a reply at most.
+        max_new_tokens: the most tokens of a reply.
         timeout_s: seconds for one reply.
-        max_retries: how often a request is sent again that wasn't answered, or by 429 or 5xx.
-        max_concurrency: requests under way at once.
-
-    Raises:
-        ConfigError: an argument is out of range.
+        max_retries: how often a request is sent again if nobody answers, or the answer is 429 or 5xx.
+        max_concurrency: the most requests under way at once.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Judge:
         """Raises RewardFault if the judge doesn't answer, or its reply holds no score."""
         truths = ground_truth if self._shows_ground_truth else None
         if self._shows_ground_truth and truths is None:
-            raise RewardFault("judge: shows_ground_truth is set, and the row has no column ground_truth; leave it out")
+            raise RewardFault("judge: the row has no column ground_truth; add one, or leave out shows_ground_truth")
         asked = []
         for number, (completion, said) in enumerate(zip(completions, messages, strict=True)):
             first = next(index for index, message in enumerate(said) if message["role"] == "assistant")
@@ -122,18 +121,17 @@ class Judge:
         orders = [(i, j) if self._both_orders or (i + j) % 2 else (j, i) for i, j in pairs]
         orders += [(j, i) for i, j in pairs] if self._both_orders else []
         found = await _all([self._first_wins(asked[i], asked[j].answer) for i, j in orders])
-        wins: dict[tuple[int, int], list[float]] = {}
+        wins = defaultdict[tuple[int, int], list[float]](list)
         for (i, j), won in zip(orders, found, strict=True):
-            wins.setdefault((i, j), []).append(won)
-            wins.setdefault((j, i), []).append(1.0 - won)
+            wins[i, j].append(won)
+            wins[j, i].append(1.0 - won)
         shares = [[mean(wins.get((i, j), [0.5])) for j in range(number) if j != i] for i in range(number)]
         return [mean(of_one or [0.5]) for of_one in shares]
 
     async def _first_wins(self, first: _Asked, second: str) -> float:
         form = "Winner: A, Winner: B, or Winner: tie"
-        reply = await self._ask(
-            first.task, {"A": first.answer, "B": second}, "Say which of the answers A and B is better", form
-        )
+        answers = {"A": first.answer, "B": second}
+        reply = await self._ask(first.task, answers, "Say which of the answers A and B is better", form)
         if not (found := _WINNER.findall(reply)):
             raise self._unreadable(form, reply)
         return {"a": 1.0, "b": 0.0, "tie": 0.5}[found[-1].lower()]
@@ -143,7 +141,7 @@ class Judge:
         return RewardFault(f"judge: {self._model.url} replied without a line `{form}`: {reply[-MAX_SHOWN:]!r}; {hint}")
 
     async def _ask(self, task: str, answers: dict[str, str], what: str, form: str) -> str:
-        # The mark follows from the texts, so none of them can close it.
+        # The mark is a hash of the texts, so none of them can hold it.
         mark = hashlib.sha256(repr((task, answers)).encode()).hexdigest()[:12]
         shown = "\n\n".join(f"<{name} {mark}>\n{text}\n</{name} {mark}>" for name, text in answers.items())
         system = (
@@ -166,7 +164,7 @@ class Judge:
 
 
 async def _all(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Their results; the first one that fails ends the others."""
+    """The results of the requests. The first request that fails ends the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(request) for request in requests]

@@ -26,7 +26,7 @@ class _Settings(BaseModel):
     base_url: str
     model: str
     instruction: str = _INSTRUCTION
-    """What the model is told to be; `{end}` stands for `end`. A row's `instruction` follows it."""
+    """Tells the model whom to play; `{end}` stands for `end`. A row's `instruction` follows it."""
     end: str = Field("[END]", min_length=1)
     """The text by which the user ends the conversation."""
     max_new_tokens: int = Field(512, ge=1)
@@ -39,9 +39,9 @@ class _Role(NamedTuple):
 
 
 class ModelUser:
-    """A model plays the user: its own messages are those of the user, and it reads the policy's final answers. It scores
-    nothing. The environment variable OPENAI_API_KEY is its key. Raises ConfigError if `config` lacks a key, has an unknown
-    one, or a value of another type."""
+    """A model plays the user: it reads the policy's final answers and writes the user's messages, without scores. Requests
+    carry the key in OPENAI_API_KEY. Raises ConfigError if `config` lacks a key, has an unknown one, or a value of another
+    type."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         try:
@@ -76,7 +76,7 @@ class ModelUser:
 
 
 def _as_user(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with the two sides exchanged, without calls of tools and their results."""
+    """The conversation as the user sees it: both sides exchanged, without tool calls and their results."""
     sides = {"user": "assistant", "assistant": "user"}
     return [
         {"role": sides[message["role"]], "content": message["content"]}

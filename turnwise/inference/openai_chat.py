@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible URL, by text."""
+"""A model behind an OpenAI-compatible URL, which takes and gives text."""
 
 import json
 import time
@@ -16,16 +16,8 @@ _PATH = "/chat/completions"
 
 
 class OpenAIChat:
-    """Chat completions of one model.
-
-    Args:
-        base_url: such as `http://localhost:8000/v1`.
-        api_key: sent as a bearer token; "" sends none.
-        timeout_s: seconds for one answer.
-
-    Raises:
-        ConfigError: `base_url` isn't http(s).
-    """
+    """Chat completions of one model behind a `base_url` such as `http://localhost:8000/v1`. The `api_key` is sent as a bearer
+    token; "" sends none. `timeout_s` are the seconds for one answer. Raises ConfigError if `base_url` isn't http(s)."""
 
     def __init__(self, base_url: str, model: str, api_key: str = "", timeout_s: float = 600.0) -> None:
         base_url = base_url.rstrip("/").removesuffix(_PATH)
@@ -34,10 +26,9 @@ class OpenAIChat:
         self._model = model
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
-        """The model's answer to a conversation, with its calls of `tools`. Raises ServerError if there is no answer, or none
-        that can be read, or the messages hold pictures."""
+        """The answer to a conversation, with calls of `tools`. Raises ServerError for pictures, or if no answer can be read."""
         if not all(isinstance(message["content"], str) for message in messages):
-            raise ServerError(f"{self.url} is asked by text alone; use an environment that renders text")
+            raise ServerError(f"{self.url} takes no pictures from turnwise; use an environment that renders text")
         started = time.perf_counter()
         content = await self._http.ask(_PATH, self._body(messages, sampling) | ({"tools": list(tools)} if tools else {}))
         return self._answer(content, time.perf_counter() - started)
@@ -66,7 +57,7 @@ class OpenAIChat:
 
 
 def _read(arguments: str) -> Any:
-    """The arguments of a call; what isn't JSON stays as it is, and the tool's schema refuses it."""
+    """The arguments of a call. Arguments that aren't JSON stay text, which the tool's schema refuses."""
     try:
         return json.loads(arguments or "{}")
     except ValueError:
@@ -74,7 +65,7 @@ def _read(arguments: str) -> Any:
 
 
 def _sent(message: Message) -> Message:
-    """A message as the API takes it: arguments of calls are texts there."""
+    """A message as the API takes it, with the arguments of calls as text."""
     if not (calls := message.get("tool_calls")):
         return message
     functions = [(call, call["function"]["arguments"]) for call in calls]

@@ -16,18 +16,13 @@ class TextModel(Protocol):
     """A model that takes and gives text."""
 
     url: str
-    """Its address, as messages name it."""
+    """The model's address in messages."""
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer: ...
 
 
 class ServedChat:
-    """A model behind a server of this run.
-
-    Args:
-        url: what messages call it.
-        max_length: tokens of its context.
-    """
+    """A model behind a server of this run, with a context of `max_length` tokens. Messages call it `url`."""
 
     def __init__(self, template: ChatTemplate, server: PolicyServer, url: str, max_length: int) -> None:
         self._template, self._server, self.url, self._max_length = template, server, url, max_length

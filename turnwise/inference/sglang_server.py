@@ -1,6 +1,5 @@
-"""SGLang's HTTP server behind `protocols.InferenceServer`: started here, or running elsewhere at a URL.
-
-What is asked and answered is in `sglang/srt/managers/io_struct.py` of SGLang 0.5.23."""
+"""SGLang's HTTP server behind `protocols.InferenceServer`: started here, or running elsewhere at a URL. What is asked and
+answered is in `sglang/srt/managers/io_struct.py` of SGLang 0.5.23."""
 
 import os
 import signal

@@ -1,1 +1,1 @@
-"""Kernels in C for a CPU, compiled where they run."""
+"""Kernels in C for a CPU, compiled on the machine where they run."""

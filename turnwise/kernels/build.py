@@ -1,6 +1,5 @@
-"""Compiles the C kernels when they are first needed, with the compiler that the machine has, and keeps the result.
-
-That takes a second. Without a compiler, or with `TURNWISE_KERNELS=off`, torch's operations do the same work in more passes."""
+"""Compiles the C kernels when they are first needed, with the machine's own compiler, and keeps the result. Compiling takes a
+second. Without a compiler, or with `TURNWISE_KERNELS=off`, torch does the same work in more passes."""
 
 import ctypes
 import hashlib
@@ -17,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
-import torch  # noqa: F401  # before the kernels, so that they find its OpenMP and share its threads
+import torch  # noqa: F401  # imported before the kernels, so that they use its OpenMP and share its threads
 
 from turnwise.errors import ConfigError
 
@@ -26,14 +25,14 @@ logger = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
 SWITCH = "TURNWISE_KERNELS"
 LANES = 8
-"""Numbers that the kernels handle at once: head sizes and capacities are multiples of it."""
+"""Number of values that the kernels handle at once; head sizes and capacities are multiples of it."""
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _TIME_LIMIT_S = 60.0
 _LOCK = Lock()
 
 
 def load_kernels() -> ctypes.CDLL | None:
-    """The compiled kernels, or None, and why in the log. Raises ConfigError if `TURNWISE_KERNELS` is neither on nor off."""
+    """The compiled kernels, or None with the reason in the log. Raises ConfigError unless `TURNWISE_KERNELS` is on or off."""
     with _LOCK:
         return _load()
 
@@ -58,10 +57,7 @@ def _load() -> ctypes.CDLL | None:
             faults.append(f"{shlex.join(compiler)}: {error}")
     reason = "; ".join(faults) or "there is no C compiler (cc, gcc, clang or $CC)"
     logger.warning(
-        "Running on torch's kernels, which are slower: %s. %s, or set %s=off to silence this.",
-        reason,
-        advice,
-        SWITCH,
+        "Running on torch's kernels, which are slower: %s. %s, or set %s=off to silence this.", reason, advice, SWITCH
     )
     return None
 
@@ -86,11 +82,11 @@ def _compiled_and_loaded(compiler: list[str]) -> ctypes.CDLL:
             library = compiled(FOLDER, compiler, folder)
             return _loaded(library)
         except (OSError, ImportError):
-            # Cut off by a crash, or of another system that shares this home; or the folder is full, or nothing there may run.
+            # A crash has cut the file, another system shares this home, the folder is full, or nothing in it may run.
             if library is not None:
                 library.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="turnwise-") as own:
-        # What is loaded stays when its file goes.
+        # A loaded library stays when its file is removed.
         return _loaded(compiled(FOLDER, compiler, Path(own)))
 
 
@@ -102,12 +98,12 @@ def _loaded(library: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path | None:
-    """The folder of compiled kernels: `$XDG_CACHE_HOME/turnwise`, by default in `~/.cache`; None if it can't be written, or if
-    others can write or replace it."""
+    """The folder of compiled kernels: `$XDG_CACHE_HOME/turnwise`, by default in `~/.cache`. None if it can't be written, or
+    other users can write or replace it."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-        # Links are followed here: who can write the folder of one can point it elsewhere.
+        # Links are followed, since whoever can write the folder of a link can point it elsewhere.
         places = {Path(os.path.abspath(folder)), folder.resolve()}
         parents = {parent for place in places for parent in place.parents}
         is_own = folder.stat().st_uid == os.getuid() and not _is_open(folder)
@@ -125,21 +121,20 @@ def cache_folder() -> Path | None:
 
 
 def _is_open(folder: Path) -> bool:
-    """Whether others can replace what is in it; in a sticky folder, as /tmp is, each can replace its own only."""
+    """Whether other users can replace its files; in a sticky folder like /tmp they can replace only their own."""
     mode = folder.stat().st_mode
     return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
 
 
 def compiled(sources: Path, compiler: list[str], folder: Path) -> Path:
-    """The shared library of the C files in `sources`, compiled unless this machine's is in `folder` already. Raises OSError if
-    the folder can't be written, or there is no such compiler; subprocess.SubprocessError if the compiler refused, or took
-    more than a minute."""
+    """The shared library of the C files in `sources`, compiled unless `folder` already has this machine's. Raises OSError if
+    the folder can't be written or the compiler is missing; subprocess.SubprocessError if it fails or takes over a minute."""
     files = sorted(sources.glob("*.[ch]"))
     texts = [path.read_text(encoding="utf-8") for path in files]
     facts = [*texts, " ".join(_FLAGS), *_machine(), _run([*compiler, "--version"])]
     target = folder / f"kernels-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:16]}.so"
     if not target.exists():
-        # Several processes, on several machines, may come here at once: each replaces the file whole.
+        # Several processes, also on several machines, may compile at once: each replaces the whole file.
         descriptor, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
         os.close(descriptor)
         try:
@@ -161,7 +156,7 @@ def _run(command: list[str]) -> str:
 
 
 def _machine() -> list[str]:
-    """The meaning of `-march=native` and the C library on this machine: different machines may share a home."""
+    """What `-march=native` means here, and the C library: different machines may share a home."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
@@ -169,7 +164,7 @@ def _machine() -> list[str]:
 
 
 def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declares the arguments, in the order of the C files."""
+    """Declares the arguments of all functions, in the order of the C files."""
     pointer, number, size = ctypes.c_void_p, ctypes.c_float, ctypes.c_int64
     library.rms_norm.argtypes = [pointer, pointer, number, pointer, *[size] * 3]
     library.silu_mul.argtypes = [pointer, pointer, *[size] * 3]

@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 8
 _CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings of transformers' architectures for the steps between projection and logits."""
+"""Settings by which architectures of transformers change the logits after the projection."""
 
 
 def make_forward(model: PreTrainedModel, temperature: float = 1.0, use_kernels: bool = True) -> "PackedForward":
-    """The forward pass of a model, by its head; on the library's own kernels where they fit and `use_kernels` is set."""
+    """The forward pass that fits the model's head. With `use_kernels` it runs on the library's own kernels where they fit."""
     if use_kernels:
         use_native_layers(model)
     head = value_head(model)
@@ -35,23 +35,22 @@ def make_forward(model: PreTrainedModel, temperature: float = 1.0, use_kernels: 
 
 
 class PackedForward(ABC):
-    """A model's outputs at the trained tokens of a batch of tensors; 0 elsewhere. The model is in evaluation mode.
-
-    Sequences are packed if the model's attention can keep them apart, else padded; the numbers are the same."""
+    """Computes a model's outputs at the trained tokens of a batch, 0 elsewhere. The model is in evaluation mode. Sequences are
+    packed if the model's attention can keep them apart, else padded. The results are the same."""
 
     gives: ClassVar[frozenset[Output]]
     reads_last: ClassVar[bool] = True
-    """Whether the state of a sequence's last token may be asked for."""
+    """Whether the state of a sequence's last token may be needed."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._has_own_attention = model.config._attn_implementation == PACKED_ATTENTION
         self.is_packed = self._has_own_attention or model.config._attn_implementation == "flash_attention_2"
         self.counts = TokenCounts()
-        """Tokens of all calls since somebody set this to 0."""
+        """Tokens of all calls since this was last reset."""
 
     def __call__(self, batch: Batch, outputs: Set[Output]) -> ModelOutputs:
-        """Tensors [N] aligned with the tokens of `batch`; a NotAvailableError for outputs of another head."""
+        """Tensors [N] aligned with the tokens of `batch`. Raises NotAvailableError for outputs of another head."""
         if unknown := outputs - self.gives:
             raise NotAvailableError(
                 f"{type(self.model).__name__} gives {' and '.join(sorted(self.gives))}, but no {' or '.join(sorted(unknown))}: "
@@ -69,8 +68,8 @@ class PackedForward(ABC):
         return self._packed(batch, with_logits) if self.is_packed else self._padded(batch, with_logits)
 
     def _packed(self, batch: Batch, with_logits: bool) -> Tensor:
-        """Shared prefixes are computed once, and last tokens only where they are read; but not on a GPU, whose varlen kernels
-        see whole sequences, and not if equal tokens may stand for different media."""
+        """Computes shared prefixes once, and leaves out last tokens that nobody reads. It doesn't do so on a GPU, whose varlen
+        kernels need whole sequences, or with media, where equal tokens may stand for different images."""
         device = batch.token_ids.device
         can_merge = self._has_own_attention and device.type == "cpu" and not batch.media
         tree = merge_prefixes(batch.token_ids, batch.lengths, self.reads_last) if can_merge else None
@@ -85,7 +84,7 @@ class PackedForward(ABC):
     ) -> Tensor:
         inputs: dict[str, Any] = {"input_ids": token_ids[None], "position_ids": position_ids[None]}
         if self._has_own_attention:
-            # A mask of four dimensions is handed on as it is, so that none is built: this one is never read.
+            # transformers passes on a mask of four dimensions and builds none. This one is never read.
             inputs |= {"attention_mask": torch.empty(1, 1, 0, 0, device=token_ids.device), "sequences": sequences}
         else:
             longest = max(sequences.lengths)
@@ -94,7 +93,7 @@ class PackedForward(ABC):
         return self._run(batch, len(token_ids), inputs, with_logits)[0]
 
     def _padded(self, batch: Batch, with_logits: bool) -> Tensor:
-        """Padded on the right, where causal attention keeps padding out of sight."""
+        """Pads on the right, where causal attention never sees padding."""
         token_ids = torch.nn.utils.rnn.pad_sequence(batch.token_ids.split(batch.lengths), batch_first=True)
         position = torch.arange(token_ids.shape[1], device=token_ids.device)
         is_token = position < torch.tensor(batch.lengths, device=token_ids.device)[:, None]
@@ -108,12 +107,11 @@ class PackedForward(ABC):
 
 
 class PolicyForward(PackedForward):
-    """Log-probs of the trained tokens and entropies of their distributions, softmax(logits / temperature). In a batch with kept
-    ids, `logprobs` are those over the ids that each token was drawn from, and `full_logprobs` come with them. A token that
-    has a temperature of its own is scored at that.
+    """Computes log-probs of the trained tokens and entropies of their distributions, softmax(logits / temperature). In a batch
+    with kept ids, `logprobs` are over the ids that each token was drawn from, and `full_logprobs` come with them. A token with
+    a temperature of its own is scored at that.
 
-    The vocabulary projection runs on trained tokens only, and without keeping [N, V] unless the architecture does something
-    to its logits."""
+    The vocabulary projection runs on trained tokens only, and keeps [N, V] only if the architecture changes its logits."""
 
     gives = frozenset({"logprobs", "full_logprobs", "entropy"})
     reads_last = False
@@ -121,7 +119,7 @@ class PolicyForward(PackedForward):
     def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
         super().__init__(model)
         self.temperature = temperature
-        # Asked at once, in evaluation mode: under dropout no two passes agree.
+        # Checked here, in evaluation mode: with dropout no two passes would agree.
         self.has_plain_head = _has_plain_head(model)
         if not self.has_plain_head:
             logger.warning("%s changes its logits after the projection, so all are kept in memory", type(model).__name__)
@@ -148,7 +146,7 @@ class PolicyForward(PackedForward):
 
 
 class ValueForward(PackedForward):
-    """Values of the states before the trained tokens, and of those after them (`next_values`). The head runs in fp32."""
+    """Computes values of the states before the trained tokens, and after them (`next_values`). The head runs in fp32."""
 
     gives = frozenset({"values", "next_values"})
 
@@ -184,9 +182,9 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, object], with_logits: bool
 
 @torch.no_grad()
 def _has_plain_head(model: PreTrainedModel) -> bool:
-    """Whether logits = hidden · weightᵀ, without a bias, a scale or a cap; tried on the model itself."""
+    """Whether logits = hidden · weightᵀ, without a bias, a scale or a cap. Tests it on the model itself."""
     settings = model.config.to_dict()
-    # A cap has no effect while logits are far below it, as in a new model.
+    # The test wouldn't notice a cap that is far above the logits, as in a new model.
     if any(settings.get(name) not in (None, 1, 1.0) for name in _CHANGES_LOGITS):
         return False
     weight = model.get_output_embeddings().weight

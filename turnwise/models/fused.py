@@ -1,8 +1,8 @@
 """Fused projections: q/k/v and gate/up weights of a layer as views of one tensor, shared by trainer and engine.
 
-The trainer goes on seeing `q_proj.weight` and its siblings. Their storage is one tensor laid out q, k, v, so that the engine
-multiplies once where the model multiplies three times, and an in-place optimiser step or `load_state_dict` shows up in both.
-A fused tensor is found again from where its parts lie in memory. (Own kernels read a copy; `inference.embedded` has it.)"""
+The trainer still sees `q_proj.weight` and its siblings. Their storage is one tensor laid out q, k, v. So the engine multiplies
+once where the model multiplies three times, and an in-place optimiser step or `load_state_dict` changes both. A fused tensor is
+recognised by where its parts lie in memory. (The library's own kernels read a copy, which `inference.embedded` makes.)"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,11 +16,11 @@ from turnwise.models.load import load_model
 
 _MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 _BODY_CLASSES = ("LlamaModel", "Qwen2Model", "Qwen3Model", "MistralModel")
-_RUNTIME_ROPE = ("dynamic", "longrope")  # rotary forms whose frequencies change with the sequence length during a forward pass
+_RUNTIME_ROPE = ("dynamic", "longrope")  # rotary embeddings whose frequencies depend on the sequence length
 
 
 class FusedLinear(NamedTuple):
-    """Several linear layers of one input as one: weight [sum of outputs, inputs] and bias [sum of outputs] or None."""
+    """Several linear layers with the same input as one: weight [sum of outputs, inputs], bias [sum of outputs] or None."""
 
     weight: Tensor
     bias: Tensor | None
@@ -31,8 +31,7 @@ def fast_path_obstacle(model: PreTrainedModel) -> str | None:
     name = type(model).__name__
     if name not in _MODEL_CLASSES:
         return f"{name} isn't one of {', '.join(_MODEL_CLASSES)}"
-    obstacle = _obstacle_of_body(model)
-    if obstacle is not None:
+    if (obstacle := _obstacle_of_body(model)) is not None:
         return obstacle
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
@@ -43,8 +42,7 @@ def fast_path_obstacle(model: PreTrainedModel) -> str | None:
 
 
 def has_plain_body(model: PreTrainedModel) -> bool:
-    """Whether the layers have the Llama, Qwen2, Qwen3 or Mistral shape, whatever the head (a critic's, say) and whatever the
-    projections (adapters, say)."""
+    """Whether the layers have the Llama, Qwen2, Qwen3 or Mistral shape, with any head and projections (such as adapters)."""
     return type(model.base_model).__name__ in _BODY_CLASSES and _obstacle_of_body(model) is None
 
 
@@ -62,16 +60,15 @@ def _obstacle_of_body(model: PreTrainedModel) -> str | None:
 
 
 def supports_fast_path(model: PreTrainedModel) -> bool:
-    """Whether the model has the plain Llama, Qwen2, Qwen3 or Mistral shape that fused projections are for."""
+    """Whether the model has the plain Llama, Qwen2, Qwen3 or Mistral shape that fused projections need."""
     return fast_path_obstacle(model) is None
 
 
 def fuse_projections(model: PreTrainedModel) -> None:
-    """Makes q/k/v and gate/up weights and biases of every layer views of one tensor, in place; again is harmless.
+    """Makes q/k/v and gate/up weights and biases of every layer views of one tensor, in place. Calling it again is harmless.
 
-    Parameters stay the same objects with the same values, so optimisers made before go on working. Moving the model to
-    another device or dtype, and copying it, undo the fusion: call this again. Raises ModelError if the model hasn't the
-    shape that this is for."""
+    Parameters stay the same objects with the same values, so existing optimisers still work. Moving the model to another device
+    or dtype, or copying it, undoes the fusion: call this again. Raises ModelError if the model doesn't have the shape."""
     obstacle = fast_path_obstacle(model)
     if obstacle is not None:
         raise ModelError(f"projections can't be fused: {obstacle}. Models of another shape run their own forward pass.")
@@ -104,9 +101,8 @@ def _are_together(tensors: Sequence[Tensor]) -> bool:
     first = tensors[0]
     offset = first.storage_offset()
     for tensor in tensors:
-        if tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-            return False
-        if tensor.storage_offset() != offset or not tensor.is_contiguous():
+        is_same = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not is_same or tensor.storage_offset() != offset or not tensor.is_contiguous():
             return False
         offset += tensor.numel()
     return True
@@ -130,8 +126,8 @@ def joined(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def fused(linears: Sequence[nn.Linear]) -> FusedLinear:
-    """Projections of one input (`qkv` or `gate_up` of a layer) as one. Raises ModelError if `fuse_projections` wasn't called,
-    or the model was moved or copied since."""
+    """The projections of `qkv` or `gate_up` of a layer as one. Raises ModelError if `fuse_projections` wasn't called, or the
+    model was moved or copied since."""
     biases = [linear.bias for linear in linears if linear.bias is not None]
     weight, bias = joined([linear.weight for linear in linears]), joined(biases) if biases else None
     if weight is None or (biases and bias is None):

@@ -1,4 +1,4 @@
-"""Loads and saves Hugging Face model folders, with errors that a user can act on."""
+"""Loads and saves Hugging Face model folders, with errors that tell a user what to do."""
 
 import logging
 import os
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ATTENTION = {"auto": None, "sdpa": "sdpa", "eager": "eager", "fa2": "flash_attention_2"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-"""Files of a tokenizer; a folder needs one of them, or transformers makes up a tokenizer."""
+"""Files of a tokenizer. A folder needs one of them; without it transformers makes up a tokenizer."""
 _REMOTE_MODULES = "transformers_modules."  # prefix of the modules that transformers makes from a model folder's Python files
-_MANY_WITHOUT_TOKEN = 0.05  # share of the vocabulary without tokens from which it is no padding any more
+_MANY_WITHOUT_TOKEN = 0.05  # largest share of ids without a token that still looks like padding
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -54,12 +54,12 @@ def load_model(
     attn_implementation: str = "auto",
     trust: Trust = NOTHING,
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode, with weights of `dtype` on `device`; from a folder or the hub.
-    The folder of a LoRA adapter gives its base model with the adapter merged, in fp32 whatever the `dtype` then is.
+    """A causal language model in evaluation mode, from a folder or the hub, with weights of `dtype` on `device`. The folder of
+    a LoRA adapter gives its base model with the adapter merged in; merging is done in fp32.
 
-    `auto` trains packed sequences without padding where the architecture allows it; `sdpa` and `eager` pad; `fa2` is flash
-    attention 2 and needs CUDA. Raises ModelError if there is no such folder, no causal language model in it, its config is
-    unreadable, weights are missing, or the attention can't run here."""
+    `auto` packs sequences without padding where the architecture allows it; `sdpa` and `eager` pad; `fa2` is flash attention 2
+    and needs CUDA. Raises ModelError if there is no such folder, no causal language model in it, its config is unreadable,
+    weights are missing, or the attention can't run here."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -88,7 +88,7 @@ def load_pretrained(
     attn_implementation: str = "auto",
     trust: Trust = NOTHING,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """A model of a class of transformers, as `load_model` gives it, and the sorted names of tensors that its weights lack.
+    """A model of a class of transformers, loaded as in `load_model`, and the sorted names of the tensors that its weights lack.
     Raises ModelError if the folder doesn't fit the class, or the attention can't run here."""
     implementation = _attention(attn_implementation)
     what = "causal language model" if kind is AutoModelForCausalLM else kind.__name__
@@ -124,8 +124,8 @@ def require_weights(path: str | Path, missing: Sequence[str]) -> None:
 
 
 def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder; an adapter's without one is that of its base model. Raises ModelError if there is no
-    such folder, no tokenizer in it, no chat template, or there are more tokens than the model has rows."""
+    """The tokenizer of a model folder. An adapter without a tokenizer has that of its base model. Raises ModelError if there is
+    no such folder, no tokenizer or chat template in it, or more tokens than the model has rows."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     has_files = any((folder / name).is_file() for name in _TOKENIZER_FILES)
@@ -151,8 +151,8 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
 
 
 def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> None:
-    """Ids without a token are sampled with the probability that the model gives them: a mask would make the sampler's
-    distribution another than the trainer's. A trained model gives its padding none; a random one is told of."""
+    """Checks that every token has a row, and warns of many rows without a token. Such ids are sampled with the probability that
+    the model gives them: masking them would make the sampler differ from the trainer. A trained model gives padding none."""
     folder = base_folder(path, trust)
     num_rows = text_sizes(read_object(folder / "config.json")).get("vocab_size")
     require_rows(path, num_rows, max(ids) + 1)
@@ -168,8 +168,7 @@ def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> N
 
 
 def policy_info(path: str, dtype: str, max_context: int, attention: str = "auto", trust: Trust = NOTHING) -> PolicyInfo:
-    """The description of a policy, read from its folder without its weights. Raises ModelError if there is no such folder, or
-    its config is unreadable."""
+    """The description of a policy, read from its folder without weights. Raises ModelError if it can't be read."""
     folder = base_folder(path, trust)
     config = load_config(folder, trust)
     with told_as_one_sentence(path, "has no usable generation config (generation_config.json)"):
@@ -190,15 +189,13 @@ def base_folder(path: str | Path, trust: Trust) -> Path:
 
 
 def stop_token_ids(generation: GenerationConfig | None) -> tuple[int, ...]:
-    """The tokens that end a response by a generation config."""
+    """The tokens that end a response according to a generation config."""
     eos = generation.eos_token_id if generation is not None else None
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+    return (eos,) if isinstance(eos, int) else tuple(eos or ())
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
-    """Writes a Hugging Face folder. It appears whole or not at all; an older one of the same name is replaced."""
+    """Writes a Hugging Face folder. It appears whole or not at all, and replaces an older one of the same name."""
     with written_whole(folder) as partial:
         write_weights(model, partial)
         if tokenizer is not None:
@@ -206,16 +203,16 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 
 
 def export_model(path: str | Path, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Writes a model, checkpoint or adapter as a plain Hugging Face folder: its adapter merged, with its tokenizer, and nothing
-    of its training. Returns the model. Raises ModelError if there is no model at `path`."""
+    """Writes a model, checkpoint or adapter as a plain Hugging Face folder with its tokenizer: an adapter is merged in, and the
+    state of training is left out. Returns the model. Raises ModelError if there is no model at `path`."""
     tokenizer, model = load_tokenizer(path), load_model(path, dtype=dtype)
     save_model(model, tokenizer, folder)
     return model
 
 
 def write_weights(model: PreTrainedModel, folder: Path, parameters: Mapping[str, Tensor] | None = None) -> None:
-    """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as own tensors. The
-    model's own `parameters` are written, unless others are given. Raises OSError if they can't be written."""
+    """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as separate tensors.
+    `parameters` replace the model's own, if given. Raises OSError if they can't be written."""
     tensors: dict[str, Tensor] = dict(parameters or model.named_parameters())
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
@@ -241,45 +238,34 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """An empty folder to write into; when all is written it is renamed to `folder`, replacing an old one.
+    """Gives an empty folder to write into, and afterwards renames it to `folder`, replacing an old one.
 
-    If writing fails, `folder` stays as it was and nothing else is left behind. The data are on the disk before the renaming."""
+    If writing fails, `folder` stays as it was and nothing else is left behind. The data reach the disk before the renaming:
+    otherwise, after a power cut, the new name might stand for empty files."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
-        _flush_to_disk(partial)
-        replace_folder(partial, folder)
+        for path in [*partial.rglob("*"), partial]:
+            _flush(path)
+        old = folder.with_name(folder.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
         _flush(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def replace_folder(partial: Path, folder: Path) -> None:
-    """Renames `partial` to `folder`, replacing an old one."""
-    if folder.exists():
-        old = folder.with_name(folder.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-        partial.rename(folder)
-        shutil.rmtree(old)
-    else:
-        partial.rename(folder)
-
-
 def remove_folder(folder: Path) -> None:
-    """Removes it in one step: under its own name it is whole or gone."""
+    """Removes a folder in one step: under its own name it is whole or gone."""
     removed = folder.with_name(folder.name + ".removed")
     shutil.rmtree(removed, ignore_errors=True)
     folder.rename(removed)
     shutil.rmtree(removed)
-
-
-def _flush_to_disk(folder: Path) -> None:
-    """Renaming may reach the disk before the contents do; after a power cut the name would stand for empty files."""
-    for path in [*folder.rglob("*"), folder]:
-        _flush(path)
 
 
 def _flush(path: Path) -> None:
@@ -300,8 +286,7 @@ def _attention(name: str) -> str | None:
 
 
 def load_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
-    """The config.json of a model folder, or of an adapter's base model. Raises ModelError if there is no such folder, or
-    transformers can't use it."""
+    """The config of a model folder, or of an adapter's base model. Raises ModelError if transformers can't use it."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -316,12 +301,12 @@ def load_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
 
 @contextmanager
 def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
-    """Adds the folder's name to errors of libraries that read it."""
+    """Turns errors of the libraries that read a folder into one ModelError with the folder's name."""
     try:
         yield
     except TurnwiseError:
         raise
-    except BaseException as error:  # boundary: a stranger's files in the hands of three libraries, one of which panics in Rust
+    except BaseException as error:  # boundary: three libraries read a stranger's files, and one of them panics in Rust
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = first_line(error) or type(error).__name__
@@ -336,7 +321,7 @@ def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
 
 
 def trusted_already(thing: PreTrainedModel | PreTrainedConfig | PreTrainedTokenizerBase) -> Trust:
-    """An object of a class from a folder's own code means that the code has run."""
+    """The trust that an object proves: if its class is from a folder's own code, that code has run."""
     return Trust(remote_code=type(thing).__module__.startswith(_REMOTE_MODULES))
 
 

@@ -1,6 +1,5 @@
-"""Log-probs and entropies of tokens under softmax(logits / temperature), without keeping [N, V].
-
-A chunk of rows at a time: the forward pass keeps one number a row, the backward pass computes the logits again."""
+"""Log-probs and entropies of tokens under softmax(logits / temperature), without keeping [N, V]. Both passes take a chunk of
+rows at a time. The forward pass keeps one number per row; the backward pass recomputes logits."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ _CHUNK_ELEMENTS = 2**25  # logits held at once (128 MiB in fp32)
 
 
 class Kept(NamedTuple):
-    """The ids that N tokens were drawn from, in their order: `ids` [K], `counts` [N]. A token with none was drawn from all."""
+    """The ids that N tokens were drawn from, in order: `ids` [K], `counts` [N]. A token without ids was drawn from all."""
 
     ids: Tensor
     counts: Tensor
@@ -23,7 +22,7 @@ class Kept(NamedTuple):
         return torch.repeat_interleave(self.counts)
 
     def logsumexp(self, z: Tensor) -> Tensor:
-        """log Σ exp z over the kept ids of each row of `z` [N, V]; meaningless in rows without any. Differentiable."""
+        """log Σ exp z over the kept ids of each row of `z` [N, V]; meaningless in rows without kept ids. Differentiable."""
         rows = self.rows
         kept = z[rows, self.ids]
         top = z.new_zeros(len(z)).scatter_reduce(0, rows, kept.detach(), "amax", include_self=False)
@@ -31,14 +30,14 @@ class Kept(NamedTuple):
         return top + total.clamp(min=torch.finfo(z.dtype).tiny).log()
 
     def cut(self, chunks: Sequence[slice]) -> "list[Kept]":
-        """The parts of chunks of rows that follow each other."""
+        """Splits the kept ids into those of consecutive chunks of rows."""
         counts = [self.counts[rows] for rows in chunks]
         ids = self.ids.split([int(part.sum()) for part in counts])
         return [Kept(*part) for part in zip(ids, counts, strict=True)]
 
 
 class TokenLogprobs(NamedTuple):
-    """Results for N tokens: log-probs over the whole vocabulary, over the kept ids, and entropies; None if not asked for."""
+    """Results for N tokens: log-probs over the whole vocabulary and over the kept ids, and entropies; None if not requested."""
 
     full: Tensor
     kept: Tensor | None
@@ -75,7 +74,7 @@ def token_logprobs(
 def logprobs_of(
     logits: Tensor, targets: Tensor, temperature: float | Tensor, with_entropy: bool = False, kept: Kept | None = None
 ) -> TokenLogprobs:
-    """`token_logprobs` where all logits [N, V] are there."""
+    """`token_logprobs` from all logits [N, V]."""
     z = logits.float() / _of_rows(temperature)
     log_p = torch.log_softmax(z, -1)
     full, z_target = (x.gather(-1, targets[:, None]).squeeze(-1) for x in (log_p, z))

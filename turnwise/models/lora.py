@@ -1,7 +1,5 @@
-"""Partial training: parameters that keep the values they start with, and LoRA (Hu et al. 2021, arXiv:2106.09685) by peft:
-W x + (alpha / rank) · B A x, of which A and B alone are trained.
-
-Only this module imports peft, and only if adapters are used: the import takes seconds."""
+"""Frozen parameters, and LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: W x + (alpha / rank) · B A x, training only A and B.
+Only this module imports peft, and only if adapters are used, because the import takes seconds."""
 
 import hashlib
 import json
@@ -29,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 def frozen_names(model: nn.Module, prefixes: Sequence[str]) -> frozenset[str]:
-    """Names of the parameters that start with one of the prefixes, and those of tied ones, which are the same tensor. Raises
-    ConfigError if no name starts with a prefix."""
+    """Names of the parameters that start with one of the prefixes, and of parameters that are tied to them. Raises ConfigError
+    if no name starts with a prefix."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in parameters):
@@ -48,7 +46,7 @@ def frozen_names(model: nn.Module, prefixes: Sequence[str]) -> frozenset[str]:
 
 
 def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
-    """Takes the parameters whose names start with one of the prefixes out of training. Raises ConfigError if no name starts
+    """Excludes the parameters whose names start with one of the prefixes from training. Raises ConfigError if no name starts
     with a prefix, or nothing is left to train."""
     frozen = frozen_names(model, prefixes)
     for name, parameter in model.named_parameters():
@@ -67,20 +65,19 @@ _FINGERPRINT_VALUES = 64
 _PEFT_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError)
 """peft's exceptions for folders that it can't use."""
 
-
 Gathered = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
-"""Within the context that it makes, these parameters are whole on each rank."""
+"""Makes a context in which these parameters are whole on each rank."""
 
 
 def together(parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
-    """The parameters are whole anyway."""
+    """The `Gathered` of parameters that are always whole."""
     return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
 class LoRASettings:
-    """`targets` are names of linear modules or their endings, or `all`; the vocabulary projection never gets adapters. Modules
-    whose weights start with one of `frozen` get none either. `seed` draws A (B starts at 0) and what dropout drops."""
+    """`targets` are names of linear modules or endings of names, or `all`. The vocabulary projection and modules whose weights
+    start with one of `frozen` get no adapters. `seed` draws A (B starts at 0) and what dropout drops."""
 
     rank: int
     alpha: float
@@ -91,11 +88,11 @@ class LoRASettings:
 
 
 class Adapters:
-    """Adapters in a model, which is changed in place: its own parameters are frozen from here on, but for the `head` of a value
-    model, which is trained whole and saved with the adapters.
+    """Adapters in a model, which is changed in place. The model's own parameters are frozen, except for the `head` of a value
+    model, which is trained and saved with the adapters.
 
-    `base` is where the model without adapters lies; it goes into the adapter's folder. Raises ConfigError if a target is no
-    linear module, or nothing is left to get adapters; NotAvailableError if peft isn't installed."""
+    `base` is the path of the model without adapters; it is written into the adapter's folder. Raises ConfigError if a target is
+    no linear module, or no module is left for adapters; NotAvailableError if peft isn't installed."""
 
     def __init__(self, model: PreTrainedModel, settings: LoRASettings, base: str = "", head: nn.Linear | None = None) -> None:
         peft = _import_peft()
@@ -109,7 +106,7 @@ class Adapters:
             lora_dropout=settings.dropout,
             target_modules=targets,
             exclude_modules=left_out or None,
-            # peft would put a copy in the place of a value model's head.
+            # For a value model's task type, peft would replace the head by a copy.
             task_type="CAUSAL_LM" if head is None else None,
         )
         with torch.random.fork_rng(devices=[]):
@@ -127,14 +124,12 @@ class Adapters:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """All that is trained."""
+        """All trained parameters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def merged_weights(self, gathered: Gathered = together) -> Iterator[tuple[str, Tensor]]:
-        """`(Hugging Face name, tensor)` of every parameter of the model with the adapters added, W + (alpha / rank) · B A.
-
-        Each is computed anew from what is trained and the base, neither of which changes: nothing adds up. Parameters are read
-        while they are `gathered`."""
+        """`(Hugging Face name, tensor)` of every parameter of the model with the adapters added, W + (alpha / rank) · B A. Each
+        call computes them from the unchanged base and adapters. Parameters are read while they are `gathered`."""
         adapted = {id(layer.get_base_layer().weight): layer for layer in self._layers.values()}
         with torch.no_grad():
             for name, parameter in self._base_parameters():
@@ -144,7 +139,7 @@ class Adapters:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """The model is the one without adapters, bit by bit."""
+        """Within it, the model is exactly the model without adapters."""
         self._peft.base_model.disable_adapter_layers()
         try:
             yield
@@ -153,8 +148,7 @@ class Adapters:
 
     @contextmanager
     def dropping(self, position: float, part: int = 0, rank: int = 0) -> Iterator[None]:
-        """Dropout is on. Whenever this rank makes this part of the optimiser step at `position`, it drops the same. Without
-        dropout nothing happens."""
+        """Within it dropout (if any) is on, always the same for this rank and part of the optimiser step at `position`."""
         if not self._settings.dropout:
             yield
             return
@@ -172,8 +166,7 @@ class Adapters:
                     dropout.eval()
 
     def save(self, folder: Path) -> None:
-        """Writes a peft adapter folder: adapter_config.json and adapter_model.safetensors, and what tells its base from others.
-        Raises OSError if it can't be written."""
+        """Writes a peft adapter folder with the fingerprint of the base. Raises OSError if it can't be written."""
         values = {key: sorted(value) if isinstance(value, set) else value for key, value in self._config.to_dict().items()}
         if self._head:
             values |= {"task_type": _VALUE_TASK, "modules_to_save": [self._head_name]}
@@ -187,8 +180,7 @@ class Adapters:
             raise OSError(f"{folder}: {first_line(error)}") from error
 
     def load(self, folder: Path) -> None:
-        """Copies saved values into the live tensors. Raises ModelError if the folder holds no adapters, or other ones, or those
-        of another base model."""
+        """Copies saved values into the live tensors. Raises ModelError if the folder has no adapters, or they don't fit."""
         if not (folder / ADAPTER_WEIGHTS).is_file():
             raise ModelError(f"{folder}: holds all parameters of a model and no adapters; go on with it without lora_rank")
         if not _may_be_base(folder, self._base_fingerprint):
@@ -222,15 +214,14 @@ class Adapters:
 
 
 def is_value_adapter(folder: Path) -> bool:
-    """Whether the adapters in a folder are a value model's, with its head beside them."""
+    """Whether the adapters in a folder are those of a value model, with its head."""
     values = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     return bool(values.get("task_type") == _VALUE_TASK)
 
 
 def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Adds the adapters of a peft folder to the model's own weights, in place; it is a plain model again. A value model also
-    gets the head of the folder. Raises ModelError if the folder doesn't fit the model, or its adapters were trained on other
-    weights; NotAvailableError if peft isn't installed."""
+    """Adds the adapters of a peft folder to the model's own weights, in place. A value model also gets the folder's head.
+    Raises ModelError if the folder doesn't fit the model or is of other weights; NotAvailableError without peft."""
     peft = _import_peft()
     if not _may_be_base(folder, _fingerprint(model)):
         raise ModelError(
@@ -257,7 +248,7 @@ def _import_peft() -> ModuleType:
 def _chosen_modules(
     model: PreTrainedModel, settings: LoRASettings, frozen: Collection[str], head: nn.Linear | None
 ) -> tuple[list[str], list[str], list[str]]:
-    """The targets with `all` spelt out, the names of the modules that get adapters, and of those that are `frozen` instead."""
+    """The targets (`all` replaced by names), the names of the modules that get adapters, and of those that are `frozen`."""
     heads = (head, model.get_output_embeddings())
     linear = [n for n, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module not in heads]
     endings = sorted({_ending(name) for name in linear})
@@ -284,7 +275,7 @@ def _ending(name: str) -> str:
 
 
 def _may_be_base(folder: Path, fingerprint: str) -> bool:
-    """Whether the adapters in the folder were trained on the model with this fingerprint; yes where the folder doesn't say."""
+    """Whether the folder's adapters may have been trained on the model with this fingerprint: it says so or says nothing."""
     file = folder / BASE_FINGERPRINT
     return not file.is_file() or file.read_text(encoding="utf-8").strip() == fingerprint
 

@@ -1,4 +1,4 @@
-"""Attention over packed sequences and shared prefixes by the library's own kernels: float32 on a CPU, forward and backward."""
+"""Attention over packed sequences and shared prefixes with the library's own kernels, in float32 on a CPU."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from turnwise.kernels.build import LANES, load_kernels
 from turnwise.types import IntArray
 
 _MOST_NUMBERS = 2**15
-"""Most numbers in the keys of one head of a path. Beyond, SDPA is as fast or faster: its blocks fit the caches."""
+"""Most numbers in the keys of one head of a path. Beyond it SDPA is at least as fast: its blocks fit the caches."""
 
 
 class Branches(NamedTuple):
-    """The places of queries and of the keys they see: query tokens `starts[b]` to `starts[b + 1]` are the last of the path
-    `paths[ends[b] : ends[b + 1]]`."""
+    """The positions of queries and of the keys they see: query tokens `starts[b]` to `starts[b + 1]` are the last ones of the
+    path `paths[ends[b] : ends[b + 1]]`."""
 
     starts: IntArray  # [B + 1]
     paths: IntArray  # [Σ path lengths]
@@ -55,7 +55,7 @@ def attention_kernels(tensors: Sequence[Tensor], branches: Branches) -> ctypes.C
 
 
 class BranchAttention(torch.autograd.Function):
-    """Causal attention of queries [N, H, D] over keys and values [N, Hkv, D], each branch over its path; [N, H, D]."""
+    """Causal attention of queries [N, H, D] over keys and values [N, Hkv, D], each branch over its path; gives [N, H, D]."""
 
     @staticmethod
     def forward(

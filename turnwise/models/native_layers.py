@@ -1,7 +1,7 @@
-"""Decoder layers of the plain shape trained by the library's own kernels between matrix products: float32 on a CPU.
+"""Decoder layers of the plain shape with the library's own kernels between matrix products: float32 on a CPU.
 
-transformers' modules stay, with their parameters, hooks and adapters; `forward` alone is replaced, on each module. Their own
-forward passes run wherever the kernels don't fit: another device or dtype, autocast, and attention over a cache."""
+transformers' modules stay, with their parameters, hooks and adapters; only `forward` of each module is replaced. A module's own
+forward pass runs where the kernels don't fit: on another device or dtype, under autocast, or with attention over a cache."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ Forward = Callable[..., Any]
 
 
 def use_native_layers(model: PreTrainedModel) -> bool:
-    """Lets a model of the plain shape run its norms, rotations and gates on own kernels, in place; whether it does now.
+    """Makes a model of the plain shape run its norms, rotations and gates on the library's kernels; returns whether it does.
 
-    Asked again, it does nothing. Attention must be the packed one: it's told where sequences lie. Projections of one input
-    are laid together (`models.fused`), so that one product serves them."""
+    Calling it again changes nothing. The model needs packed attention, which knows where sequences lie. Projections with the
+    same input are laid together (`models.fused`), so that one product serves them."""
     is_packed = model.config._attn_implementation == PACKED_ATTENTION
     if not is_packed or model.device.type != "cpu" or model.dtype != torch.float32 or not has_plain_body(model):
         return False
@@ -44,7 +44,7 @@ def use_native_layers(model: PreTrainedModel) -> bool:
 
 
 def uses_native_layers(model: PreTrainedModel) -> bool:
-    """Whether `use_native_layers` has changed this model, and it's still where the kernels run."""
+    """Whether `use_native_layers` has changed this model, and the model is still where the kernels run."""
     is_there = model.device.type == "cpu" and model.dtype == torch.float32 and has_plain_body(model)
     forward = vars(model.base_model.layers[0].mlp).get("forward") if is_there else None
     return isinstance(forward, partial) and forward.func is _mlp_forward
@@ -72,8 +72,8 @@ class Norm(torch.autograd.Function):
 
 
 class SplitHeads(torch.autograd.Function):
-    """Queries [N, H, D], keys and values [N, Hkv, D] out of `qkv` [N, (H + 2 Hkv) · D]: the first two normed by `weights` [D]
-    where given (Qwen3) and rotated by `cosines` and `sines` [N, D] (Su et al. 2021)."""
+    """Queries [N, H, D], keys and values [N, Hkv, D] out of `qkv` [N, (H + 2 Hkv) · D]. Queries and keys are normed by their
+    weights [D] where given (Qwen3), and rotated by `tables`, cosines and sines [N, D] (Su et al. 2021)."""
 
     @staticmethod
     def forward(
@@ -115,7 +115,7 @@ class SplitHeads(torch.autograd.Function):
 
 
 class Gate(torch.autograd.Function):
-    """silu(gate) · up of `gate_up` [N, 2 D], their halves (Shazeer 2020); [N, D]."""
+    """silu(gate) · up [N, D], where gate and up are the halves of `gate_up` [N, 2 D] (Shazeer 2020)."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor, kernels: ctypes.CDLL) -> Tensor:
@@ -137,7 +137,7 @@ class Gate(torch.autograd.Function):
 
 
 class JoinedLinear(torch.autograd.Function):
-    """Outputs [N, ΣO] of linear layers side by side. `weight` [ΣO, I] is the memory of their `weights`, without gradients."""
+    """Outputs [N, ΣO] of linear layers side by side. `weight` [ΣO, I] has the memory of their `weights`, without gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, *weights: Tensor) -> Tensor:
@@ -166,8 +166,7 @@ def _heads_backward(
     x_grad: Tensor,
     needs_weight_grad: bool,
 ) -> Tensor | None:
-    """The gradient of `weight` from the heads' gradient `grad` [N, heads, D]; writes the gradient of `x` to `x_grad`, laid out
-    like `x`."""
+    """The gradient of `weight` from that of the heads, `grad` [N, heads, D]. Writes that of `x` to `x_grad`, laid out alike."""
     grad = grad.contiguous()
     weight_grad = torch.empty_like(weight) if needs_weight_grad and weight is not None else None
     cosines, sines = tables or (None, None)
@@ -193,7 +192,7 @@ def _mlp_forward(module: Any, x: Tensor) -> Tensor:
     gate_up = _together(x, module.gate_proj, module.up_proj)
     kernels = _kernels_for(gate_up)
     if kernels is None:
-        # Adapters that answer in another dtype.
+        # Adapters may answer in another dtype.
         gate, up = gate_up.chunk(2, -1)
         return module.down_proj(module.act_fn(gate) * up)
     gated = Gate.apply(gate_up.flatten(0, -2), kernels)
@@ -231,7 +230,7 @@ def _attention_forward(
 
 
 def _together(x: Tensor, *projections: nn.Module) -> Tensor:
-    """Outputs of the projections side by side, by one product where they are plain and lie together in memory."""
+    """Outputs of the projections side by side; one product if they are plain and lie together in memory."""
     linears = [linear for linear in projections if type(linear) is nn.Linear and not _is_watched(linear)]
     weights: list[Tensor] = [linear.weight for linear in linears]
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
@@ -243,13 +242,13 @@ def _together(x: Tensor, *projections: nn.Module) -> Tensor:
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Whether somebody wants to know when the module is called, or calls something else."""
+    """Whether somebody has hooked the module's call, or replaced it."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or "forward" in vars(module)
 
 
 def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
-    """The kernels, if they support these tensors. A tensor of another type (a distributed one) isn't its own data."""
+    """The kernels, if they support these tensors. A tensor of another type may not hold its data (a distributed one)."""
     if torch.is_autocast_enabled("cpu"):
         return None
     fits = all(
@@ -260,7 +259,7 @@ def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
 
 
 def _replace(module: nn.Module, forward: Forward) -> None:
-    """Unless somebody else has done so. A `partial` is copied and pickled with the module, as a bound method isn't."""
+    """Replaces `forward`, unless somebody else has. A `partial` is copied and pickled with the module; a bound method isn't."""
     if "forward" not in vars(module):
         module.forward = partial(forward, module)
 

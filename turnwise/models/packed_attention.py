@@ -1,9 +1,9 @@
 """Causal attention over sequences that are packed one after another, without padding and without a mask.
 
-It stands in transformers' attention registry under the name `PACKED_ATTENTION`, so that it serves every architecture that
-looks its attention up there. The lengths reach it as the keyword `sequences` of the model's forward call; a call without
-them (generation with a cache, a padded batch) is plain SDPA. Where sequences share prefixes (`models.prefix_tree`), the packed
-tokens are the distinct ones, and a branch attends to its whole path."""
+transformers' attention registry has it as `PACKED_ATTENTION`, for every architecture that uses the registry. The lengths are
+the keyword `sequences` of the model's forward call. A call without them (generation with a cache, a padded batch) is plain
+SDPA. If sequences share prefixes (`models.prefix_tree`), only the distinct tokens are packed, and a branch attends to its
+path."""
 
 import inspect
 from collections.abc import Sequence
@@ -31,9 +31,8 @@ _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """The places of the S sequences of a packed batch: their lengths, and on the device the S + 1 positions between them.
-
-    With a tree the sequences are its branches, and keys and values are gathered along its paths."""
+    """Where the S sequences of a packed batch lie: their lengths and, on the device, the S + 1 positions between them. With a
+    tree the sequences are its branches, and keys and values are gathered along its paths."""
 
     lengths: tuple[int, ...]
     boundaries: Tensor
@@ -52,7 +51,7 @@ class PackedSequences:
 
     @classmethod
     def along(cls, tree: PrefixTree) -> "PackedSequences":
-        """The branches of a tree."""
+        """The branches of a tree as sequences."""
         return replace(cls.of(tree.branch_lengths, tree.tokens.device), tree=tree)
 
     @property
@@ -61,13 +60,12 @@ class PackedSequences:
 
     @cached_property
     def branches(self) -> Branches:
-        """The micro-batch as branches, for the library's own kernels."""
+        """The sequences as branches, for the library's own kernels."""
         return Branches.of(self.lengths, self.key_lengths, None if self.tree is None else self.tree.paths.numpy())
 
     def mask(self, query: Tensor, num_keys: int, window: int | None) -> Tensor | None:
-        """Added to the scores of queries that are the last of `num_keys` positions; None where plain causality says it.
-
-        All layers and sequences read the same memory, made when first asked for."""
+        """The mask to add to the scores of queries that are the last ones of `num_keys` positions; None if a plain causal mask
+        is right. All layers and sequences read the same memory, which is filled at the first call."""
         num_queries = query.shape[2]
         if num_queries == num_keys and (window is None or num_keys <= window):
             return None
@@ -77,15 +75,10 @@ class PackedSequences:
 
 
 def supports_packing(model: PreTrainedModel) -> bool:
-    """Whether packed sequences can't see each other in this architecture: attention from the registry in every layer, and
-    no recurrent state that would run on from one sequence into the next."""
-    layer_types = model.config.to_dict().get("layer_types") or ()
-    return (
-        model._supports_attention_backend
-        and model._supports_sdpa
-        and not model._is_stateful
-        and _PACKABLE_LAYERS.issuperset(layer_types)
-    )
+    """Whether packed sequences can't see each other in this architecture: every layer takes its attention from the registry,
+    and no recurrent state runs on from one sequence into the next."""
+    is_plain = model._supports_attention_backend and model._supports_sdpa and not model._is_stateful
+    return is_plain and _PACKABLE_LAYERS.issuperset(model.config.to_dict().get("layer_types") or ())
 
 
 def packed_attention(
@@ -115,7 +108,7 @@ def packed_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, sliding_window=sliding_window, **kwargs
         )
     kind = query.device.type
-    # Under autocast the rotation has made queries and keys of 16 bits fp32 again.
+    # Under autocast the rotation turns queries and keys from 16 bits back to fp32.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
     if dtype in (torch.float16, torch.bfloat16) and not dropout and _has_varlen(query.device):
         query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
@@ -140,7 +133,7 @@ def _each_sequence(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """One SDPA call a sequence. Gathered, split and joined once, since the gradient of a part is as long as the whole."""
+    """One SDPA call per sequence. Tensors are split only once: each part's gradient is as long as the whole."""
     is_grouped = query.shape[1] != key.shape[1]
     if sequences.tree is not None and sequences.key_lengths != sequences.lengths:
         key, value = (tensor.index_select(2, sequences.tree.paths) for tensor in (key, value))
@@ -157,7 +150,7 @@ def _each_sequence(
 
 
 def _band(length: int, window: int | None, like: Tensor) -> Tensor:
-    """[length, length]: 0 at the last `window` positions up to each position itself, −∞ elsewhere."""
+    """[length, length]: 0 at the last `window` positions up to and including each position, −∞ elsewhere."""
     mask = torch.full((length, length), -torch.inf, dtype=like.dtype, device=like.device).triu_(1)
     if window is not None and window < length:
         mask += torch.full_like(mask, -torch.inf).tril_(-window)
@@ -171,12 +164,7 @@ def _has_varlen(device: torch.device) -> bool:
 
 
 def _varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sequences: PackedSequences,
-    scaling: float | None,
-    sliding_window: int | None,
+    query: Tensor, key: Tensor, value: Tensor, sequences: PackedSequences, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
     num_groups = query.shape[1] // key.shape[1]
     if num_groups > 1 and not _HAS_GROUPS:
@@ -186,16 +174,7 @@ def _varlen(
     groups: dict[str, Any] = {"enable_gqa": True} if num_groups > 1 and _HAS_GROUPS else {}
     left = -1 if sliding_window is None else sliding_window - 1
     output = varlen.varlen_attn(
-        q,
-        k,
-        v,
-        sequences.boundaries,
-        sequences.boundaries,
-        longest,
-        longest,
-        scale=scaling,
-        window_size=(left, 0),
-        **groups,
+        q, k, v, sequences.boundaries, sequences.boundaries, longest, longest, scale=scaling, window_size=(left, 0), **groups
     )
     assert isinstance(output, Tensor)
     return output[None]

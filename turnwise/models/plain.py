@@ -1,4 +1,4 @@
-"""Log-probs the plain way, for checking faster ones: transformers' own forward pass, a context at a time, all logits kept."""
+"""Log-probs computed plainly, to check faster ways: transformers' own forward pass over one context at a time."""
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -14,8 +14,7 @@ from turnwise.types import FloatArray, Sample
 
 
 def plain_model(config: PreTrainedConfig, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> PreTrainedModel:
-    """A model of its own with a copy of the named weights in `dtype`, on the device on which they lie. Raises ModelError if a
-    name or shape doesn't fit the config."""
+    """A new model with a copy of the named weights in `dtype`, on their device. Raises ModelError if one doesn't fit."""
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(deepcopy(config), dtype=dtype, attn_implementation="sdpa").eval()
     own = dict(model.named_parameters())
@@ -31,8 +30,8 @@ def plain_model(config: PreTrainedConfig, weights: Iterable[tuple[str, Tensor]],
 
 @torch.no_grad()
 def plain_logprobs(model: PreTrainedModel, samples: Sequence[Sample], temperature: float) -> list[FloatArray]:
-    """For each sample the log-probs [N] of its tokens at a temperature, over their kept ids if they have some, 0 for the first.
-    Raises ModelError if the model's vocabulary lacks a token id."""
+    """Log-probs [N] of each sample's tokens at a temperature, over the kept ids of tokens that have some; 0 for the first
+    token. Raises ModelError if the model's vocabulary lacks a token id."""
     results = []
     for sample in samples:
         if sample.token_ids.max() >= model.config.vocab_size:

@@ -1,8 +1,7 @@
-"""Prefixes that sequences of a packed batch share, each computed once, without the tokens whose states nobody reads.
+"""Computes prefixes that sequences of a packed batch share only once, and leaves out tokens whose states nobody reads.
 
 Siblings of a group begin with the same prompt and often with the same turns. With causal attention, equal prefixes have equal
-states; so the model runs over the distinct tokens alone, and every sequence reads its states, and sends back its gradients,
-through an index."""
+states. So the model runs over the distinct tokens only; an index leads to each sequence's states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +13,16 @@ from torch import Tensor
 from turnwise.types import IntArray
 
 _SHORT, _LONGEST = 512, 4096
-"""Lengths in tokens. A branch needs a mask, and the causal kernel, which has none, skips what lies ahead of a block of keys:
-up to `_SHORT` that is nothing (CPU, torch 2.13). Beyond `_LONGEST` the mask would take more than 64 MiB: nothing is shared."""
+"""Lengths in tokens. A branch needs a mask. The causal kernel has none and skips the keys ahead of a block, which saves nothing
+up to `_SHORT` (CPU, torch 2.13). Beyond `_LONGEST` a mask would take more than 64 MiB, so nothing is shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """U distinct tokens of N, laid out branch after branch.
+    """The U distinct tokens among N, laid out branch after branch.
 
-    A branch is the part of a sequence after the prefix that it shares with an earlier one; its path is all tokens from the root
-    to its end: `path_lengths[i] − branch_lengths[i]` of them come before the branch."""
+    A branch is the part of a sequence after the prefix that it shares with an earlier one. Its path is all tokens from the root
+    to its end; `path_lengths[i] − branch_lengths[i]` of them come before the branch."""
 
     tokens: Tensor  # int64 [U]: the first position of each distinct token in the batch
     nodes: Tensor  # int64 [N]: the distinct token that each token of the batch is
@@ -35,8 +34,7 @@ class PrefixTree:
 def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool = True) -> PrefixTree | None:
     """The tree of sequences with these `lengths` in `token_ids` [N]; None if they share too little.
 
-    Unless `reads_last`, the last token of a sequence is left out, since nothing follows that would attend to it; its node is
-    that of the token before.
+    Unless `reads_last`, the last token of a sequence is left out: no token attends to it. Its node is that of the one before.
 
     >>> tree = merge_prefixes(torch.tensor([5, 6, 7, 5, 6, 8, 9, 5, 6, 7]), [3, 4, 3])
     >>> tree.tokens.tolist(), tree.nodes.tolist()
@@ -48,7 +46,7 @@ def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool =
     """
     sequences = [sequence.numpy() for sequence in token_ids.cpu().split(list(lengths))]
     starts = np.cumsum([0, *lengths[:-1]])
-    # In the order of their bytes the longest prefix shared with any earlier sequence is the one shared with the last.
+    # Sorted by bytes, a sequence shares its longest prefix with the one before it.
     order = sorted(range(len(sequences)), key=lambda index: sequences[index].tobytes())
     nodes = np.empty(len(token_ids), np.int64)
     if not reads_last:
@@ -84,6 +82,6 @@ def _num_shared(previous: IntArray, sequence: IntArray) -> int:
     length = min(len(previous), len(sequence))
     different = (previous[:length] != sequence[:length]).nonzero()[0]
     shared = int(different[0]) if len(different) else length
-    # Below these shares gathering keys and values, or a full rectangle of scores, would cost more than is saved.
+    # Below these shares, gathering keys and values, or a full rectangle of scores, costs more than sharing saves.
     smallest = len(sequence) / (16 if len(sequence) <= _SHORT else 2)
     return shared if shared >= smallest and len(sequence) <= _LONGEST else 0

@@ -26,8 +26,8 @@ PRESETS = {
     name: ModelPreset(**fields)
     for name, fields in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).items()
 }
-"""By name, as `presets.json` has them. For `tiny` the usual `initializer_range`, 0.02, would leave the logits flat, so that its
-attention learnt several times more slowly."""
+"""The presets of `presets.json` by name. With the usual `initializer_range` of 0.02, the logits of `tiny` would be flat, and
+its attention would learn several times more slowly."""
 
 
 def preset(size: str) -> ModelPreset:

@@ -1,4 +1,4 @@
-"""A loaded model in numbers, counted on the model itself."""
+"""Describes a loaded model in numbers, counted on the model itself."""
 
 import os
 
@@ -20,7 +20,7 @@ _KERNELS = {
 
 
 def loaded_model(model: PreTrainedModel, *heads: nn.Module) -> LoadedModel:
-    """The model as it is now, with the parameters of `heads` that aren't among its own counted in; tied ones once."""
+    """The model as it is now. Parameters of `heads` are counted too, tied parameters once."""
     parameters = {id(p): p for module in (model, *heads) for p in module.parameters()}.values()
     kernel = model.config._attn_implementation
     has_own_kernels = kernel == PACKED_ATTENTION and uses_native_layers(model)

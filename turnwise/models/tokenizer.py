@@ -13,28 +13,28 @@ from turnwise.errors import ModelError
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKER_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
-"""One token each, but part of the text: they stay when a response is decoded."""
+"""One token each, but part of the text: they stay in decoded responses."""
 
 ROLES = ("system", "user", "assistant")
 
 CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8")
-"""ChatML. Calls are JSON in `<tool_call>`, as Hermes 2 Pro writes them, and a result is a message of the role `tool`."""
+"""ChatML. Tool calls are JSON in `<tool_call>`, as in Hermes 2 Pro; a result is a message of the role `tool`."""
 
 _WORDS = Regex(r" ?[^\s\p{N}]\p{N}+,\p{N}+| ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(?!\S)|[^\S\n]+")
-"""A symbol with its place (`O1,2`); words with their leading space; a digit, a symbol and a capital that starts no word stand
-alone. So a cell of a grid is one token wherever it stands, and a place that occurs often is one too."""
+"""Pieces of a text: a symbol with its place (`O1,2`); a word with its leading space; a single digit, symbol, or capital that
+starts no word. So each cell of a grid is one token everywhere, and a frequent place is one token too."""
 
 _MOST_TOKENS = 1_000_000
-"""Room for any published vocabulary; the trainer's memory grows with it, and ends the process where there is none."""
+"""More than any published vocabulary has. The trainer's memory grows with the number, and without memory the process ends."""
 _SYMBOL_COUNT = 5_000
-"""How often a symbol is shown to the trainer on top of the corpus: more often than any other pair, so that each symbol is one
-token even where it is rare (the goal reached, once an episode) and made of several bytes."""
+"""How often a symbol is shown to the trainer in addition to the corpus: more often than any other pair, so that each symbol is
+one token even if it is rare (the reached goal, once per episode) and has several bytes."""
 
 
 def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer with at most `vocab_size` tokens and a ChatML template that shows tools; equal corpora give equal ones. A
-    filled one has exactly so many: strings of letters that no text is encoded to make up for what the corpus doesn't give.
-    Raises ModelError if `vocab_size` doesn't hold the 256 bytes and the special tokens."""
+    """A tokenizer with at most `vocab_size` tokens and a ChatML template that shows tools. Equal corpora give equal tokenizers.
+    With `is_filled` it has exactly `vocab_size` tokens; those that the corpus doesn't give are strings of letters that no text
+    is encoded to. Raises ModelError if `vocab_size` is too small for the 256 bytes and the special tokens."""
     texts = list(corpus)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     num_fixed = len(alphabet) + len(SPECIAL_TOKENS) + len(MARKER_TOKENS)
@@ -67,7 +67,7 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = Fa
 
 
 def _fill(tokenizer: Tokenizer, num_tokens: int) -> None:
-    """Tokens without merges: they can be sampled and have a text, and encoding never gives them."""
+    """Adds tokens without merges. They can be sampled and have a text, but encoding never gives them."""
     model = json.loads(tokenizer.to_str())["model"]
     vocab = model["vocab"]
     words = ("".join(letters) for length in count(2) for letters in product(ascii_lowercase, repeat=length))
@@ -77,7 +77,7 @@ def _fill(tokenizer: Tokenizer, num_tokens: int) -> None:
 
 
 def _without_markers(texts: Sequence[str]) -> Iterable[str]:
-    """Markers and special tokens are matched before BPE, so their letters must not earn merges."""
+    """The texts without markers and special tokens, which are matched before BPE: their letters must not cause merges."""
     for text in texts:
         for token in (*SPECIAL_TOKENS, *MARKER_TOKENS):
             text = text.replace(token, "\n")
@@ -85,7 +85,7 @@ def _without_markers(texts: Sequence[str]) -> Iterable[str]:
 
 
 def _repeated_symbols(texts: Sequence[str]) -> Iterable[str]:
-    """Digits, and the symbols and lone capitals of the texts, with a space before them and without."""
+    """The digits, and the symbols and lone capitals of the texts, repeated with and without a space before them."""
     symbols = set("0123456789") | {
         char
         for text in texts

@@ -1,6 +1,5 @@
-"""Value models: a decoder's backbone with a scalar head, V(s) = w·h + b at every token.
-
-On disk one is a Hugging Face folder for token classification with one label (`AutoModelForTokenClassification`)."""
+"""Value models: a decoder's backbone with a scalar head, V(s) = w·h + b at every token. On disk a value model is a Hugging Face
+folder for token classification with one label (`AutoModelForTokenClassification`)."""
 
 import logging
 from pathlib import Path
@@ -24,9 +23,9 @@ def load_value_model(
 ) -> PreTrainedModel:
     """A value model in evaluation mode with fp32 weights, from a folder or the hub.
 
-    A folder without a value head (a causal language model) gives its backbone and gets a head that is 0 everywhere: the
-    first advantages are the returns themselves, and nothing is random. The scalar head of a reward model is kept. An adapter
-    is merged into its base model: a critic's brings its head. Raises ModelError if there is no such folder, no decoder in
+    A folder without a value head (a causal language model) gives its backbone, with a head that is 0 everywhere: then the first
+    advantages are the returns themselves, and nothing is random. The scalar head of a reward model is kept. An adapter is
+    merged into its base model; a critic's adapter has its head too. Raises ModelError if there is no such folder, no decoder in
     it, its head has several labels, or weights are missing."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
@@ -56,8 +55,8 @@ def load_value_model(
 
 
 def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' class for token classification of an architecture, or the same put together where it has none. Raises
-    ModelError if it is no decoder."""
+    """transformers' class for token classification with this architecture. If there is none, it is put together here. Raises
+    ModelError if the architecture is no decoder."""
     decoders, known = AutoModelForCausalLM._model_mapping, AutoModelForTokenClassification._model_mapping
     if type(config) not in decoders:
         raise ModelError(

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +16,10 @@ from turnwise.types import Metric
 logger = logging.getLogger(__name__)
 
 BEST_FILE = "best.json"
-"""Which step's model a folder `best` holds, and how good it is."""
+"""File that names the step and the metric of the model in a folder `best`."""
 
 
+@dataclass(slots=True)
 class BestValue:
     """The best value of a metric so far.
 
@@ -26,17 +28,16 @@ class BestValue:
     ([True, False, True], 0)
     """
 
-    def __init__(self, metric: str, mode: Literal["max", "min"], min_delta: float = 0.0) -> None:
-        self.metric = metric
-        self.mode = mode
-        self.min_delta = min_delta
-        self.value: float | None = None
-        self.step = -1
-        self.num_since = 0
-        """Validations since then."""
+    metric: str
+    mode: Literal["max", "min"]
+    min_delta: float = 0.0
+    value: float | None = None
+    step: int = -1
+    num_since: int = 0
+    """Validations since the best one."""
 
     def see(self, step: int, measured: Mapping[str, float]) -> bool:
-        """Whether this validation was the best. One that doesn't have the metric doesn't count."""
+        """Whether this validation is the best so far. A validation without the metric doesn't count."""
         if self.metric not in measured:
             if self.value is None:
                 raise ConfigError(
@@ -70,8 +71,7 @@ class ByValidation:
         self._folder = folder
 
     def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
-        """Keeps the model where it is the best so far, and ends the run where that was too long ago. Returns the metrics, with
-        the best value."""
+        """Saves the best model so far, ends the run if the best is too old, and returns the metrics with the best value."""
         measured = reduce_metrics(metrics)
         if self.best and self.best.see(step, measured):
             facts = {"step": step, "metric": self.best.metric, "value": self.best.value}
@@ -89,13 +89,13 @@ class ByValidation:
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what the checkpoint's run had of it. A best model that isn't in this run's folder doesn't count."""
+        """Continues with the checkpoint's best values. A best model that isn't in this run's folder doesn't count."""
         for name, part in self._parts().items():
             if name in state:
                 part.load_state_dict(state[name])
         if self.best and self.best.value is not None and best_facts(self._folder).get("step") != self.best.step:
             logger.warning(
-                "the best model, that of step %d, isn't in %s; the model of the next validation is kept there",
+                "the best model, of step %d, isn't in %s; the model of the next validation is saved there",
                 self.best.step,
                 self._folder,
             )
@@ -106,7 +106,7 @@ class ByValidation:
 
 
 def best_facts(folder: Path) -> dict[str, Any]:
-    """Step, metric and value of the model that `save_best` keeps there; nothing where none lies."""
+    """Step, metric and value of the model that `save_best` keeps in the folder; empty if there is none."""
     try:
         facts = json.loads((folder / BEST_FILE).read_text(encoding="utf-8"))
         return {name: facts[name] for name in ("step", "metric", "value")}

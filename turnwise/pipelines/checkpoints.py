@@ -71,13 +71,12 @@ class Contents:
 
 
 class Checkpoints:
-    """`checkpoint-N` folders under one path, after N steps; the newest `max_to_keep` stay (0 = all).
+    """The `checkpoint-N` folders of a run, each after N steps; the newest `max_to_keep` stay (0 = all).
 
-    Saved every `save_steps` steps (0 = never) and after the last one. A folder appears whole or not at all, and older ones go
-    only after that, so that a kill at any instant leaves the last good one.
+    A checkpoint is saved every `save_steps` steps (0 = never) and after the last step. A folder appears whole or not at all,
+    and older ones are removed only afterwards, so that a kill at any moment leaves the last good one.
 
-    The numbers of `contents.parts` are recorded when a step becomes whole, so that it can be saved later, while the next step's
-    tasks are played."""
+    The state of `contents.parts` is recorded when a step is whole, so the step can still be saved while the next one plays."""
 
     def __init__(
         self, path: Path, save_steps: int, max_to_keep: int, num_steps: int, contents: Contents, config_yaml: str = ""
@@ -85,11 +84,11 @@ class Checkpoints:
         self.path = path
         self.num_steps = num_steps
         self.first_step = 0
-        """Step that this run began with: 0, or where the checkpoint that it was restored from ends."""
+        """Step that this run began with: 0, or the number of steps of the checkpoint that it was restored from."""
         self.num_done = 0
         """Number of whole steps."""
         self.is_torn = False
-        """Whether a weight update has begun and isn't whole."""
+        """Whether a weight update has begun and isn't complete."""
         self.save_steps = save_steps
         self.max_to_keep = max_to_keep
         self._contents = contents
@@ -152,7 +151,8 @@ class Checkpoints:
         logger.info("writing %s, about %s", folder, bytes_text(self.num_bytes))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._require_space()
+            if self.num_bytes > shutil.disk_usage(self.path).free:
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (it takes about {bytes_text(self.num_bytes)})")
             if folder.exists():
                 set_aside(folder)
             with written_whole(folder) as partial:
@@ -164,8 +164,8 @@ class Checkpoints:
         return folder
 
     def save_model(self, folder: Path, notes: Mapping[str, str]) -> None:
-        """Writes the model as it is now with its tokenizer, and not the state of its training; `notes` are small files beside
-        it. The folder appears whole or not at all, in place of an older one."""
+        """Writes the present model with its tokenizer, without the state of its training. `notes` are small files beside it:
+        name → text. The folder appears whole or not at all, in place of an older one."""
         try:
             with written_whole(folder) as partial:
                 self._contents.model.gather("save", partial).result()
@@ -176,11 +176,6 @@ class Checkpoints:
         except OSError as fault:
             raise CheckpointError(self._describe_failure(folder, fault)) from fault
 
-    def _require_space(self) -> None:
-        if self.num_bytes > shutil.disk_usage(self.path).free:
-            reason = f"{os.strerror(errno.ENOSPC)} (it takes about {bytes_text(self.num_bytes)})"
-            raise OSError(errno.ENOSPC, reason)
-
     def _write(self, folder: Path) -> None:
         contents = self._contents
         contents.model.gather("save", folder).result()
@@ -189,7 +184,9 @@ class Checkpoints:
         contents.tokenizer.save_pretrained(folder)
         (folder / CONFIG_FILE).write_text(self._config_yaml, encoding="utf-8")
         (folder / STATE_FILE).write_text(json.dumps({"step": self.num_done, **self._state}) + "\n", encoding="utf-8")
-        _write_manifest(folder)
+        files = sorted(f for f in folder.rglob("*") if f.is_file())
+        noted = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files}
+        (folder / MANIFEST_FILE).write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
 
     def _prune(self) -> None:
         older = [folder for folder in all_checkpoints(self.path) if number_of(folder) <= self.num_done]
@@ -297,16 +294,10 @@ def set_aside(folder: Path) -> Path:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes leftovers under `path` of a kill during writing or pruning."""
+    """Removes what a kill during writing or pruning left under `path`."""
     for ending in ("partial", "old", "removed"):
         for leftover in path.glob(f"checkpoint-*.{ending}"):
             shutil.rmtree(leftover)
-
-
-def _write_manifest(folder: Path) -> None:
-    files = sorted(f for f in folder.rglob("*") if f.is_file())
-    noted = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files}
-    (folder / MANIFEST_FILE).write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
 
 
 def _sha256(file: Path) -> str:

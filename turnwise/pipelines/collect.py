@@ -88,8 +88,7 @@ class Collection:
         num_trajectories: int,
         begin_phase: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Plays `num_batches` batches and reports each to `begin_phase`. After Ctrl-C or an error, the groups played so far are
-        written too."""
+        """Plays `num_batches` batches and reports each to `begin_phase`. Ctrl-C or an error doesn't lose finished groups."""
         for step in range(num_batches):
             begin_phase(f"batch {step + 1} of {num_batches}")
             started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Roles that share an accelerator take turns for its memory, where the run is synchronous."""
+"""Roles that share an accelerator take turns in using its memory, if the run is synchronous."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -11,7 +11,7 @@ Move = Callable[[list[MemoryKind]], Awaitable[object]]
 
 @dataclass(slots=True)
 class Resident:
-    """What a role keeps in the memory of its devices and can put away. Weights that another role reads aren't among it."""
+    """The memory that a role holds on its devices and can move away. It doesn't include weights that another role reads."""
 
     devices: frozenset[int]
     kinds: frozenset[MemoryKind]
@@ -25,8 +25,8 @@ class Resident:
 
 
 class DeviceTurns:
-    """Knows who is awake on which device. Before a role computes, the others there put away what they don't need; then its own
-    comes back. So optimiser state and KV are never there together, while the weights of two roles are during a transfer.
+    """Knows whose memory is on which device. Before a role computes, the other roles on its devices move their memory away;
+    then its own comes back. Optimiser state and KV are never there together.
 
     A role calls `take` itself, so the training loop knows nothing of it."""
 
@@ -35,19 +35,19 @@ class DeviceTurns:
         self._lock = asyncio.Lock()
 
     async def take(self, role: str, kinds: Collection[MemoryKind] | None = None) -> None:
-        """`role` computes next, with these kinds of its memory (default: all)."""
+        """Makes room for `role`, which computes next with these kinds of its memory (default: all)."""
         own = self._residents.get(role)
         if own is not None:
             await self._share({role: own.kinds if kinds is None else frozenset(kinds)}, own.devices)
 
     async def transfer(self) -> None:
-        """Weights go from the trainer to the servers next: both have theirs, and nothing else is there."""
+        """Prepares a transfer from the trainer to the servers: the weights of both are there, and nothing else."""
         weights: frozenset[MemoryKind] = frozenset({"weights"})
         devices = [self._residents[role].devices for role in ("actor_train", "actor_infer")]
         await self._share({"actor_train": weights, "actor_infer": weights}, devices[0] | devices[1])
 
     async def _share(self, wanted: Mapping[str, frozenset[MemoryKind]], devices: frozenset[int]) -> None:
-        """Leaves only what is wanted on the devices. Room is made before it is taken."""
+        """Leaves only the wanted memory on the devices. The other memory is moved away first."""
         async with self._lock:
             for role, resident in self._residents.items():
                 leaving = resident.present - wanted.get(role, frozenset())

@@ -16,7 +16,7 @@ class EpisodeResult(NamedTuple):
     score: float
     num_turns: int = 0
     num_tokens: int = 0
-    """Sampled ones."""
+    """Sampled tokens."""
     is_truncated: bool = False
 
     @classmethod
@@ -33,8 +33,7 @@ class EpisodeResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Success over `num_episodes` episodes of `num_tasks` tasks with its 95% interval (`clustered_interval`), and means per
-    episode."""
+    """Success over the episodes of several tasks with its 95% interval (`clustered_interval`), and means per episode."""
 
     num_episodes: int
     num_successes: int
@@ -52,12 +51,12 @@ class Score:
 
     @classmethod
     def count(cls, outcomes: Sequence[tuple[bool, float]]) -> "Score":
-        """Makes it from the `(success, score)` of one episode per task."""
+        """The score of `(success, score)` pairs, one episode per task."""
         return cls.of_tasks([[EpisodeResult(*outcome)] for outcome in outcomes])
 
     @classmethod
     def of_tasks(cls, tasks: Sequence[Sequence[EpisodeResult]]) -> "Score":
-        """Makes it from the episodes of each task, one or more per task."""
+        """The score of the episodes of each task, one or more per task."""
         episodes = [outcome for task in tasks for outcome in task]
         successes, trials = [sum(o.is_success for o in task) for task in tasks], [len(task) for task in tasks]
         low, high = clustered_interval(successes, trials)
@@ -86,7 +85,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, outcomes: Mapping[str, Sequence[Sequence[EpisodeResult]]], num_failed: int) -> "Evaluation":
-        """Makes it from the episodes of each task of each tag."""
+        """The evaluation of the episodes of each task, by tag."""
         return cls(
             overall=Score.of_tasks([task for tasks in outcomes.values() for task in tasks]),
             by_tag={tag: Score.of_tasks(outcomes[tag]) for tag in sorted(outcomes)},

@@ -28,7 +28,7 @@ class Interrupts:
         self._doing = ""
 
     def hold(self, doing: str) -> None:
-        """Makes Ctrl-C wait for `release`; `doing` is what the message says the wait is for."""
+        """Makes Ctrl-C wait for `release`; its message says that the program is `doing` this."""
         self._is_pressed, self._doing = False, doing
         if _is_main_thread() and self._previous is None:
             self._previous = signal.signal(signal.SIGINT, self._remember)
@@ -54,8 +54,8 @@ class Interrupts:
 
 @contextmanager
 def ends_by_signals() -> Iterator[None]:
-    """Inside, Ctrl-C is Ctrl-C even where a shell has started the process with it ignored, or `ends_at_once` is around. What
-    ends a job (SIGTERM, a closed terminal) counts as Ctrl-C."""
+    """Within it Ctrl-C raises KeyboardInterrupt, even if a shell has started the process with Ctrl-C ignored, or `ends_at_once`
+    is active. Signals that end a job (SIGTERM, a closed terminal) count as Ctrl-C."""
     if not _is_main_thread():
         yield
         return
@@ -92,7 +92,7 @@ def ends_at_once() -> Iterator[None]:
 def _end(signum: int, frame: FrameType | None) -> None:
     if not CALLS.is_finished:
         os.write(sys.stderr.fileno(), b"interrupted\n")
-    if "turnwise.cluster.fork_server" in sys.modules:  # which takes longer to import than the rest of a start
+    if "turnwise.cluster.fork_server" in sys.modules:  # importing it takes longer than the rest of a start
         from turnwise.cluster.fork_server import drop_processes
 
         drop_processes()

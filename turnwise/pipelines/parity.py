@@ -1,12 +1,11 @@
-"""The parity gate: do the servers sample from the distribution that is trained?
-
-`docs/design/parity.md` says what is asked and when, and what a failure is tried for."""
+"""The parity gate: do the servers sample from the distribution that is trained? `docs/design/parity.md` says what is checked
+and when, and how the cause of a failure is found."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -37,34 +36,31 @@ logger = logging.getLogger(__name__)
 Prompt = list[Message]
 
 
+@dataclass
 class Probe:
-    """A conversation that goes on under one request id as long as the run, and starts over where it is told to.
+    """A conversation under one request id that lasts for the whole run and can start over. Its first turn gets `prompt`; later
+    turns get the last message of `prompt` again. Each turn always has the same seed."""
 
-    It opens with `prompt` and then says the last message of it again. The same turn has the same seed every time."""
+    template: ChatTemplate
+    server: PolicyServer
+    request_id: str
+    prompt: Prompt
+    sampling: SamplingParams
+    max_length: int
 
-    def __init__(
-        self,
-        template: ChatTemplate,
-        server: PolicyServer,
-        request_id: str,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        max_length: int,
-    ) -> None:
-        self._context = (template, server, request_id, sampling, max_length)
-        self._prompt = prompt
+    def __post_init__(self) -> None:
         self.start_over()
 
     def start_over(self) -> None:
-        self._conversation = TokenConversation(*self._context)
+        self._conversation = TokenConversation(self.template, self.server, self.request_id, self.sampling, self.max_length)
 
     @property
     def num_turns(self) -> int:
         return len(self._conversation.turns)
 
     async def speak(self) -> bool:
-        """Takes one more turn; False if the context has no room for it."""
-        messages = self._prompt[-1:] if self.num_turns else self._prompt
+        """Samples one more turn. Returns False if the context has no room for it."""
+        messages = self.prompt[-1:] if self.num_turns else self.prompt
         return await self._conversation.generate(messages) is not None
 
     def sample(self, num_scored: int) -> Sample:
@@ -75,7 +71,7 @@ class Probe:
 
 
 class _Listener:
-    """A conversation that hears what an agent says first, and has no room to answer."""
+    """A conversation that notes an agent's first messages and never answers, as if its context were full."""
 
     def __init__(self, max_length: int) -> None:
         self.turns: list[Turn] = []
@@ -95,7 +91,7 @@ class _Listener:
 async def first_prompts(
     agents: Mapping[str, AgentLoop], seed: int, sampling: SamplingParams, max_length: int
 ) -> dict[str, Prompt]:
-    """The first prompt of each tag's agent, in a task of the gate's own; none if agent or environment fail."""
+    """The first prompt of each tag's agent, in a task made for the gate. A tag is missing if its agent or environment fails."""
     prompts = {}
     for tag, agent in agents.items():
         listener = _Listener(max_length)
@@ -107,7 +103,7 @@ async def first_prompts(
             await agent.run(_task(tag, derive_seed(seed, "parity", tag)), 0, open_conversation, sampling)
         except (ConfigError, DeadlineError):
             raise
-        except Exception as error:  # boundary: agents and environments are foreign code; what is wrong with them, rollouts say
+        except Exception as error:  # boundary: agents and environments are foreign code; rollouts report their errors
             logger.info("parity: %s gave no first prompt (%r); the parity check does without it", tag, error)
         if listener.heard:
             prompts[tag] = listener.heard
@@ -123,60 +119,51 @@ def _task(tag: str, seed: int) -> Task:
     return Task(id=f"parity/{tag}", tag=tag, split="train", seed=seed)
 
 
-logger = logging.getLogger(__name__)
-
 TOKENS_PER_TURN = 4
-_MAX_TURNS = 4  # turns after which a conversation that outlives updates starts over
+_MAX_TURNS = 4  # turns after which a conversation that is kept over updates starts over
 
 
+@dataclass(kw_only=True)
 class ParityGate:
-    """Has the servers of the rollouts sample a few tokens, and the trainer score them again.
+    """Lets the rollout servers sample a few tokens, and lets the trainer score them again.
 
-    Asked are two turns of new conversations, the same at every check, so that what is logged follows from the weights alone;
-    and one more turn of conversations that go on over updates, which a server that keeps old prefixes answers from old weights.
-    All have request ids of their own that are never released, and if it `forgets` the servers drop what they have cached: what
-    the gate leaves in a cache serves nobody else. That waits for requests in flight, so it is for runs that have none then.
+    Each prompt opens two conversations. The new one has two turns and is the same at every check, so its metrics depend on the
+    weights alone. The kept one goes on over weight updates, by one turn per check: a server that keeps old prefixes would
+    answer it from old weights. Both are sampled with `sampling`.
 
-    Each prompt opens one conversation of both kinds. It samples by `sampling`."""
+    The gate's request ids are never released. With `forgets` the servers drop their caches after a check, so that no episode
+    reuses what the gate left there. Dropping them waits for running requests; use it only when there are none."""
 
-    def __init__(
-        self,
-        *,
-        run_async: Callable[..., Any],
-        server: PolicyServer,
-        template: ChatTemplate,
-        prompts: Sequence[Prompt],
-        sampling: SamplingParams,
-        max_length: int,
-        max_diff: float,
-        suspects: Suspects,
-        forgets: bool = True,
-    ) -> None:
-        self._run_async = run_async
-        self._forgets = forgets
-        self._server = server
-        self._sampling = sampling
-        self._max_diff = max_diff
-        self._suspects = suspects
+    run_async: Callable[..., Any]
+    server: PolicyServer
+    template: ChatTemplate
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    max_length: int
+    max_diff: float
+    suspects: Suspects
+    forgets: bool = True
+
+    def __post_init__(self) -> None:
         self._last: tuple[int, list[Sample]] | None = None  # the new conversations of the last check, and its version
+        self._new = [self._probe(f"parity/new/{index}", prompt) for index, prompt in enumerate(self.prompts)]
+        self._kept = [self._probe(f"parity/kept/{index}", prompt) for index, prompt in enumerate(self.prompts)]
 
-        def probe(name: str, prompt: Prompt) -> Probe:
-            own = replace(self._sampling, seed=derive_seed(sampling.seed, name))
-            return Probe(template, server, name, prompt, own, max_length)
-
-        self._new = [probe(f"parity/new/{index}", prompt) for index, prompt in enumerate(prompts)]
-        self._kept = [probe(f"parity/kept/{index}", prompt) for index, prompt in enumerate(prompts)]
+    def _probe(self, name: str, prompt: Prompt) -> Probe:
+        own = replace(self.sampling, seed=derive_seed(self.sampling.seed, name))
+        return Probe(self.template, self.server, name, prompt, own, self.max_length)
 
     def check(self, version: int) -> list[Metric]:
-        """Measures new conversations, and holds kept ones to the same bound. The servers must have just got `version`."""
+        """Measures the new conversations, and holds the kept ones to the same bound. Call it when the servers have just got
+        `version`. Raises ParityError beyond the bound."""
         started = time.perf_counter()
-        new, kept = self._run_async(self._play(version))
-        # One after the other: the last bits of a log-prob depend on what it is packed with.
+        new, kept = self.run_async(self._play(version))
+        # Scored separately: the last bits of a log-prob depend on the other tokens of its batch.
         measured, held = self._differences(new), self._differences(kept)
         for played, found in ((new, measured), (kept, held)):
             # Negated, so that NaN fails.
-            if not found.mean() <= self._max_diff:
-                raise ParityError(diagnose(self._evidence(version, played, new), self._suspects))
+            if not found.mean() <= self.max_diff:
+                raise ParityError(diagnose(self._evidence(version, played, new), self.suspects))
         if self._last is None:
             logger.info("parity: sampler and trainer differ by %.2g nats a token", measured.mean())
         self._last = version, new
@@ -190,20 +177,20 @@ class ParityGate:
     async def _play(self, version: int) -> tuple[list[Sample], list[Sample]]:
         new = await asyncio.gather(*(_two_turns(probe) for probe in self._new))
         kept = await asyncio.gather(*(_next_turn(probe) for probe in self._kept))
-        if self._forgets:
-            # An episode that copied a prefix from here would differ in the last bits from one that computed it.
-            await self._server.suspend()
-            await self._server.resume(version)
+        if self.forgets:
+            # If an episode copied a prefix from here, its last bits would differ from those of one that computed it.
+            await self.server.suspend()
+            await self.server.resume(version)
         return new, kept
 
     def _differences(self, samples: Sequence[Sample]) -> FloatArray:
-        return differences(samples, self._suspects.score(samples))
+        return differences(samples, self.suspects.score(samples))
 
     def _evidence(self, version: int, played: Sequence[Sample], new: Sequence[Sample]) -> Evidence:
-        # One replica alone may be at fault, so the conversations that agree are no evidence.
-        failing = [sample for sample in played if not self._differences([sample]).mean() <= self._max_diff]
+        # Perhaps only one replica is wrong, so conversations that agree are no evidence.
+        failing = [sample for sample in played if not self._differences([sample]).mean() <= self.max_diff]
         ask_afresh = partial(self._ask_afresh, version, played)
-        return Evidence(version, failing or played, self._max_diff, ask_afresh, self._change_since_last(new))
+        return Evidence(version, failing or played, self.max_diff, ask_afresh, self._change_since_last(new))
 
     def _change_since_last(self, new: Sequence[Sample]) -> tuple[int, float] | None:
         if self._last is None:
@@ -214,21 +201,21 @@ class ParityGate:
         return version, float(differences(new, [sample.rollout_logprobs for sample in before]).mean())
 
     def _ask_afresh(self, version: int, played: Sequence[Sample]) -> float:
-        """The mean difference of the worst conversation where last turns are answered again by a server with nothing cached."""
-        answered = self._run_async(self._answer_uncached(version, played))
+        """The mean difference of the worst conversation, after servers without caches have answered the last turns again."""
+        answered = self.run_async(self._answer_uncached(version, played))
         return max(float(self._differences([sample]).mean()) for sample in answered)
 
     async def _answer_uncached(self, version: int, samples: Sequence[Sample]) -> list[Sample]:
-        await self._server.suspend()
-        await self._server.sleep(["kv_cache"])
-        await self._server.wake(["kv_cache"])
-        await self._server.resume(version)
+        await self.server.suspend()
+        await self.server.sleep(["kv_cache"])
+        await self.server.wake(["kv_cache"])
+        await self.server.resume(version)
         return await asyncio.gather(*(self._answer(f"parity/afresh/{index}", sample) for index, sample in enumerate(samples)))
 
     async def _answer(self, request_id: str, sample: Sample) -> Sample:
         """The context of a sample up to its last turn, with another answer."""
         prompt_ids = sample.token_ids[: sample.turn_spans[-1].start]
-        got = await self._server.generate(prompt_ids.tolist(), self._sampling, request_id)
+        got = await self.server.generate(prompt_ids.tolist(), self.sampling, request_id)
         turn = Turn(prompt_ids, got.token_ids, got.logprobs, got.versions, starts_context=True)
         turn.kept_ids, turn.kept_offsets = got.kept_ids, got.kept_offsets
         return _sample([turn])

@@ -1,7 +1,7 @@
-"""Why sampler and trainer disagree: every known fault is tried on the tokens at hand.
+"""Finds out why sampler and trainer disagree, by trying every known fault on the tokens at hand.
 
-Each fault predicts what the server must have answered if it were the cause. The one whose prediction is the server's answer is
-named, with what to do about it."""
+Each fault predicts the log-probs that the server would have given if it were the cause. The message names the fault whose
+prediction matches, and what to do about it."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]
 """Log-probs [N] of each sample's tokens, as `ModelRole.forward` gives them."""
 
 _CAUSES = read_table(__file__, "parity_causes.yaml")
-_NEGLIGIBLE = 1e-5  # nats between which no difference is made: fp32 on two ways of computing the same
+_NEGLIGIBLE = 1e-5  # nats that don't count: two ways of computing the same differ by as much in fp32
 _ROUNDING_SPREAD = 3.0
 """Two ways of computing the same in one dtype round differently; their errors differ in size by this factor at most."""
 
@@ -45,12 +45,12 @@ class Suspects:
     without_adapter: ScoreSamples | None = None
 
     def score_plainly(self, samples: Sequence[Sample], temperature: float, dtype: str) -> list[FloatArray]:
-        """The result of transformers' own forward pass over the trainer's weights."""
+        """Log-probs by transformers' own forward pass over the trainer's weights."""
         model = plain_model(self.model_config, self.weights(), parse_dtype(dtype))
         return plain_logprobs(model, samples, temperature)
 
     def score_folder(self, samples: Sequence[Sample], folder: str) -> list[FloatArray]:
-        """The result of transformers' own forward pass over the weights of a folder."""
+        """Log-probs by transformers' own forward pass over the weights of a folder."""
         dtype, trust = parse_dtype(self.sampler_dtype), trusted_already(self.model_config)
         model = load_model(folder, dtype=dtype, attn_implementation="sdpa", trust=trust)
         return plain_logprobs(model, samples, self.temperature)
@@ -60,9 +60,9 @@ class Suspects:
 class Evidence:
     """The conversations in which sampler and trainer disagree about policy `version`.
 
-    `ask_afresh` has last turns answered again with nothing cached, and returns the mean difference of the worst conversation.
-    `change_since` is `(version, distance)`: how far the server's answers to the fixed questions are from those that it gave
-    as an earlier version; None where it gave none, or other tokens."""
+    `ask_afresh` drops the caches, asks for the last turns again, and returns the mean difference of the worst conversation.
+    `change_since` is `(version, distance)`: how far the log-probs of the new conversations have moved since an earlier version
+    was checked. It is None without an earlier check, or if other tokens were sampled."""
 
     version: int
     samples: Sequence[Sample]
@@ -72,8 +72,8 @@ class Evidence:
 
 
 class Fault(NamedTuple):
-    """A possible cause, the mean difference that is left if it is the cause, and what to do then. `rounding` is that which a
-    dtype alone makes: it decides where no prediction can be exact."""
+    """A possible cause, the mean difference that remains if it is the cause, and what to do then. `rounding` is the mean
+    difference that a dtype alone makes. It decides about causes whose prediction can't be exact."""
 
     cause: str
     rest: Callable[[], float]
@@ -99,7 +99,7 @@ def diagnose(evidence: Evidence, suspects: Suspects) -> str:
             proven.append((rest, fault))
     verdict = "Cause: none of those below. Raise parity_max_logprob_diff only if you can explain the difference."
     if proven:
-        # One fault may look like another: the first of those that leave about as little as any.
+        # One fault may look like another: this is the first of those that leave about as little as the best.
         least = min(rest for rest, _ in proven)
         fault = next(fault for rest, fault in proven if rest <= 2 * least + _NEGLIGIBLE)
         verdict = f"Cause: {fault.cause}. {fault.advice}."
@@ -115,7 +115,7 @@ def diagnose(evidence: Evidence, suspects: Suspects) -> str:
 
 
 def _faults(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
-    """The possible causes, those with the surest test first."""
+    """The possible causes, the surest test first."""
     samples, ours, theirs = evidence.samples, suspects.trainer_dtype, suspects.sampler_dtype
 
     def distance(score: ScoreSamples) -> float:
@@ -158,6 +158,6 @@ def _rounding(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> floa
 
 
 def differences(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> FloatArray:
-    """Nats [R] between what was sampled and `logprobs`, arrays [N] a sample, at the R tokens under the response masks."""
+    """Distances in nats [R] of the sampled log-probs from `logprobs`, an array [N] per sample, at the R tokens of the masks."""
     pairs = zip(samples, logprobs, strict=True)
     return np.concatenate([np.abs(s.rollout_logprobs - other)[s.response_mask] for s, other in pairs])

@@ -15,10 +15,9 @@ from turnwise.types import Denominators, Group, Metric, Sample, derive_seed, sam
 
 
 class PolicyUpdate:
-    """Trains `role` in one step of the pipeline. If all samples come at once, the role's plan cuts them into optimiser steps.
-    If training `is_streamed`, they come in parts that together make one optimiser step: their gradients are computed with
-    denominators of 1, added up, and divided by the step's own denominator at the end. The result is the gradient of all samples
-    at once, summed in another order.
+    """Trains `role` in one pipeline step. If all samples come at once, the role's plan cuts them into optimiser steps. If
+    training `is_streamed`, they come in parts that together make one optimiser step: gradients with denominators of 1 are added
+    up, and divided by the step's own at the end. That is the gradient of all samples at once, summed in another order.
 
     The update is skipped if no token has an advantage and the loss has no other gradient: it would compute zeros and move the
     weights only by momentum and weight decay. Parts without an advantage wait for a part with one. Before the role's first step
@@ -85,9 +84,8 @@ class PolicyUpdate:
 
 
 class StepRollout:
-    """Iterates over the parts of a step's batch: one, or several where training is streamed.
-
-    Waiting for a part is timed as the phase `rollout`; the phase `total` lasts until the last part is trained on."""
+    """Iterates over the parts of a step's batch: one, or several where training is streamed. Waiting for a part is timed as the
+    phase `rollout`; the phase `total` lasts until the last part is trained on."""
 
     def __init__(self, source: RolloutSource, log: RunLog, config: AgenticConfig) -> None:
         self.groups: list[Group] = []

@@ -46,8 +46,7 @@ def checkpoints_folder(config: Config, run: Path) -> Path:
 
 
 def find_resume_point(config: Config) -> ResumePoint | None:
-    """The checkpoint that `resume_from_checkpoint` asks for: the last whole one of the experiment (None without any
-    checkpoint), or the one at a path."""
+    """The checkpoint of `resume_from_checkpoint`: the one at a path, or the experiment's last whole one (None without any)."""
     asked = config.resume_from_checkpoint
     if asked is False:
         return None
@@ -82,10 +81,8 @@ def check_resume(config: Config) -> None:
 
 
 def open_run(config: Config) -> tuple[RunFolder, list[str]]:
-    """The folder that the run writes into, a new one or the resumed run's own, and notes about it.
-
-    A run that goes on from an older checkpoint than its newest gets a new folder with the metrics up to there, so that nothing
-    is lost."""
+    """The folder that the run writes into, a new one or the resumed run's own, and notes about it. A run that goes on from an
+    older checkpoint gets a new folder with the metrics up to there, so that nothing is lost."""
     point = find_resume_point(config)
     if point is None:
         is_expected = config.resume_from_checkpoint is not False
@@ -109,7 +106,7 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
 
 
 def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> RunFolder:
-    """The run's own folder, with newer checkpoints that are damaged out of the way."""
+    """Reopens the run's own folder and sets newer checkpoints aside, which are damaged."""
     folder = RunFolder.reopen(run)
     with ExitStack() as on_error:
         on_error.callback(folder.close)
@@ -127,7 +124,7 @@ def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> Run
 
 
 def _new_folder(config: Config) -> RunFolder:
-    """A folder of a name under which there are no checkpoints either, wherever they go."""
+    """A new folder, whose name has no checkpoints yet, wherever those go."""
     return RunFolder.create(
         Path(config.output_dir), config.exp_name, is_free=lambda run: not all_checkpoints(checkpoints_folder(config, run))
     )
@@ -159,7 +156,7 @@ def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
 
 
 def _saved_at(folder: Path) -> tuple[float, int]:
-    """A link that leads nowhere, or a folder that can't be entered, has a time too."""
+    """When a checkpoint was saved, and its number; also of a broken link, or a folder that can't be entered."""
     for look in ((folder / MANIFEST_FILE).stat, folder.lstat):
         with suppress(OSError):
             return look().st_mtime, number_of(folder)
@@ -176,7 +173,7 @@ def _fault(checkpoint: Path) -> CheckpointError | None:
 
 
 def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
-    """Whether whole checkpoints of more steps stand beside it, or it isn't one of its folder's."""
+    """Whether there are whole checkpoints of more steps beside it, or it isn't among its folder's checkpoints."""
     siblings = all_checkpoints(checkpoint.parent)
     later = (sibling for sibling in siblings if number_of(sibling) > num_done)
     return checkpoint not in siblings or any(_fault(sibling) is None for sibling in later)
@@ -210,14 +207,14 @@ def _load_yaml(file: Path) -> dict[str, Any]:
 
 
 def _run_of(config: Config, checkpoint: Path) -> Path | None:
-    """The run's folder is around its checkpoints, or stands under the same name in `output_dir`."""
+    """The folder of a checkpoint's run: the one around its checkpoints, or the one of the same name in `output_dir`."""
     around = checkpoint.parent.parent
     named = Path(config.output_dir) / config.exp_name / checkpoint.parent.name
     return next((run for run in (around, named) if RunFolder(run).config.is_file()), None)
 
 
 def _copy_history(old: RunFolder, new: RunFolder) -> list[str]:
-    """Takes along what was measured and played; returns what there is to say about files that can't be copied."""
+    """Copies metrics and trajectories to the new folder; returns a note about each file that can't be copied."""
     notes = []
     for source, target in ((old.metrics, new.metrics), (old.rollouts, new.rollouts)):
         try:

@@ -35,7 +35,6 @@ class BatchPlan:
 
     def cut(self, samples: Sequence[Sample], max_tokens: int | None, num_ranks: int = 1) -> list[list[int]]:
         """Indices of each micro-batch, those of the first rank first. Each rank has the same number of them: some may be empty.
-
         Samples with a common prefix stand together, so that it is computed once."""
         limits = {"max_sequences": self.max_sequences} if max_tokens is None else {"max_tokens": max_tokens}
         ranks = []
@@ -68,10 +67,8 @@ TakeTurn = Callable[[str, Collection[MemoryKind] | None], None]
 
 
 class ModelRole:
-    """`actor_train`, `reference` or `critic`, on whatever workers they run.
-
-    `is_base` stands for the model under the LoRA adapter of these workers. `stopwatch`, the workers' own, counts micro-batches
-    and tokens."""
+    """`actor_train`, `reference` or `critic`, on whatever workers they run. `is_base` stands for the model under the workers'
+    LoRA adapter. The workers' `stopwatch` counts micro-batches and tokens."""
 
     def __init__(
         self,
@@ -104,7 +101,7 @@ class ModelRole:
         return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True, owner=self.owner)
 
     def gather(self, method: str, *args: Any) -> Pending:
-        """Asks the first rank for what takes the whole model. The others take part where they hold shares of it."""
+        """Calls a method that needs the whole model, on the first rank. The others take part if they hold shares of it."""
         return self.workers.call(method, *args, route="broadcast" if self.is_sharded else "rank0")
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
@@ -157,8 +154,7 @@ class ModelRole:
         """One optimiser step on all of the samples, or none if the loss counts no token of them. `position` is its place in the
         learning-rate schedule, `seed` for what a loss draws.
 
-        The metrics of the strategy come back under this role's name, by the published spelling: `actor_train/grad_norm`, but
-        `actor/lr`."""
+        Metrics of the strategy get this role's name in its published spelling: `actor_train/grad_norm`, but `actor/lr`."""
         samples, metrics = self.prepare(samples, loss, seed)
         divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens:
@@ -176,7 +172,7 @@ class ModelRole:
         return [*results, *counted]
 
     def prepare(self, samples: Sequence[Sample], loss: Loss, seed: int) -> tuple[Sequence[Sample], list[Metric]]:
-        """Copies of the samples with the loss's annotations of their tokens for this step, and its metrics."""
+        """Copies of the samples with the loss's annotations for this step, and the loss's metrics."""
         divisors = denominators(samples, self.plan.max_length)
         if not isinstance(loss, NeedsWholeStep) or not divisors.num_tokens:
             return samples, []
@@ -187,7 +183,7 @@ class ModelRole:
         return [replace(sample, **fields) for sample, fields in zip(samples, own, strict=True)], metrics
 
     def named(self, metrics: Sequence[Metric], has_stepped: bool) -> list[Metric]:
-        """The metrics of an optimiser step; this role's name is added where there is none."""
+        """The metrics of an optimiser step, with this role's name added where there is none."""
         own = {"grad_norm": self.name}
         name = self.name.removesuffix("_train")
         num_steps = Metric("backward_steps", float(has_stepped), "sum")
@@ -214,7 +210,7 @@ class ModelRole:
         by_sample: dict[int, dict[Output, FloatArray]] = {index: {} for index in range(len(samples))}
         for cut, batch, arrays in zip(cuts, batches, results, strict=True):
             for name in outputs:
-                # A batch without samples holds one that stands for none.
+                # A micro-batch without samples holds one blank sample.
                 for index, array in zip(cut, unpack(arrays[name], batch.lengths), strict=bool(cut)):
                     by_sample[index][name] = array
         return [by_sample[i] for i in range(len(samples))], metrics

@@ -41,14 +41,14 @@ class RunFolder:
     resumed_from: Path | None = None
     """The checkpoint that this run goes on from."""
     num_done: int = 0
-    """Steps that were done there."""
+    """Number of steps done at that checkpoint."""
     lengths: dict[Path, int] = field(default_factory=dict)
-    """Bytes that metrics and trajectories of those steps take."""
+    """Bytes of those steps in the files of metrics and trajectories."""
     log: ExitStack = field(default_factory=ExitStack)
-    """Ends the log that `open_log` begins, and what else ends with the run."""
+    """Closes the log that `open_log` opens, and what else ends with the run."""
     lock: TextIO | None = None
     is_new: bool = False
-    """Whether this process has made it."""
+    """Whether this process has created the folder."""
 
     @classmethod
     def create(cls, output_dir: Path, exp_name: str, is_free: Callable[[Path], bool] = lambda path: True) -> "RunFolder":
@@ -112,7 +112,7 @@ class RunFolder:
         return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
 
     def go_on(self, checkpoint: Path, num_done: int) -> list[str]:
-        """Notes what the run goes on from, before its files are opened. A damaged one is kept aside, which the result says."""
+        """Notes what the run goes on from, before files are opened. Sets damaged files aside; returns notes about them."""
         self.resumed_from, self.num_done, notes = checkpoint, num_done, []
         for file in filter(os.path.lexists, (self.metrics, self.rollouts)):
             try:
@@ -123,8 +123,8 @@ class RunFolder:
         return notes
 
     def begin(self, config_yaml: str) -> None:
-        """Writes the resolved config, the package versions and the git revision, and cuts off metrics and trajectories after
-        the `num_done` steps that the run goes on from, since they come again."""
+        """Writes the resolved config, the package versions and the git revision. Cuts off the metrics and trajectories after
+        the `num_done` steps that the run goes on from, since those steps are run again."""
         _replace_text(self.config, config_yaml)
         facts = {
             "packages": {"turnwise": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -149,22 +149,22 @@ class RunFolder:
         self.log.enter_context(warnings_on_terminal())
 
     def close(self) -> None:
-        """Ends this run's log, so that the next run of this process doesn't write into it, and gives the folder free."""
+        """Closes this run's log, so that the next run of this process doesn't write into it, and releases the folder."""
         self.log.close()
         if self.lock is not None:
             self.lock.close()
             self.lock = None
 
     def discard(self) -> None:
-        """Closes, and removes the folder where this process has made it: a start that failed leaves nothing behind."""
+        """Closes the folder, and removes it if this process has created it: a failed start leaves nothing behind."""
         self.close()
         if self.is_new:
             shutil.rmtree(self.path)
 
 
 def _length_of_steps(file: Path, num_done: int) -> int:
-    """Bytes up to the first line of step `num_done` or later, or of one that was cut by a kill."""
-    if not file.is_file():  # a pipe would be waited for
+    """Bytes before the first line that is of step `num_done` or later, or that a kill has cut."""
+    if not file.is_file():  # opening a pipe would wait
         raise CheckpointError(f"{file} is no file")
     length = 0
     with file.open("rb") as lines:
@@ -182,7 +182,7 @@ def _length_of_steps(file: Path, num_done: int) -> int:
 
 
 def _replace_text(file: Path, text: str) -> None:
-    """Writes a file that is the old or the new one at every instant."""
+    """Replaces a file's text. At every moment the file has the whole old text or the whole new one."""
     partial = file.with_name(file.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
@@ -192,7 +192,7 @@ def _git_revision() -> str | None:
     """The revision of turnwise itself, None if it was installed without its repository."""
     try:
         here = Path(__file__).parent
-        # An installed package may lie inside a repository that is somebody else's.
+        # An installed package may lie inside somebody else's repository.
         for command in (["git", "ls-files", "--error-unmatch", __file__], ["git", "rev-parse", "HEAD"]):
             done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

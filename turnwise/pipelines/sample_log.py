@@ -1,4 +1,4 @@
-"""A readable sample of a step's episodes: whole in the run's log, in a few lines for who looks on."""
+"""A readable sample of a step's episodes: complete in the run's log, in a few lines on the terminal."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,17 +9,14 @@ from turnwise.types import Group, IntArray, Trajectory, Turn
 logger = logging.getLogger(__name__)
 
 MAX_PROMPT, MAX_TEXT, MAX_TURNS = 4000, 1000, 12
-"""Characters of the first prompt and of any other text, and turns of an episode: what goes beyond is counted, not shown."""
+"""Most characters of the first prompt and of any other text, and most turns of an episode; the rest is counted, not shown."""
 
 Decode = Callable[[IntArray], str]
 
 
 def log_samples(step: int, groups: Sequence[Group], decode: Decode) -> tuple[str, str]:
-    """Logs the best and the worst trajectory of the step, turn by turn; returns the best one in a few lines, and all.
-
-    Args:
-        decode: ids → text with its special tokens, so that the log shows what the model saw.
-    """
+    """Logs the best and the worst trajectory of the step, turn by turn. Returns the best one in a few lines, and all that was
+    logged. `decode` keeps special tokens, so that the log shows what the model saw."""
     played = [t for g in groups for t in g.trajectories if t.turns]
     if not played:
         return "", ""
@@ -32,9 +29,8 @@ def log_samples(step: int, groups: Sequence[Group], decode: Decode) -> tuple[str
 
 
 def describe(trajectory: Trajectory, decode: Decode) -> str:
-    """The episode as text: the whole first prompt, then what each turn showed, what the model answered and what it got.
-
-    An advantage is the mean over the turn's tokens, as far as credit has been given."""
+    """The episode as text: the whole first prompt, then what each turn showed, what the model answered and what it got. An
+    advantage is the mean over the turn's tokens, as far as credit has been given."""
     first = trajectory.turns[0]
     advantages = trajectory.advantages_by_turn
     lines = [headline(trajectory), *_quoted(decode(first.prompt_ids), MAX_PROMPT)]

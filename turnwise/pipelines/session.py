@@ -46,7 +46,7 @@ def session(folder: RunFolder, build: Callable[[], P]) -> Iterator[P]:
         with ExitStack() as on_the_way_out:
             # Closing the pipeline removes the live view, so the last message stands below it.
             said: list[str] = []
-            on_the_way_out.callback(_say, said)
+            on_the_way_out.callback(lambda: sys.stderr.writelines(f"{line}\n" for line in said))
             on_the_way_out.push(partial(_close, pipeline))
             on_the_way_out.push(partial(_save_unfinished, pipeline, pipeline.checkpoints.num_done, said.append))
             yield pipeline
@@ -91,8 +91,3 @@ def _close(pipeline: Pipeline, kind: object, fault: BaseException | None, trace:
         if fault is None:
             raise
         logger.error("closing the run failed as well: %s", second)
-
-
-def _say(lines: list[str]) -> None:
-    for line in lines:
-        print(line, file=sys.stderr, flush=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SFTPipeline:
-    """Trains a model to say what the assistant of its demonstrations says. `build_sft.build_sft` puts one together."""
+    """Trains a model to say what the assistant of its demonstrations says. `build.sft.build_sft` puts one together."""
 
     pipeline_config: "SFTConfig"
     sft: ModelRole

@@ -1,7 +1,6 @@
 """Text of the built-in environments, for the tokenizer of a new small model."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -27,7 +26,10 @@ def environment_text() -> Iterator[str]:
             Task(id=f"corpus/{kind}/{i}", tag="FrozenLake", split="train", seed=derive_seed("corpus", kind, i))
             for i in range(_NUM_EPISODES)
         ]
-        make_env = partial(_lake, kind)
+
+        def make_env(task: Task, kind: ObservationKind = kind) -> FrozenLakeEnv:
+            return FrozenLakeEnv(observation=kind, split=task.split)
+
         yield from message_text(demonstrations(make_env, settings, lambda env, task: RandomPlayer(env, task.seed), tasks))
 
 
@@ -35,10 +37,6 @@ def message_text(rows: Iterable[Sequence[Message]]) -> Iterator[str]:
     """The texts of each row of messages."""
     for messages in rows:
         yield "\n".join(str(message["content"]) for message in messages)
-
-
-def _lake(kind: ObservationKind, task: Task) -> FrozenLakeEnv:
-    return FrozenLakeEnv(observation=kind, split=task.split)
 
 
 def file_text(paths: list[str]) -> Iterator[str]:

@@ -1,5 +1,4 @@
-"""Decides which groups may be admitted, which a step must wait for and which it takes. It sees numbers only, no clock and no
-task."""
+"""Decides which groups may be admitted, which a step must wait for, and which it takes; without a clock or tasks."""
 
 import math
 from collections import Counter
@@ -82,8 +81,8 @@ class GroupBuffer:
         self._num_filtered += rejected == "filtered"
 
     def select(self) -> bool:
-        """Gives places of the step to finished groups, and says whether all places are given. A group keeps its place, so that
-        it may be trained on before the others end. Quick groups come first, as long as this makes no other group late."""
+        """Gives places of the step to finished groups; returns whether all places are taken. A group keeps its place, so it may
+        be trained on before the other groups end. Quick groups come first, unless that would make another group late."""
         num_wanted, candidates = self._num_wanted, list(self._unselected)
         if self.settings.is_ordered:
             lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])
@@ -97,7 +96,7 @@ class GroupBuffer:
             if len(self.selected) == num_wanted:
                 break
             if last_step in refused:
-                continue  # one place less changes nothing for groups that are due as late
+                continue  # the answer is the same for all groups with this last step
             if is_free or self._are_in_time(num_wanted - len(self.selected) - 1, last_step):
                 self._select(index)
             else:
@@ -105,7 +104,7 @@ class GroupBuffer:
         return len(self.selected) >= num_wanted
 
     def select_recorded(self, wanted: Sequence[int]) -> bool:
-        """Gives the next places to these groups if all of them have finished."""
+        """Gives the next places to these groups, if all of them have finished; returns whether they have."""
         is_there = self._finished.keys() >= set(wanted)
         for index in wanted if is_there else ():
             self._select(index)
@@ -116,8 +115,7 @@ class GroupBuffer:
         self.selected.append(index)
 
     def _are_in_time(self, num_places: int, last_step: int) -> bool:
-        """Whether all other groups can still be in time if the step has these places left after a group that is due in
-        `last_step`."""
+        """Whether all other groups can be in time if a group due in `last_step` leaves `num_places` places in this step."""
         num_due = 0
         for due in sorted(step for step in self._num_due if step < last_step):
             num_due += self._num_due[due]
@@ -126,8 +124,8 @@ class GroupBuffer:
         return True
 
     def close_step(self) -> list[int]:
-        """Removes the selected groups, which the step trains on. Also removes and returns groups, playing or finished, that no
-        later step may train on. Unless stale groups are dropped, only a run resumed with smaller batches has any."""
+        """Removes the selected groups, which the step trains on. Also removes and returns stale groups, which no later step may
+        train on. Unless stale groups are dropped, only a run that was resumed with smaller batches has any."""
         for index in self.selected:
             del self._finished[index]
         stale = [index for index, last_step in (*self._playing.items(), *self._finished.items()) if last_step <= self.step]
@@ -151,7 +149,7 @@ class GroupBuffer:
         return len(self._playing) - len(self._interrupted)
 
     def __len__(self) -> int:
-        """Groups that were admitted, and neither taken nor rejected."""
+        """Number of groups that were admitted, and neither taken nor rejected."""
         return len(self._playing) + len(self._finished)
 
     def __contains__(self, index: int) -> bool:
@@ -200,7 +198,7 @@ class GroupBuffer:
 
     @property
     def _num_wanted(self) -> int:
-        """Groups that the step takes: fewer where the tasks come to their end."""
+        """Number of groups that the step takes; fewer at the end of the tasks."""
         return int(min(self.num_groups, self._room, len(self) + self._num_tasks_left))
 
     @property

@@ -8,7 +8,7 @@ from turnwise.types import Task, Trajectory
 
 
 class Failures:
-    """Counts failed episodes of one batch and stops the run when there are more than `allowed`."""
+    """Counts the failed episodes of one batch, and stops the run if there are more than `allowed`."""
 
     def __init__(self, allowed: float = 0.0) -> None:
         self.allowed = allowed
@@ -16,15 +16,14 @@ class Failures:
         self._examples: dict[str, str] = {}
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Counts a failed episode."""
+        """Counts the failed ones of these trajectories. Raises RolloutError if there are too many."""
         for trajectory in trajectories:
             if trajectory.error is not None:
                 kind = kind_of_failure(trajectory.error, trajectory.task)
                 self._counts[kind] += 1
                 self._examples.setdefault(kind, trajectory.error)
-        if self._counts.total() > self.allowed:
+        if (total := self._counts.total()) > self.allowed:
             kind, count = self._counts.most_common(1)[0]
-            total = self._counts.total()
             raise RolloutError(
                 f"{total} episode{'s' if total > 1 else ''} of this batch failed for good, more than "
                 f"max_failed_fraction allows ({self.allowed:g}). The most frequent error ({count}×):\n"
@@ -39,5 +38,5 @@ def kind_of_failure(error: str, task: Task) -> str:
 
 
 def headline(error: str) -> str:
-    """The last line of a traceback, without the stacks: they are indented, as the traceback's own are."""
+    """The last line of a traceback that isn't indented: lines of stacks are."""
     return next((line for line in reversed(error.splitlines()) if not line.startswith(" ")), "")

@@ -1,4 +1,4 @@
-"""Which groups are worth training on: `group_filter`."""
+"""Decides which groups are worth training on (`group_filter`)."""
 
 import traceback
 from collections.abc import Callable
@@ -15,16 +15,15 @@ MIN_SPREAD = 1e-6
 
 
 def non_zero_variance(group: Group) -> bool:
-    """Whether the siblings scored differently: equal scores teach group methods nothing (dynamic sampling of
-    DAPO, Yu et al. 2025, arXiv:2503.14476)."""
+    """Whether siblings have different scores: equal ones teach nothing (dynamic sampling of DAPO, Yu et al. 2025,
+    arXiv:2503.14476)."""
     scores = [trajectory.score for trajectory in group.trajectories]
     return max(scores) - min(scores) > MIN_SPREAD
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFilter:
-    """A function `keep(group) -> bool` and its name. Its answer must depend on the group alone, since groups come as they
-    end."""
+    """A function `keep(group) -> bool` and its name. It may only depend on the group, since groups come as they end."""
 
     name: str
     keep: Callable[[Group], bool]

@@ -16,14 +16,13 @@ _MAX_NAMED = 3  # number of lines or groups that a message lists one by one
 
 
 class Journal:
-    """Appends trajectories to a file, flushed once a step so that a crash loses at most the step in hand."""
+    """Appends trajectories to a file. It is flushed once per step, so a crash loses at most the current step."""
 
     def __init__(self, path: Path) -> None:
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def append(self, step: int, groups: Iterable[Group]) -> None:
-        """Writes the trajectories of one step, with their advantages if they have any. The lines of a group follow each other,
-        its greedy trajectory last."""
+        """Writes the trajectories of one step, with advantages if any. A group's lines are together, the greedy one last."""
         for group in groups:
             self._file.writelines(line + "\n" for line in write_group(step, group))
         self._file.flush()
@@ -48,7 +47,7 @@ def read_group(lines: Iterable[str], temperature: float | None = None) -> Group:
 
 
 def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
-    """`(step, trajectory)` of every line. `read_groups` is for files that may be damaged."""
+    """`(step, trajectory)` of every line. Use `read_groups` for files that may be damaged."""
     rows = []
     for number, content, fault in _lines(path):
         if content is None:
@@ -60,7 +59,7 @@ def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The contents of a `rollouts.jsonl`: its whole groups in the order of the file, and a sentence about each loss."""
+    """The contents of a `rollouts.jsonl`: the complete groups in the order of the file, and a sentence about each loss."""
 
     path: Path
     groups: list[Group]
@@ -69,8 +68,8 @@ class Recording:
 
 
 def read_groups(path: Path, temperature: float | None = None) -> Recording:
-    """Reads the groups of a file, for a trainer of this temperature. It leaves out, and names, cut lines, lines that are no
-    trajectory, and groups with missing lines."""
+    """Reads the groups of a file, for a trainer of this temperature. Leaves out, and names, cut lines, lines without a
+    trajectory, and incomplete groups."""
     lines = list(_lines(path))
     groups, broken = list[Group](), []
     for _, rows in groupby((line.content for line in lines if line.content), lambda row: (row[0][:2], row[1].task.id)):
@@ -91,7 +90,7 @@ def read_groups(path: Path, temperature: float | None = None) -> Recording:
         raise DataError(f"{path} holds no whole group of trajectories: {found}; `turnwise rollout CONFIG` writes such files")
     for trajectory in (trajectory for group in groups for trajectory in played_of(group)):
         try:
-            # Policy versions of the run that played mean nothing in the one that trains.
+            # Policy versions of the run that played mean nothing in the run that trains.
             trajectory.samples = [replace(sample, versions=()) for sample in build_samples(trajectory, temperature)]
         except RolloutError as fault:
             raise DataError(f"{path}: {trajectory.task.id}, sibling {trajectory.sibling}: {fault}") from fault

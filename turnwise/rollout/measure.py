@@ -9,15 +9,15 @@ from turnwise.types import Group, Metric, Sample, Trajectory, samples_of
 def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> list[Metric]:
     """Scores, lengths and environment metrics of a training batch, and what was lost to failed episodes and to the filter.
 
-    `rollout/failed` counts episodes that failed after their retries, `rollout/rejected` their siblings too, `rollout/filtered`
-    those of groups that the filter didn't keep, `rollout/stale_groups` the groups that were dropped as too old. A filter
-    changes the batch's scores: `rollout/unfiltered_score` includes the filtered groups.
+    `rollout/failed` counts episodes that failed after their retries; `rollout/rejected` counts their siblings too.
+    `rollout/filtered` counts episodes of groups that the filter dropped, `rollout/stale_groups` groups that were dropped as too
+    old. A filter changes the batch's scores; `rollout/unfiltered_score` includes the filtered groups.
 
-    `rollout/parsed` covers agents that count their actions: others may have none to parse. `rollout/log_prob` needs no
-    training; its negative estimates the policy's entropy.
+    `rollout/parsed` covers only agents that count their actions, since others may parse none. `rollout/log_prob` needs no
+    forward pass; its negative estimates the policy's entropy.
 
-    `rollout/response_length` counts sampled tokens of a trajectory, `rollout/prompt_length` its first prompt and
-    `rollout/non_prompt_length` everything after it; `tokens/…` are the same of a sample."""
+    `rollout/response_length` counts the sampled tokens of a trajectory, `rollout/prompt_length` its first prompt, and
+    `rollout/non_prompt_length` everything after that prompt. `tokens/…` are the same for samples."""
     played = [t for g in groups for t in g.trajectories]
     lost = [t for g in rejected if g.rejected not in ("filtered", "stale") for t in played_of(g)]
     filtered = [t for g in rejected if g.rejected == "filtered" for t in g.trajectories]
@@ -55,8 +55,7 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
 
 
 def system_metrics(samples: Sequence[Sample], elapsed_s: float, num_trajectories: int) -> list[Metric]:
-    """Tokens of the samples per second of the step, which took `elapsed_s`, and the number of trajectories trained on so
-    far."""
+    """Tokens of the samples per second of the step, and the number of trajectories trained on so far."""
     return [
         Metric("system/tps", sum(sample.num_tokens for sample in samples) / elapsed_s),
         Metric("system/samples", num_trajectories, "last"),
@@ -108,12 +107,12 @@ def _scores_by_tag(prefix: str, trajectories: Sequence[Trajectory]) -> list[Metr
 
 
 def _mean(name: str, values: Sequence[float]) -> list[Metric]:
-    """One metric for all of the values, so that thousands of trajectories cost no more than a few."""
+    """One metric for all values, so that thousands of trajectories make no more metrics than a few."""
     return [Metric(name, sum(values) / len(values), weight=len(values))] if values else []
 
 
 def _env_metrics(trajectories: Sequence[Trajectory], prefix: str, rewards: str) -> list[Metric]:
-    """Metrics of environments and rewards; those named `reward/…` go below `rewards`."""
+    """Metrics of environments and rewards; names `reward/…` get the prefix `rewards`."""
     measured: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():

@@ -1,4 +1,4 @@
-"""Plays one group: sibling episodes with their seeds and retries. An episode's failure becomes data here."""
+"""Plays one group: sibling episodes with their seeds and retries. Here the failure of an episode becomes data."""
 
 import asyncio
 import logging
@@ -34,21 +34,18 @@ NoteFailure = Callable[[list[Trajectory]], None]
 
 
 class EpisodeContexts(OpenConversation, Protocol):
-    """Opens the contexts of one episode, and releases the servers' KV for them when it is over."""
+    """Opens the contexts of one episode, and releases the servers' KV for them after the episode."""
 
     def verify(self) -> None:
         """Raises RolloutError if the turns of a context aren't the tokens that the server saw."""
-        ...
 
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class GroupPlayer:
-    """Plays groups on the run's event loop: each task by its agent, contexts by the id of an episode.
-
-    `watchdog` ends episodes that run past their deadline. `on_end` is called with a group's index whenever one of its episodes
-    ends."""
+    """Plays groups on the run's event loop. `agents` gives a task's agent; `contexts` opens contexts by an episode's id.
+    `watchdog` ends episodes past their deadline. `on_end` gets a group's index whenever one of its episodes ends."""
 
     agents: Callable[[Task], AgentLoop]
     contexts: Callable[[str], EpisodeContexts]
@@ -58,8 +55,8 @@ class GroupPlayer:
     on_end: Callable[[int], None] = lambda index: None
 
     async def play(self, task: Task, index: int, note_failure: NoteFailure = lambda failed: None) -> Group:
-        """Plays the task's group, number `index`. If cancelled, it leaves no episode behind. An episode that fails for good is
-        noted at once if the group needs it."""
+        """Plays the task's group, number `index`. If cancelled, it leaves no episode running. An episode that fails for good is
+        passed to `note_failure` at once, unless the group can do without it."""
         size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
         samplings = [self.sampling] * (size + redundancy)
         if self.settings.has_greedy_sibling:
@@ -88,16 +85,16 @@ class GroupPlayer:
                 await cancel(episodes[: size + redundancy])
             played = await asyncio.gather(*(episode for episode in episodes if not episode.cancelled()))
         finally:
-            # Failures are data: only an error that ends the run arrives here while episodes still play.
+            # Failures are data, so episodes still play here only if an error ends the run.
             await cancel(episodes)
-        # The trajectories of one run share its score, so that any of them is the baseline.
+        # The trajectories of one run share its score, so any of them can be the baseline.
         greedy = next(iter(played.pop()), None) if self.settings.has_greedy_sibling else None
         group = Group(task, [t for trajectories in _best(played, size) for t in trajectories], index, greedy)
         _check_same_start(group)
         return group
 
     async def _episode(self, task: Task, sibling: int, sampling: SamplingParams) -> list[Trajectory]:
-        """Plays one episode with its retries. Here an exception of agent or environment becomes data."""
+        """Plays one episode with its retries. An exception of the agent or environment becomes a failed trajectory."""
         error = ""
         for attempt in range(1 + self.settings.max_env_retries):
             contexts = self.contexts(f"{task.id}/{sibling}/{attempt}")
@@ -113,11 +110,11 @@ class GroupPlayer:
             except (ConfigError, DeadlineError, ReplicasDeadError):
                 raise
             except RolloutError as fault:
-                # A second attempt would fail too: its prompt would be as long.
+                # Another attempt would fail too, since its prompt would be as long.
                 error = str(fault)
                 break
             except Exception as fault:
-                # Another attempt would make all other episodes wait again.
+                # After a blocking call, another attempt would make all other episodes wait again.
                 is_blocking = isinstance(fault, BlockingFault)
                 is_told = isinstance(fault, TurnwiseError)
                 error = str(fault) if is_told else "".join(traceback.format_exception(fault)).rstrip()
@@ -151,7 +148,7 @@ def _has_failed(trajectories: Iterable[Trajectory]) -> bool:
 
 
 def _check_same_start(group: Group) -> None:
-    # Sub-agents of a sibling start where they are called.
+    # Only the first trajectory of a sibling counts: its sub-agents start where they are called.
     first_of = {trajectory.sibling: trajectory for trajectory in reversed(played_of(group))}
     starts = {t.turns[0].observation for t in first_of.values() if t.turns}
     if len(starts) > 1:

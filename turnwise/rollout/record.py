@@ -1,4 +1,4 @@
-"""A trajectory and the group it belongs to as a line of JSON, complete enough to train from again."""
+"""A trajectory and its group as a line of JSON, complete enough to train from again."""
 
 import json
 import math
@@ -17,6 +17,10 @@ from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajec
 
 _MAX_SHOWN = 40
 _USUAL = SamplingParams(max_new_tokens=0)
+# Fields that are written as they are.
+_OF_TURN = ("observation", "text", "action", "reward", "finish_reason", "metrics", "starts_context", "parent", "is_greedy")
+_SCORES = ("score", "score_kl_penalty", "outcome_rewards", "metrics")
+_OF_TRAJECTORY = ("sibling", "status", "limit", *_SCORES, "error", "role", "weight")
 
 
 class RecordKey(NamedTuple):
@@ -30,8 +34,8 @@ class RecordKey(NamedTuple):
 
 
 class StateKeyWriter:
-    """Writes the state keys of one group. Keys are only compared within a group: those that are equal when written are equal
-    when read, and what JSON can't hold comes back as its number.
+    """Writes the state keys of one group. Keys are only compared within a group: keys that are equal when written are equal
+    when read. A key that JSON can't hold comes back as its number.
 
     >>> keys = StateKeyWriter()
     >>> keys.encode(7), keys.encode((1, b"door")), keys.encode(frozenset({3})), keys.encode((1, b"door"))["object"]
@@ -55,52 +59,34 @@ def _read_state_key(value: Any) -> Hashable:
 
 
 def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
-    """The line of a trajectory, with its advantages if it has any. `read_record` reads all but advantages and media; `keys`
-    writes its group's state keys."""
-    task = trajectory.task
+    """The line of a trajectory, with its advantages if it has any. `read_record` reads all of it but advantages and media.
+    `keys` writes the state keys of its group."""
     advantages = trajectory.advantages_by_turn
     record = {
         **key._asdict(),
-        "task": written_task(task),
-        "sibling": trajectory.sibling,
-        "status": trajectory.status,
-        "limit": trajectory.limit,
-        "score": trajectory.score,
-        "score_kl_penalty": trajectory.score_kl_penalty,
-        "outcome_rewards": trajectory.outcome_rewards,
-        "metrics": trajectory.metrics,
-        "error": trajectory.error,
-        "role": trajectory.role,
-        "weight": trajectory.weight,
+        "task": written_task(trajectory.task),
+        **{name: getattr(trajectory, name) for name in _OF_TRAJECTORY},
         "turns": [written_turn(turn, advantages.get(i), keys) for i, turn in enumerate(trajectory.turns)],
     }
-    # An environment's text may quote bytes that are no text: nothing could write, or read, them as UTF-8.
+    # An environment's text may quote bytes that are no text, which UTF-8 can't hold.
     return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="replace").decode()
 
 
 def written_task(task: Task) -> dict[str, Any]:
-    """A task as JSON can hold it."""
+    """A task as a JSON object."""
     return {f.name: getattr(task, f.name) for f in fields(task)} | {"payload": dict(task.payload)}
 
 
 def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter) -> dict[str, Any]:
-    """A turn as JSON can hold it, which `TurnRecord` reads."""
+    """A turn as a JSON object, which `TurnRecord` reads."""
     record: dict[str, Any] = {
-        "observation": turn.observation,
-        "text": turn.text,
-        "action": turn.action,
-        "reward": turn.reward,
-        "finish_reason": turn.finish_reason,
+        **{name: getattr(turn, name) for name in _OF_TURN},
         "prompt_ids": turn.prompt_ids.tolist(),
         "response_ids": turn.response_ids.tolist(),
         # Nine significant digits give a float32 back exactly.
         "logprobs": [float(f"{x:.9g}") for x in turn.logprobs],
         "versions": [list(run) for run in turn.versions],
-        "metrics": turn.metrics,
         "state_key": keys.encode(turn.state_key),
-        "starts_context": turn.starts_context,
-        "parent": turn.parent,
-        "is_greedy": turn.is_greedy,
         "generate_s": round(turn.generate_s, 6),
         "step_s": round(turn.step_s, 6),
     }
@@ -111,7 +97,7 @@ def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter
     if turn.tool_results is not None:
         record["tool_results"] = turn.tool_results
     if advantages is not None:
-        # One number if all tokens of the turn share it, as with every trajectory- or turn-level estimator.
+        # One number if all tokens of the turn share it, as with all estimators on trajectories or turns.
         is_constant = len(advantages) > 0 and bool((advantages == advantages[0]).all())
         record["advantage"] = float(advantages[0]) if is_constant else [float(a) for a in advantages]
     return record
@@ -124,7 +110,7 @@ def _written_sampling(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
-    """The trajectory of a line, without samples (`batching.samples.build_samples` makes them), and its key."""
+    """The key and the trajectory of a line, without samples (`batching.samples.build_samples` makes them)."""
     try:
         record = _TrajectoryRecord.model_validate_json(line)
     except ValidationError as error:
@@ -136,7 +122,7 @@ def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
 
 
 class Record(BaseModel):
-    """Fields of a JSON object with their types; it may have others."""
+    """Fields of a JSON object with their types; the object may have other fields too."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="ignore")
 
@@ -153,7 +139,7 @@ _TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 class TurnRecord(Record):
-    """What `written_turn` writes; `made` is the turn."""
+    """The JSON object that `written_turn` writes. `made` gives the turn."""
 
     prompt_ids: _TokenIds
     response_ids: _TokenIds

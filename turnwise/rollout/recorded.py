@@ -1,4 +1,4 @@
-"""Plays a recorded trajectory again: loop, environment and template run, tokens and results of tools are the recorded ones."""
+"""Plays a recorded trajectory again: agent, environment and template run; tokens and results of tools are the recorded ones."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,24 +14,23 @@ from turnwise.types import AS_OPENED, CallOptions, Completion, Media, Message, S
 
 
 class RecordEnd(RolloutError):
-    """The loop asks for a turn after the last one of an episode whose end isn't recorded."""
+    """The agent asks for a turn after the last recorded one, in an episode whose end isn't recorded."""
 
 
 class RecordedServer:
-    """Answers with the turns of a trajectory, in their order, if it is asked with the recorded context. It does of
-    `PolicyServer` what one conversation needs. A trajectory that isn't `is_whole` may go on after its last turn."""
+    """Answers with the turns of a trajectory, in order, if the prompt is the recorded context. It has those methods of
+    `PolicyServer` that one conversation needs. Without `is_whole`, the trajectory may go on after its last turn."""
 
     def __init__(self, trajectory: Trajectory, is_whole: bool = True) -> None:
         self._trajectory = trajectory
         self._is_whole = is_whole
         self._contexts: list[np.ndarray[Any, Any]] = []  # the ids of each turn's context, its response included
         self.num_turns = 0
-        """Turns asked for so far."""
+        """Number of turns requested so far."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
-        """The next turn."""
         number, turns = self.num_turns, self._trajectory.turns
         if number == len(turns):
             if not self._is_whole:
@@ -49,8 +48,7 @@ class RecordedServer:
         kept = turn.kept_ids, turn.kept_offsets
         return Completion(turn.response_ids, turn.logprobs, turn.finish_reason, turn.versions, 0.0, *kept)
 
-    async def release(self, request_id: str) -> None:
-        return None
+    async def release(self, request_id: str) -> None: ...
 
     def _before(self, turn: Turn, number: int) -> np.ndarray[Any, Any]:
         if turn.starts_context or number == 0:
@@ -59,7 +57,7 @@ class RecordedServer:
 
 
 class _RecordedConversation:
-    """A conversation over that server, whose replies have the recorded results of their calls."""
+    """A conversation over that server whose replies include the recorded results of their tool calls."""
 
     def __init__(self, conversation: Conversation, server: RecordedServer, recorded: list[Turn]) -> None:
         self.turns, self.close = conversation.turns, conversation.close
@@ -80,8 +78,9 @@ async def replay(
     sampling: SamplingParams,
     is_whole: bool = True,
 ) -> str:
-    """Puts a trajectory through its loop; `contexts` opens those of an episode over a server. One that isn't `is_whole` has the
-    turns of an episode up to some point: no actions, rewards or outcome. Returns what then went wrong, or ""."""
+    """Plays a trajectory again with its agent; `contexts` opens the contexts of an episode over a server. Without `is_whole`,
+    the trajectory has the turns of an episode up to some point, without actions, rewards or outcome. Returns what went wrong
+    after its last turn, or "". Raises RolloutError at the first difference."""
     task, server = trajectory.task, RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
     own_sampling = sibling_sampling(sampling, task, trajectory.sibling)
@@ -114,7 +113,7 @@ async def replay(
 
 
 def difference(trajectory: Trajectory, number: int, what: str) -> RolloutError:
-    """The error of the first difference, in turn `number`, from 0."""
+    """The error for the first difference, in turn `number` (from 0)."""
     return RolloutError(
         f"the replay differs from the record: {trajectory.task.id}, sibling {trajectory.sibling}, turn {number + 1}, {what}"
     )

@@ -1,7 +1,8 @@
-"""Rollouts from a file instead of played ones: `journal.read_groups` reads it."""
+"""Rollouts from a file, which `journal.read_groups` reads, instead of played ones."""
 
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import CheckpointError, RolloutError
@@ -9,63 +10,56 @@ from turnwise.rollout.source import Part, ScoreGroup
 from turnwise.types import Group
 
 
+@dataclass
 class RolloutReplay:
-    """A `RolloutSource` that hands out recorded groups once, in their order."""
+    """A `RolloutSource` that hands out recorded groups once, in their order. `name` is the file's, for messages."""
 
-    def __init__(self, groups: Sequence[Group], group_size: int, name: str) -> None:
-        self.num_episodes = 0
-        self.score: ScoreGroup | None = None
-        self.rejected: list[Group] = []
-        self._groups = groups
-        self._group_size = group_size
-        self._name = name
-
-    @property
-    def group_size(self) -> int:
-        return self._group_size
-
-    @property
-    def is_exhausted(self) -> bool:
-        return False
+    groups: Sequence[Group]
+    group_size: int
+    name: str
+    num_episodes: int = 0
+    score: ScoreGroup | None = None
+    rejected: list[Group] = field(default_factory=list)
+    is_exhausted: bool = False
 
     def num_batches(self, num_trajectories: int) -> int:
         """Number of whole batches."""
-        return len(self._groups) * self._group_size // num_trajectories
+        return len(self.groups) * self.group_size // num_trajectories
 
     def describe(self) -> str:
-        return f"read from {self._name}, which has {len(self._groups)} groups"
+        return f"read from {self.name}, which has {len(self.groups)} groups"
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
-        start = self.num_episodes // self._group_size
-        groups = list(self._groups[start : start + num_trajectories // self._group_size])
-        if len(groups) * self._group_size < num_trajectories:
-            raise RolloutError(f"{self._name} is at its end: {len(groups)} groups are left, too few for {num_trajectories}")
+        start = self.num_episodes // self.group_size
+        groups = list(self.groups[start : start + num_trajectories // self.group_size])
+        if len(groups) * self.group_size < num_trajectories:
+            raise RolloutError(f"{self.name} is at its end: {len(groups)} groups are left, too few for {num_trajectories}")
         self.num_episodes += num_trajectories
         return groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """The batch as one part: there is nothing to wait for."""
+        """The batch as one part, since there is nothing to wait for."""
         yield Part(self.get_batch(num_trajectories))
 
     def close(self) -> None:
         """Does nothing: no episode plays."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and a hash of the rollouts before it."""
+        """The position, and a hash of the rollouts up to it."""
         return {"num_episodes": self.num_episodes, "replayed_sha256": self._digest(self.num_episodes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         num_episodes = state["num_episodes"]
         if state.get("replayed_sha256") != self._digest(num_episodes):
             raise CheckpointError(
-                f"this checkpoint wasn't saved by a run that trained from {self._name} as it is now, so its position means "
+                f"this checkpoint wasn't saved by a run that trained from {self.name} as it is now, so its position means "
                 "nothing; bring the file back, or start a new run from the weights with pretrain"
             )
         self.num_episodes = num_episodes
 
     def _digest(self, num_episodes: int) -> str:
         digest = hashlib.sha256()
-        for group in self._groups[: num_episodes // self._group_size]:
+        for group in self.groups[: num_episodes // self.group_size]:
             for trajectory in group.trajectories:
                 digest.update(f"{trajectory.task.id}/{trajectory.sibling}/{trajectory.score!r}".encode())
                 for turn in trajectory.turns:

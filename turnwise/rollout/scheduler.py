@@ -1,4 +1,4 @@
-"""Plays groups of sibling episodes concurrently and hands them out in complete groups, as far ahead as it may."""
+"""Plays groups of sibling episodes concurrently, as far ahead of training as allowed, and hands out complete groups."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.journal import read_group, write_group
 from turnwise.rollout.player import EpisodeContexts, GroupPlayer, cancel
 from turnwise.rollout.settings import SchedulerSettings
-from turnwise.rollout.source import Part, Rejection, ScoreGroup, played_of
+from turnwise.rollout.source import Part, ScoreGroup, played_of
 from turnwise.rollout.tasks import TaskSource
 from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.runtime.watchdog import Watchdog
@@ -29,17 +29,15 @@ class RolloutScheduler:
     """The source of rollouts of one split.
 
     Groups are numbered in the order of their admission. A synchronous run hands them out in that order, so that training does
-    not depend on which episode was quickest. Ahead of training (`async_generation_ratio`) groups go on playing between two
-    batches, whenever the event loop turns; `GroupBuffer` decides which of them a batch takes.
+    not depend on which episode was quickest. With `async_generation_ratio` groups keep playing between two batches, whenever
+    the event loop runs; `GroupBuffer` decides which of them a batch takes.
 
-    With `is_fixed` (validation) every batch plays the same first tasks, and a failed episode stays in its group as a failure;
-    otherwise another task replaces a group that has a failed episode or that `keep` refuses, and the group is in `rejected`
-    until the next batch, for the record.
+    With `is_fixed` (validation) every batch plays the same first tasks, and a failed episode stays in its group. Otherwise
+    another task replaces a group that has a failed episode or that `keep` drops; it is in `rejected` until the next batch.
 
-    `agents` gives the agent that plays a task. `score` rewards a group as soon as it is complete, before the filter sees it.
-
-    `run_async` waits for a coroutine on the run's event loop. `watchdog` ends episodes that run past their deadline.
-    `replay_log` notes which groups each batch takes, or says it; `stopwatch` learns how many groups play."""
+    `agents` gives the agent that plays a task. `score` rewards a complete group before the filter sees it. `run_async` waits
+    for a coroutine on the run's event loop. `watchdog` ends episodes that run past their deadline. `replay_log` records which
+    groups each batch takes, or prescribes it. `stopwatch` learns how many groups play."""
 
     def __init__(
         self,
@@ -80,7 +78,7 @@ class RolloutScheduler:
         self._open_parts: Generator[Part] | None = None
         self.num_episodes = 0
         self.finished: list[Group] = []
-        """Finished groups of the last batch, also if it ended early."""
+        """Finished groups of the last batch, even if it ended early."""
         self.rejected: list[Group] = []
 
     @property
@@ -89,11 +87,10 @@ class RolloutScheduler:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the tasks are exhausted and every group was handed out."""
+        """Whether all tasks were played and every group was handed out."""
         return not self._is_fixed and self._buffer.is_exhausted
 
     def describe(self) -> str:
-        """A short description of how it plays."""
         return self.settings.describe(self._keep.name if self._keep else "")
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
@@ -106,8 +103,8 @@ class RolloutScheduler:
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
         """The batch as one part or, if streamed, in several: groups in the order in which they end, each as soon as it has a
-        place in the batch, while the others play on. Raises what `get_batch` does. A batch that is closed before its last part
-        is played again; `close` closes it too."""
+        place in the batch, while the others still play. Raises what `get_batch` raises. A batch that is closed before its last
+        part is played again; `close` closes it too."""
         self._open_parts = self._parts(num_trajectories, is_streamed)
         return self._open_parts
 
@@ -139,7 +136,7 @@ class RolloutScheduler:
         yield part
 
     def _go_back(self, before: Mapping[str, Any]) -> None:
-        """A dropped step is played again, also after Ctrl-C."""
+        """Restores the state before a dropped step, so that the step is played again, also after Ctrl-C."""
         self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
         self._buffer.load_state_dict(before)
         self._fault = None
@@ -149,7 +146,7 @@ class RolloutScheduler:
         self._failing.clear()
 
     async def _collect(self, parts: list[list[int]], is_streamed: bool) -> Part:
-        """The next part of the batch; adds its indices to `parts`. With the last part the batch leaves the buffer. A part that
+        """The next part of the batch; adds its indices to `parts`. The last part removes the batch from the buffer. A part that
         is the whole batch is ordered by index, so that a synchronous run doesn't depend on the order in which groups end."""
         self._stopwatch.work = self._work
         async with AsyncExitStack() as on_error:
@@ -165,7 +162,7 @@ class RolloutScheduler:
         return part
 
     async def _selected(self, parts: Sequence[Sequence[int]], is_streamed: bool) -> bool:
-        """Waits until the batch has a part besides these, and says whether it is the last; raises what ended a group."""
+        """Waits until the batch has another part; returns whether that is the last. Raises the error that ended a group."""
         recorded = None if self._is_fixed else self._replay_log.batch(self._buffer.step)
         num_known = sum(map(len, parts))
         self._admit()
@@ -204,7 +201,7 @@ class RolloutScheduler:
         return self._tasks.task(index, self._versions.get(index))
 
     def _version_at(self, index: int) -> int:
-        """The version of the tasks' state for a group when it is admitted; a replayed log gives it."""
+        """The version of the tasks' state for a group at its admission: the newest, or that of a replayed log."""
         recorded = None if self._is_fixed else self._replay_log.task_version(index)
         return self._tasks.version if recorded is None else recorded
 
@@ -220,7 +217,7 @@ class RolloutScheduler:
             task.add_done_callback(partial(self._end, index))
 
     def _end(self, index: int, task: asyncio.Task[Group]) -> None:
-        """Handles the end of a group's task. The task ended by itself, unless it isn't among the running ones any more."""
+        """Handles the end of a group's task. A task that isn't among the running ones any more was cancelled here."""
         if self._running.pop(index, None) is None:
             return
         if task.cancelled():
@@ -244,14 +241,17 @@ class RolloutScheduler:
             del self._num_ended[index]
         self._played[index] = group
         self._failing.pop(index, None)
-        group.rejected = self._rejection(group)
+        if not self._is_fixed and any(trajectory.error is not None for trajectory in played_of(group)):
+            group.rejected = "failed"
+        elif self._keep and not self._keep(group):
+            group.rejected = "filtered"
         if not self._is_fixed:
             self._replay_log.check(index, group.rejected is not None)
         return group
 
     def _fail(self, index: int, failed: list[Trajectory]) -> None:
-        """Notes an episode that failed for good, at once: the run ends as soon as there are too many. Failures of the recorded
-        run don't count in its replay, where more of them may fall into one batch."""
+        """Notes an episode that failed for good, at once: the run ends as soon as there are too many. A replay doesn't count
+        the failures of the recorded run, since more of them may fall into one batch."""
         group = self._failing.setdefault(index, Group(self._task(index), [], index, rejected="failed"))
         group.trajectories += failed
         if self._is_fixed or not self._replay_log.rejects(index):
@@ -262,8 +262,8 @@ class RolloutScheduler:
             self._num_ended[index] += 1
 
     def _num_done(self) -> int:
-        """Progress of the batch: the groups with a place, and as many others as it lacks. Groups of later batches play too, so
-        counting episodes would not tell when a batch is complete."""
+        """Progress of the batch in episodes: of the groups with a place, and of as many others as are missing. Groups of later
+        batches play too, so a count of all episodes wouldn't tell when the batch is complete."""
         size, num_missing = self._episodes_of_group, self._buffer.num_missing
         others = [min(num, size) for num in self._num_ended.values()]
         if not self.settings.is_ordered:
@@ -275,14 +275,9 @@ class RolloutScheduler:
     def _episodes_of_group(self) -> int:
         return self.group_size + self.settings.has_greedy_sibling
 
-    def _rejection(self, group: Group) -> Rejection | None:
-        if not self._is_fixed and any(trajectory.error is not None for trajectory in played_of(group)):
-            return "failed"
-        return "filtered" if self._keep and not self._keep(group) else None
-
     def _hand_out(self, recorded: Taken | None = None) -> None:
-        """Moves the groups that have left the buffer into `finished` and `rejected`. A replay may reject a group before its
-        trainer has taken a batch that was taken earlier in the `recorded` run; the group then waits for the later batch."""
+        """Moves the groups that have left the buffer into `finished` and `rejected`. A replay may reject a group earlier than
+        the `recorded` run did; the group then waits for its batch."""
         gone = [index for index in sorted(self._played) if index not in self._buffer]
         if recorded is not None:
             gone = [index for index in gone if self._played[index].rejected is None or index in recorded.rejected]
@@ -312,7 +307,7 @@ class RolloutScheduler:
             self._run_async(self._stop())
 
     def close(self) -> None:
-        """Ends the playing groups, and clears their notes."""
+        """Ends the playing groups and closes the replay log."""
         if self._open_parts is not None:
             self._open_parts.close()
         self._halt()
@@ -320,12 +315,11 @@ class RolloutScheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the sequence of tasks, the number of episodes handed out, and the groups played ahead of training. A
-        run that goes on from here starts playing groups again, with the same seeds."""
-        ahead = [write_group(self._buffer.step, group) for group in self._played.values()]
+        run that goes on from here starts unfinished groups again, with the same seeds."""
         return {
             **self._buffer.state_dict(),
             "num_episodes": self.num_episodes,
-            "groups": ahead,
+            "groups": [write_group(self._buffer.step, group) for group in self._played.values()],
             "tasks": self._tasks.state_dict(),
             "task_versions": list(self._versions.items()),
         }
@@ -352,6 +346,6 @@ class RolloutScheduler:
                 self._buffer.restart(group.index)
 
     def _fits(self, group: Group) -> bool:
-        """Whether the group fits this run: a resumed run may have groups of another size, or need a greedy sibling now."""
+        """Whether the group fits this run, which may have another group size than before, or a greedy sibling."""
         num_siblings = len({trajectory.sibling for trajectory in group.trajectories})
         return num_siblings == self.settings.group_size and (group.greedy is not None or not self.settings.has_greedy_sibling)

@@ -1,4 +1,4 @@
-"""Settings of a scheduler."""
+"""Settings of the scheduler of rollouts."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,8 @@ from turnwise.errors import counted
 class SchedulerSettings:
     """How many episodes run at once, how far they run ahead of training, and how failures and filtered groups are replaced.
 
-    `max_failed_fraction` is a share of the trajectories of one batch. Beyond it the run stops with the most frequent error,
-    since refilling would only hide it. At most `max_refill_factor` times the groups of a batch are played to replace filtered
-    ones."""
+    `max_failed_fraction` is a share of the trajectories of one batch. Beyond it the run stops with the most frequent error. To
+    replace filtered groups, at most `max_refill_factor` times the groups of a batch are played."""
 
     group_size: int
     max_concurrent_groups: int
@@ -30,16 +29,11 @@ class SchedulerSettings:
     is_ordered: bool = False
     """Whether groups are taken in the order of their index instead of as they end."""
     num_batches: int | None = None
-    """After which nothing is played ahead."""
-
-    @property
-    def num_episodes_of_group(self) -> int:
-        """Siblings that play at once, the greedy one included."""
-        return self.group_size + self.group_size_redundancy + self.has_greedy_sibling
+    """Number of batches of the run, after which nothing is played ahead."""
 
     @property
     def num_concurrent_episodes(self) -> int:
-        return self.max_concurrent_groups * self.num_episodes_of_group
+        return self.max_concurrent_groups * (self.group_size + self.group_size_redundancy + self.has_greedy_sibling)
 
     def describe(self, group_filter: str = "") -> str:
         """How groups are played, in a few words; `group_filter` is the filter's name."""

@@ -6,8 +6,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 from turnwise.types import Group, Trajectory
 
 Rejection = Literal["failed", "filtered", "stale"]
-
-
 ScoreGroup = Callable[[Group], Awaitable[list[Trajectory]]]
 """Adds the rewards of a group to its trajectories; returns the trajectories that failed because they couldn't be scored."""
 
@@ -27,7 +25,7 @@ class RolloutSource(Protocol):
     score: ScoreGroup | None
     """Scores groups, None if only environments give rewards."""
     num_episodes: int
-    """Number handed out since the run began."""
+    """Number of episodes handed out since the run began."""
 
     @property
     def group_size(self) -> int: ...
@@ -35,24 +33,19 @@ class RolloutSource(Protocol):
     @property
     def is_exhausted(self) -> bool:
         """Whether there is no batch after the last one."""
-        ...
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
         """The next `num_trajectories` trajectories in complete groups; fewer, perhaps none, if a filter leaves no more."""
-        ...
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
         """The batch as one part or, if streamed, in several: groups in the order in which they end, each as soon as it has a
         place in the batch. Only the last part may be empty. A caller that stops early must close the iterator or the source."""
-        ...
 
     def describe(self) -> str:
         """A short description for the table at the start."""
-        ...
 
     def close(self) -> None:
         """Ends the episodes that still play."""
-        ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -60,5 +53,5 @@ class RolloutSource(Protocol):
 
 
 def played_of(group: Group) -> list[Trajectory]:
-    """All trajectories of a group: the siblings, and the greedy one last."""
+    """All trajectories of a group, the greedy one last."""
     return group.trajectories if group.greedy is None else [*group.trajectories, group.greedy]

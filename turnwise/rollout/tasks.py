@@ -1,4 +1,4 @@
-"""Chooses the next task, as a pure function of its index: the order in which groups end doesn't matter."""
+"""Chooses the next task as a pure function of its index, so that the order in which groups end doesn't matter."""
 
 import hashlib
 import json
@@ -19,31 +19,26 @@ class TaskSource(Protocol):
 
     @property
     def num_tasks(self) -> int | None:
-        """Tasks that there are; None = no end."""
-        ...
+        """Number of tasks; None = no end."""
 
     @property
     def version(self) -> int:
-        """How often the state has changed: by `observe`, between two steps only."""
-        ...
+        """How often `observe` has changed the state; it does so between two steps only."""
 
     def task(self, index: int, version: int | None = None) -> Task:
-        """The task of group `index` (0, 1, 2, …) as of a version of the state [the newest]."""
-        ...
+        """The task of group `index` (0, 1, 2, …), by a version of the state (default: the newest)."""
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Learns from the groups of a step how hard its tasks were."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
-        ...
+        """The state, as JSON can hold it."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class FixedTasks:
-    """The parts of a `TaskSource` that learns nothing."""
+    """The part of a `TaskSource` that is the same for all sources without a state."""
 
     num_tasks: int | None = None
     version = 0
@@ -60,7 +55,7 @@ class FixedTasks:
 
 @dataclass(frozen=True, slots=True)
 class DataRow:
-    """One row of a data set: the tag that its metrics have, its agent, and its columns."""
+    """One row of a data set: the tag of its metrics, its agent, and its columns."""
 
     tag: str
     agent: str
@@ -68,7 +63,7 @@ class DataRow:
 
 
 class RowTasks(FixedTasks):
-    """Every row once an epoch, in an order of that epoch's own where they are shuffled. Its state says which rows they are.
+    """Every row once per epoch; if shuffled, in a different order each epoch. The state tells these rows from others.
 
     >>> rows = [DataRow("sums", "single_turn_agent", {"prompt": text}) for text in ("1+1", "1+2", "2+2")]
     >>> source = RowTasks(42, "train", rows, num_epochs=2)
@@ -129,11 +124,11 @@ class RowTasks(FixedTasks):
 
 @dataclass(frozen=True)
 class SeededTasks(FixedTasks):
-    """The endless sequence of tasks of seeded environments for one split, mixed with the rows of a data set where there are
-    `rows`; those are the tag `rows_tag`, and the sequence ends where they end.
+    """The endless sequence of tasks of seeded environments for one split. With `rows` it is mixed with the rows of a data set,
+    under the tag `rows_tag`, and ends with them.
 
-    Of every `sum(partition)` consecutive groups `partition[i]` are of `tags[i]`, spread as evenly as they go, so that a short
-    batch meets every tag in its share. A group's slot is its place in that round, its episode the number of the round.
+    Among every `sum(partition)` consecutive groups, `partition[i]` have the tag `tags[i]`. They are spread evenly, so that a
+    short batch has every tag in its share. A group's slot is its place in such a round; its episode is the number of the round.
 
     >>> source = SeededTasks(run_seed=42, split="train", tags=("FrozenLake", "Sokoban"), partition=(4, 2))
     >>> [source.task(i).tag for i in range(6)]
@@ -147,13 +142,13 @@ class SeededTasks(FixedTasks):
     tags: Sequence[str]
     partition: Sequence[int]
     agents: Mapping[str, str] = field(default_factory=dict)
-    """Agent of each tag."""
+    """Tag → agent."""
     rows: RowTasks | None = None
     rows_tag: str = ""
 
     @property
     def num_tasks(self) -> int | None:  # type: ignore[override]
-        """Groups until there is no row left, None for no end."""
+        """Number of groups until there is no row left, None for no end."""
         num_rows = None if self.rows is None else self.rows.num_tasks
         if num_rows is None:
             return None
@@ -178,7 +173,6 @@ class SeededTasks(FixedTasks):
         return self.rows.state_dict() if self.rows else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises what its rows raise."""
         if self.rows:
             self.rows.load_state_dict(state)
 
@@ -194,58 +188,52 @@ def _round(tags: tuple[str, ...], partition: tuple[int, ...]) -> tuple[str, ...]
     return tuple(tags[i] for _, i in sorted(places))
 
 
+@dataclass
 class CurriculumTasks:
-    """Draws the tag of each group, and the row where that tag is the data set's, by how much there is to learn from it.
+    """Draws the tag of each group by how much there is to learn from it, and the row too if the tag is the data set's.
 
-    With p = (s + 1)/(n + 2), the success that was measured, a tag or row weighs 0.1 + 0.9 · 4p(1 − p): most at one half, least
-    where everything or nothing succeeds, and never nothing. n counts the groups that were played and s adds up their shares of
-    successful siblings, both multiplied by 0.9 at each new one, so that what was measured long ago is forgotten."""
+    With the measured success p = (s + 1)/(n + 2), a tag or row has the weight 0.1 + 0.9 · 4p(1 − p): the highest at one half,
+    the lowest where everything or nothing succeeds, and never 0. n counts the groups that were played, and s sums their shares
+    of successful siblings. Each new group multiplies both by 0.9, so old measurements are forgotten."""
+
+    run_seed: int
+    split: Split
+    tags: Sequence[str]
+    agents: Mapping[str, str]
+    rows: RowTasks | None = None
+    rows_tag: str = ""
+    num_versions: int = 2
+    """Number of versions that are kept: those from which groups may still be admitted or restarted."""
+    version: int = field(init=False, default=0)
 
     _FLOOR, _DECAY = 0.1, 0.9
 
-    def __init__(
-        self,
-        run_seed: int,
-        split: Split,
-        tags: Sequence[str],
-        agents: Mapping[str, str],
-        rows: RowTasks | None = None,
-        rows_tag: str = "",
-        num_versions: int = 2,
-    ) -> None:
-        self.version = 0
-        self.num_tasks = None if rows is None else rows.num_tasks
-        self._run_seed = run_seed
-        self._split = split
-        self._tags = list(tags)
-        self._agents = agents
-        self._rows = rows
-        self._rows_tag = rows_tag
-        self._num_versions = num_versions  # versions that are kept: those from which groups may still be admitted or restarted
+    def __post_init__(self) -> None:
+        self.num_tasks = None if self.rows is None else self.rows.num_tasks
         self._history: dict[int, dict[str, tuple[float, float]]] = {0: {}}  # version → tag, or `row N`, → (s, n)
-        self._limits = lru_cache(maxsize=num_versions)(self._limits_of)
+        self._limits = lru_cache(maxsize=self.num_versions)(self._limits_of)
 
     def task(self, index: int, version: int | None = None) -> Task:
         of_tags, of_rows = self._limits(self.version if version is None else version)
-        draws = np.random.default_rng(derive_seed(self._run_seed, self._split, "curriculum", index)).random(2)
-        tag = self._tags[_draw(of_tags, draws[0])]
-        if self._rows is not None and tag == self._rows_tag:
-            return self._rows.of_row(_draw(of_rows, draws[1]), index, epoch=index // len(self._rows.rows))
-        seed = derive_seed(self._run_seed, self._split, tag, "curriculum", index)
-        return _of_environment(self._split, tag, index, seed, self._agents)
+        draws = np.random.default_rng(derive_seed(self.run_seed, self.split, "curriculum", index)).random(2)
+        tag = self.tags[_draw(of_tags, draws[0])]
+        if self.rows is not None and tag == self.rows_tag:
+            return self.rows.of_row(_draw(of_rows, draws[1]), index, epoch=index // len(self.rows.rows))
+        seed = derive_seed(self.run_seed, self.split, tag, "curriculum", index)
+        return _of_environment(self.split, tag, index, seed, self.agents)
 
     def observe(self, groups: Sequence[Group]) -> None:
         successes = dict(self._history[self.version])
         for group in groups:
             task = group.task
             shares = [_success(trajectory) for trajectory in group.trajectories if trajectory.status != "failed"]
-            keys = [task.tag] if task.row is None else [self._rows_tag, f"row {task.row}"]
+            keys = [task.tag] if task.row is None else [self.rows_tag, f"row {task.row}"]
             for key in keys if shares else ():
                 s, n = successes.get(key, (0.0, 0.0))
                 successes[key] = (self._DECAY * s + sum(shares) / len(shares), self._DECAY * n + 1.0)
         self.version += 1
         self._history[self.version] = successes
-        self._history.pop(self.version - self._num_versions, None)
+        self._history.pop(self.version - self.num_versions, None)
 
     def weight(self, key: str, version: int | None = None) -> float:
         """The weight of a tag, or of `row N`."""
@@ -255,29 +243,29 @@ class CurriculumTasks:
 
     def state_dict(self) -> dict[str, Any]:
         history = [[version, successes] for version, successes in self._history.items()]
-        return {"history": history, **(self._rows.state_dict() if self._rows else {})}
+        return {"history": history, **(self.rows.state_dict() if self.rows else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "history" not in state:
             raise CheckpointError(
                 "the checkpoint was saved without data.curriculum; leave it out, or start a new run from the weights"
             )
-        if self._rows:
-            self._rows.load_state_dict(state)
+        if self.rows:
+            self.rows.load_state_dict(state)
         self._history = {version: {key: (s, n) for key, (s, n) in of.items()} for version, of in state["history"]}
         self.version = max(self._history)
         self._limits.cache_clear()
 
     def _limits_of(self, version: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        of_rows = np.ones(len(self._rows.rows) if self._rows else 0)
+        of_rows = np.ones(len(self.rows.rows) if self.rows else 0)
         for key in self._history[version]:
             if key.startswith("row "):
                 of_rows[int(key.removeprefix("row "))] = self.weight(key, version)
-        return np.cumsum([self.weight(tag, version) for tag in self._tags]), np.cumsum(of_rows)
+        return np.cumsum([self.weight(tag, version) for tag in self.tags]), np.cumsum(of_rows)
 
 
 def _draw(limits: NDArray[np.float64], draw: float) -> int:
-    """The place that a draw in [0, 1) falls on, of cumulative weights."""
+    """The index that a draw in [0, 1) falls on, given cumulative weights."""
     return min(int(np.searchsorted(limits, draw * limits[-1], side="right")), len(limits) - 1)
 
 
@@ -286,7 +274,6 @@ def _success(trajectory: Trajectory) -> float:
 
 
 def sibling_sampling(sampling: SamplingParams, task: Task, sibling: int) -> SamplingParams:
-    """The group's sampling parameters with a seed of this sibling's own; the conversation adds the turn to it.
-
-    A retry of a failed episode uses the same seed, so that it meets the same tokens where the cause was outside."""
+    """The group's sampling parameters with a seed of this sibling's own; the conversation derives the turns' seeds from it. A
+    retry of a failed episode uses the same seed, so it samples the same tokens if the cause was outside."""
     return replace(sampling, seed=derive_seed(task.seed, "tokens", sibling))

@@ -1,7 +1,7 @@
-"""`turns.jsonl`: every turn as soon as it is sampled, so that an episode can be replayed that never came to its end.
+"""`turns.jsonl`: every turn as soon as it is sampled, so that an episode that never ended can be replayed.
 
-A turn has two lines: the messages that the model is shown, results of tools among them, and then what was sampled, with the
-calls in it. The first line of an episode holds its task."""
+A turn has two lines: first the messages that the model is shown, including results of tools, then the sampled response with its
+calls. The first line of an episode holds its task."""
 
 import json
 import logging
@@ -25,8 +25,8 @@ _CLOSE_S = 10.0  # seconds to write what is left at the end of a run
 
 
 class TurnJournal:
-    """Appends lines to a file, in a thread, so that no episode waits for the disk. A file that has half of `max_bytes` is kept
-    as `turns.1.jsonl` in the place of the one before. If the disk fails, it says so and is off."""
+    """Appends lines to a file in a thread, so that no episode waits for the disk. A file with half of `max_bytes` is renamed to
+    `turns.1.jsonl`, replacing the file before. If the disk fails, the journal logs it and stops."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path, self._max_bytes = path, max_bytes // 2
@@ -38,25 +38,23 @@ class TurnJournal:
             self._thread.start(self._write, b"\n")  # a kill may have cut the last line
 
     def noted(self, agents: Callable[[Task], AgentLoop]) -> Callable[[Task], AgentLoop]:
-        """The same agents, whose turns are appended."""
+        """The same agents; the journal gets their turns."""
         return lambda task: _NotedLoop(agents(task), self)
 
     def append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:
-        """Appends a line, which is made in the thread."""
+        """Appends a line, which is built in the thread."""
         self._thread.start(self._append, make_line)
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes the remaining lines and closes the file."""
         self._thread.start(self._end)
         self._thread.end()
         self._thread.join(_CLOSE_S)
 
     def _append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:
         if self._file is not None:
-            text = json.dumps(
-                make_line(), ensure_ascii=False, separators=(",", ":"), default=lambda found: type(found).__name__
-            )
-            self._write(text.encode(errors="replace") + b"\n")
+            line = json.dumps(make_line(), ensure_ascii=False, separators=(",", ":"), default=lambda it: type(it).__name__)
+            self._write(line.encode(errors="replace") + b"\n")
 
     def _write(self, line: bytes) -> None:
         if self._file is None:
@@ -85,7 +83,7 @@ class TurnJournal:
 
 
 def earlier_part(path: Path) -> Path:
-    """The file that a journal's earlier lines are kept in."""
+    """The file with the journal's earlier lines."""
     return path.with_name(f"{path.stem}.1{path.suffix}")
 
 
@@ -117,7 +115,7 @@ class _NotedContexts:
         self._journal.append(lambda: head | {"messages": messages})
 
     def sampled(self, context: int, turn: Turn, reply: Message) -> None:
-        head, snapshot = self._head(context) | {"turn": self._num_sampled}, replace(turn)  # the agent goes on to annotate it
+        head, snapshot = self._head(context) | {"turn": self._num_sampled}, replace(turn)  # the agent annotates it later
         self._num_sampled += 1
         calls = {key: reply[key] for key in ("tool_calls", "call_errors") if reply.get(key)}
         self._journal.append(lambda: head | {"sampled": written_turn(snapshot, None, StateKeyWriter())} | calls)
@@ -158,8 +156,7 @@ def is_turn_journal(path: Path) -> bool:
 
 
 def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
-    """The episodes of a journal, each with the turns that were sampled, and a sentence about each loss: a line that can't be
-    read, episodes whose beginning is gone."""
+    """The episodes of a journal with their sampled turns, and sentences about unreadable lines and lost beginnings."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     begun: dict[str, Trajectory] = {}

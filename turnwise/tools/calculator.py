@@ -9,7 +9,7 @@ from turnwise.errors import ToolError
 
 MAX_CHARACTERS = 1000
 MAX_BITS = 4096
-"""Size of a whole number, in between too: larger ones would take seconds."""
+"""Most bits of a whole number, of intermediate results too: larger ones would take seconds."""
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -46,14 +46,10 @@ def _value(node: ast.expr) -> int | float:
             return _bounded(_UNARY[type(op)](_value(operand)))
         case ast.BinOp(left, op, right) if type(op) in _BINARY:
             first, second = _value(left), _value(right)
-            if isinstance(op, ast.Pow) and abs(second) * max(_bits(first), 1) > MAX_BITS:
+            if isinstance(op, ast.Pow) and abs(second) * max(int(first).bit_length(), 1) > MAX_BITS:
                 raise ToolError("the power is too large")
             return _bounded(_BINARY[type(op)](first, second))
     raise ToolError(f"{ast.unparse(node)!r} isn't a number, nor one of the operators + - * / // % **")
-
-
-def _bits(number: float) -> int:
-    return abs(int(number)).bit_length()
 
 
 def _bounded(number: Any) -> int | float:

@@ -13,7 +13,7 @@ from turnwise.types import Observation, Task
 
 
 class StatelessTool:
-    """The parts of a `protocols.Tool` that keeps nothing between calls, and rewards nothing."""
+    """The part of a `protocols.Tool` that is the same for all tools without state and reward."""
 
     async def create(self, task: Task) -> None: ...
 
@@ -24,9 +24,8 @@ class StatelessTool:
 
 
 class FunctionTool(StatelessTool):
-    """A function without state. A coroutine function is awaited, another one runs in a thread. A result that is no text is
-    shown as JSON. Raises ConfigError if the function lacks type hints, or Google's form of docstring, which describes each
-    parameter.
+    """A function without state. A coroutine function is awaited; any other function runs in a thread. A result that is no text
+    is shown as JSON. Raises ConfigError if the function lacks type hints, or a Google docstring of all parameters.
 
     >>> def add(a: int, b: int) -> int:
     ...     '''Adds two numbers.
@@ -67,7 +66,7 @@ def check_keys(tool: str, config: Mapping[str, Any], known: Iterable[str]) -> No
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     """OpenAI's schema of a function. Raises ConfigError if its signature or docstring doesn't say enough."""
-    # Imported here, since `turnwise config` reads the settings of tools without it.
+    # Imported here, since `turnwise config` reads settings of tools without importing transformers.
     from transformers.utils import get_json_schema
     from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 

@@ -1,4 +1,4 @@
-"""The published tool and the published user of GSM8K: the model gives an answer and is told whether it is right."""
+"""The published tool and the published simulated user of GSM8K: the model gives an answer and is told whether it is right."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ UNIMPROVED = -0.05
 
 @dataclass(slots=True)
 class Submissions:
-    """What a trajectory has submitted."""
+    """The state of a trajectory: its right answer, its best score so far and its reward."""
 
     ground_truth: str
     best: float = 0.0
@@ -26,9 +26,8 @@ class Submissions:
 
 
 class Gsm8kTool:
-    """Scores submitted answers against the row's `extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_truth`. The
-    trajectory's reward gets the penalties for submissions that improve nothing; the answer itself is what `data.reward` scores.
-    """
+    """Scores submitted answers against the row's `extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_truth`. Its
+    reward is a penalty for submissions that improve nothing; `data.reward` scores the final answer."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         self.schema = tool_schema or SCHEMA
@@ -71,8 +70,7 @@ class Answered:
 
 
 class Gsm8kInteraction:
-    """A user who says whether an answer is the row's `extra_info.interaction_kwargs.ground_truth`, and asks for another one if
-    it isn't."""
+    """A user who compares answers with the row's `extra_info.interaction_kwargs.ground_truth`, and asks again if wrong."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         pass

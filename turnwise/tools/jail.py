@@ -1,11 +1,10 @@
 """The launcher of the sandbox: it limits its own process for good, then runs `main.py` of its folder.
 
-It is started as `python -I -S jail.py FOLDER {"…": …}` with the limits, and imports nothing but the standard library.
-Its first line of output says how it is isolated, or why it can't be; what follows is the output of the code.
+It is started as `python -I -S jail.py FOLDER {"…": …}` with the limits, and imports nothing but the standard library. Its first
+line of output says how the process is isolated, or why it can't be. The output of the code follows.
 
-Landlock (kernel 6.2 or newer) opens the standard library, shared libraries and the folder itself, and nothing else. Seccomp
-allows the system calls of `jail.json`, so that there is no network, no other process, no signal to one, and no way to ask for
-more rights."""
+Landlock (kernel 6.2 or newer) allows only access to the standard library, shared libraries and the folder itself. Seccomp
+allows only the system calls of `jail.json`: no network, no other processes, no signals to them, no more rights."""
 
 import builtins
 import ctypes
@@ -20,28 +19,27 @@ import traceback
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
-# Imported here, since what shows an error must not depend on what the code left of the file system.
+# Imported early, since showing an error must not depend on what the code has left of the file system.
 LOADED_EARLY: tuple[ModuleType, ...] = (linecache, tokenize)
 
 STDLIB = os.path.dirname(os.__file__)
 FIRST_UID, NUM_UIDS = 61184, 4096
-"""Users that nothing else has (systemd lends the same range), one for each process: none owns files or may signal
-others."""
+"""User ids that nothing else has (systemd uses the same range), one per process: they own no files and signal nobody."""
 OPTIONAL = ("/dev/null", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 MIN_LANDLOCK = 3
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 SCRATCH = 1 << 1 | READ_FILE | READ_DIR | 1 << 5 | 1 << 8 | 1 << 12 | 1 << 14
-"""In its folder the code may also write, delete, make files and symbolic links, and truncate. A flat folder is quickly
-measured."""
+"""Rights in the code's own folder: it may also write, delete, truncate, and make files and symbolic links, but no folders, so
+that the folder's size is quickly measured."""
 ALL_ACCESS = (1 << 15) - 1
 
 MACHINES = {"x86_64": 0, "aarch64": 1}
 ARCHITECTURES = (0xC000003E, 0xC00000B7)
 with open(os.path.join(os.path.dirname(__file__), "jail.json"), encoding="utf-8") as file:
     CALLS = json.load(file)
-"""`allowed`: system calls with their numbers on `MACHINES`. `only_with`: calls allowed for some values of one argument: unix
-pairs, messages without an address, a thread's name, own limits, fcntl without owners of signals, ioctl of terminals' kind and
-of non-blocking and inherited files, signals to itself."""
+"""`allowed`: system calls with their numbers on `MACHINES`. `only_with`: calls that are allowed for some values of one
+argument: socket pairs, messages without an address, a thread's name, own limits, fcntl without owners of signals, ioctl that
+asks for a terminal or sets non-blocking and inherited files, signals to itself."""
 CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000
 
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
@@ -56,11 +54,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Refused(Exception):
-    """The system can't isolate the code; the message is a sentence."""
+    """The system can't isolate the code. The message says why."""
 
 
 def called(what: str, *arguments: object) -> int:
-    """The result of a system call by number, or of `prctl`."""
+    """The result of a system call by number. Raises Refused if it fails."""
     result: int = libc.syscall(*arguments)
     if result < 0:
         raise Refused(f"{what} failed: {os.strerror(ctypes.get_errno())}")
@@ -73,7 +71,7 @@ def landlock_version() -> int:
 
 
 def readable_files() -> list[tuple[str, int]]:
-    """What the code may read, with its rights: the standard library without site-packages, and shared libraries."""
+    """Paths that the code may read, with its rights there: the standard library without site-packages, and shared libraries."""
     with open("/proc/self/maps") as maps:
         folders = {os.path.dirname(line.split()[-1]) for line in maps if ".so" in line}
     found = [(STDLIB, READ_DIR), *((path, READ_FILE) for path in OPTIONAL if os.path.exists(path))]
@@ -86,8 +84,7 @@ def readable_files() -> list[tuple[str, int]]:
 
 
 def become_nobody() -> str:
-    """Leaves root for a user of its own, gives up all rights of root's that an ordinary user may hold too, and returns who
-    runs the code."""
+    """Changes from root to a user of its own, drops all capabilities (users may hold some too), and says who runs the code."""
     if os.geteuid() == 0:
         uid = FIRST_UID + os.getpid() % NUM_UIDS
         try:
@@ -103,7 +100,7 @@ def become_nobody() -> str:
 
 
 def limit(limits: dict[str, int]) -> None:
-    """Sets the limits of the process; unprivileged, its threads are counted on top of all that the user runs already."""
+    """Sets the limits of the process. The limit of threads is per user, so it counts the threads that the user already runs."""
     threads = 0
     for name in os.listdir("/proc"):
         try:
@@ -120,7 +117,7 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def rules_of_files() -> int:
-    """Landlock's rules: the files that may be read, and the folder. They hold from `landlock_restrict_self` on."""
+    """Landlock's rules: the readable files and the folder. They take effect with `landlock_restrict_self`."""
     if landlock_version() < MIN_LANDLOCK:
         raise Refused(
             f"the kernel {os.uname().release} has no Landlock of version {MIN_LANDLOCK} (Linux 6.2 or newer, and `landlock` in "
@@ -146,14 +143,13 @@ def filter_of_calls(column: int) -> bytes:
         program += [line for test in tests for line in (test, (RETURN, 0, 0, ALLOW))]
         program.append((RETURN, 0, 0, ERRNO | EACCES))
     program += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, 16), (ANY_BIT, 0, 1, CLONE_THREAD), (RETURN, 0, 0, ALLOW)]
-    # Libraries that find no clone3 call clone, whose flags a filter can read.
+    # Without clone3, libraries call clone, whose flags a filter can read.
     program += [(RETURN, 0, 0, ERRNO | EACCES), (EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ERRNO | ENOSYS)]
     return b"".join(struct.pack("=HBBI", *line) for line in [*program, (RETURN, 0, 0, ERRNO | EACCES)])
 
 
 def read_through(folder: str) -> None:
-    """Finds the standard library by the folder's open file, since a Python below /root can't be reached by its path any
-    more."""
+    """Lets Python find the standard library through an open descriptor of its folder: a path below /root is closed now."""
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     sys.path = [path.replace(STDLIB, folder) for path in sys.path]
     for module in list(sys.modules.values()):
@@ -162,7 +158,7 @@ def read_through(folder: str) -> None:
 
 
 def isolate(folder: str, limits: dict[str, int]) -> str:
-    """Limits this process to `folder`, and returns how."""
+    """Confines this process to `folder`, and says by which means."""
     os.closerange(3, 1 << 20)
     os.setsid()
     os.chdir(folder)
@@ -195,7 +191,7 @@ def run() -> None:
     module = sys.modules["__main__"] = ModuleType("__main__")
     module.__file__ = "main.py"
     try:
-        # By a relative path, since folders above may be closed to the user of the code.
+        # By a relative path, since the code's user may have no access to the folders above.
         SourceFileLoader("__main__", "main.py").exec_module(module)
     except Exception as error:  # boundary: the error of the program, shown as Python shows it
         trace = error.__traceback__

@@ -12,18 +12,18 @@ from turnwise.runtime.threads import DaemonThread
 from turnwise.tools.function_tool import StatelessTool, check_keys
 
 CONNECT_S = 60.0
-"""Seconds that a server has to start and to name its tools."""
+"""Seconds in which a server must start and name its tools."""
 KEYS = {"command": list, "url": str, "env": dict, "headers": dict, "tools": list}
 INVALID_PARAMS = -32602
 
 
 class McpServer:
-    """The tools of a server, in the place of one: it's iterated over.
+    """All tools of a server. It stands where a config names one tool, and iterating over it gives the tools.
 
-    Its config has `command`, the words that start a server which talks over stdin and stdout (with `env`, variables of its
-    environment), or `url`, where one talks streamable HTTP (with `headers`), and `tools`, the names to offer; all if it is
-    left out. Raises ConfigError if the config has another key, not one of `command` and `url`, or a name that isn't a tool
-    of the server; NotAvailableError if the server doesn't answer, or the client isn't installed."""
+    Its config has `command`, the words that start a server on stdin and stdout (with `env`, variables of its environment), or
+    `url`, the address of a server on streamable HTTP (with `headers`). `tools` names the tools to offer; all are offered
+    without it. Raises ConfigError if the config has another key, both or neither of `command` and `url`, or a name that isn't a
+    tool of the server; NotAvailableError if the server doesn't answer, or the client isn't installed."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         check_keys("mcp", config, KEYS)
@@ -50,7 +50,7 @@ class McpServer:
 
 
 class McpTool(StatelessTool):
-    """A tool of a server. What goes wrong in the tool is the result, which the model reads."""
+    """A tool of a server. If it fails, its error is the result, which the model reads."""
 
     def __init__(self, connection: "_Connection", tool: Any) -> None:
         function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
@@ -67,8 +67,8 @@ class McpTool(StatelessTool):
 
 
 class _Connection:
-    """A client, in an event loop of its own, since it belongs to one task, and episodes come and go. One that is lost is made
-    anew for the next call."""
+    """A client in an event loop of its own, since a client belongs to one task and episodes come and go. After a lost
+    connection the next call makes a new client."""
 
     def __init__(self, how: Mapping[str, Any]) -> None:
         self._how, self._loop = how, asyncio.new_event_loop()
@@ -147,7 +147,7 @@ def _cause(fault: BaseException | None) -> str:
 
 @lru_cache(maxsize=8)
 def _connected(how: str) -> _Connection:
-    """The connection to a server. It is made once, though a start asks for a tool several times."""
+    """The connection to a server, made once, though the start of a run asks for a tool several times."""
     try:
         import mcp  # noqa: F401
     except ImportError as fault:

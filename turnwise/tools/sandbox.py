@@ -1,7 +1,7 @@
-"""Runs Python text that nobody trusts: in a process without network, other processes, or files outside its own folder.
+"""Runs untrusted Python code in a process without network, other processes, or files outside its own folder.
 
-Each wait here has a deadline, and none is for the end of the output: its other side may be held open by a process that was
-forked elsewhere in the same moment. A run ends when its process does, and its process is ended when a limit is reached."""
+Each wait here has a deadline. None waits for the end of the output, since a process that was forked elsewhere at the same
+moment may hold the pipe open. A run ends with its process, and the process is ended when a limit is reached."""
 
 import asyncio
 import json
@@ -25,24 +25,24 @@ log = logging.getLogger(__name__)
 
 JAIL = Path(__file__).with_name("jail.py")
 LOOK_S = 0.05
-"""Seconds between two looks at the folder's size."""
+"""Seconds between two measurements of the folder's size."""
 START_S, KILL_S = 60.0, 10.0
-"""Seconds that a busy machine has to start the launcher, and the kernel to end a process that it killed."""
+"""Most seconds in which a busy machine starts the launcher, and in which the kernel ends a killed process."""
 MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run may use. Other processes it may never start. Raises ConfigError for a value that isn't allowed."""
+    """What one run may use; it may never start other processes. Raises ConfigError for a value that isn't allowed."""
 
     timeout_s: float = 10.0
     """Seconds from the start of the program."""
     memory_mb: int = 512
     """Address space in MiB, at least 64; Python itself takes about 30."""
     max_output: int = 20_000
-    """Bytes of output that are kept: the first and the last half of them."""
+    """Most bytes of output that are kept: half from its beginning, half from its end."""
     disk_mb: int = 64
-    """MiB of all files in its folder; a single one may have a quarter of it."""
+    """MiB of all files in its folder; a single file may take a quarter of them."""
     threads: int = 32
 
     def __post_init__(self) -> None:
@@ -54,27 +54,28 @@ class Limits:
 
 
 class PythonResult(NamedTuple):
-    """What became of a run."""
+    """How a run ended."""
 
     text: str
-    """stdout and stderr as they were written, with the traceback; a sentence at its end says why it was ended."""
+    """stdout and stderr in the order of writing, with the traceback. If a limit ended the run, the last sentence says so."""
     outcome: Literal["ok", "error", "timeout", "disk", "killed"]
-    """`error`: an exception or an exit status that isn't 0. `killed`: by a signal, as for too much processor time."""
+    """`error`: an exception, or an exit status that isn't 0. `killed`: a signal, such as that for too much processor time."""
     seconds: float
     isolation: str
-    """Which means of the system isolated it."""
+    """The means of the system that isolated it."""
 
 
-class _Output:
-    """The first line of a pipe, then the first and the last bytes of what follows."""
+class _Process:
+    """A started launcher: whether it has ended, and with which status (negative: a signal's number). Of its output it keeps the
+    first line, then the first and the last bytes of what follows."""
 
     def __init__(self, pipe: int, size: int) -> None:
         self._pipe, self._half = pipe, max(size // 2, 1)
         self._begin, self._head, self._tail, self._num_bytes = b"", b"", b"", 0
-        self.has_begun = asyncio.Event()
+        self.has_begun, self.has_ended, self.status = asyncio.Event(), asyncio.Event(), 1
 
     def read(self) -> bytes | None:
-        """Takes what is there, at most a buffer of it, and returns it: nothing at the end, and None if nothing is there yet."""
+        """Reads at most a buffer of what is there and returns it: empty at the end, None if nothing is there yet."""
         try:
             chunk = read = os.read(self._pipe, 1 << 16)
         except BlockingIOError:
@@ -100,17 +101,9 @@ class _Output:
         return (self._head + middle + self._tail).decode(errors="replace")
 
 
-class _Process:
-    """A started launcher: its output, whether it has ended, and with which status (negative: a signal's number)."""
-
-    def __init__(self, output: _Output) -> None:
-        self.output, self.has_ended, self.status = output, asyncio.Event(), 1
-
-
 async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
-    """Runs a program in a fresh process of the sandbox, which sees the standard library and an empty folder. It ends with the
-    call, also if that is cancelled. Raises NotAvailableError if this system can't isolate a process; the message says what
-    it lacks."""
+    """Runs a program in a fresh process, which sees the standard library and an empty folder. The process ends with the call,
+    even a cancelled one. Raises NotAvailableError if this system can't isolate a process, with what it lacks."""
     if not sys.platform.startswith("linux"):
         raise NotAvailableError(f"Python code of a model needs Linux (Landlock and seccomp), and this is {sys.platform}")
     limits = limits or Limits()
@@ -118,15 +111,15 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
     with tempfile.TemporaryDirectory(prefix="turnwise-python-", ignore_cleanup_errors=True) as folder:
         Path(folder, "main.py").write_text(code, encoding="utf-8", errors="replace")
         async with _launched(folder, limits) as process:
-            # Until its first line the process is our own code, which a busy machine may hold up.
-            await _within(START_S, process.output.has_begun)
-            said = process.output.first_line
+            # Until its first line the process runs our own code, which a busy machine may delay.
+            await _within(START_S, process.has_begun)
+            said = process.first_line
             if not said.startswith(ISOLATED):
                 silence = "ended and said nothing" if process.has_ended.is_set() else f"said nothing for {START_S:g} s"
                 reason = said.removeprefix(REFUSED) or f"its launcher {silence}"
                 raise NotAvailableError(f"this system can't isolate Python code of a model: {reason}")
             ended = await _watched(process, folder, limits)
-    status, text = process.status, process.output.text
+    status, text = process.status, process.text
     outcome: Literal["ok", "error", "timeout", "disk", "killed"]
     if ended == "timeout":
         outcome, text = ended, f"{text}\nThe code ran for longer than {limits.timeout_s:g} s and was ended."
@@ -140,8 +133,8 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
 
 
 def isolation() -> str:
-    """By which means this system isolates the model's Python code, as a run of an empty program says. Raises NotAvailableError
-    if it has none; the message says what it lacks."""
+    """The means by which this system isolates the model's Python code, found by running an empty program. Raises
+    NotAvailableError if it has none, with what it lacks."""
     with ThreadPoolExecutor(1) as pool:  # an event loop of its own, whether or not the caller is in one
         return pool.submit(asyncio.run, run_python("")).result().isolation
 
@@ -156,8 +149,8 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
         "parent": os.getpid(),
     }
     command = [sys.executable, "-I", "-S", "-B", "-u", "-X", "utf8", str(JAIL), folder, json.dumps(given)]
-    # Each further arena reserves 64 MiB of the address space, and Python waits for ever for a thread that has no memory to
-    # start with (python/cpython#140746).
+    # Each further arena reserves 64 MiB of address space, and Python waits for ever for a thread that finds no memory for its
+    # start (python/cpython#140746).
     environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1"}
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:
@@ -170,7 +163,7 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         ]
         try:
-            # Unlike subprocess it waits for no pipe, whose other side a process forked elsewhere might hold.
+            # Unlike subprocess, it waits for no pipe: a process forked elsewhere might hold its other side.
             pid = os.posix_spawn(sys.executable, command, environment, file_actions=streams, setsigmask=())
         finally:
             os.close(theirs)
@@ -181,17 +174,17 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
             os.waitpid(pid, 0)
             raise NotAvailableError(f"Python code of a model needs Linux 5.3 or newer: pidfd_open: {fault.strerror}") from fault
         stack.callback(os.close, pidfd)
-        process = _Process(_Output(pipe, limits.max_output))
+        process = _Process(pipe, limits.max_output)
 
         def take() -> None:
-            if process.output.read() == b"":
+            if process.read() == b"":
                 loop.remove_reader(pipe)
 
         def end() -> None:
             loop.remove_reader(pidfd)
-            while process.output.read():
-                continue  # what was written before the end is in the pipe
-            process.output.has_begun.set()
+            while process.read():
+                continue  # the pipe still has what was written before the end
+            process.has_begun.set()
             process.has_ended.set()
 
         for file, call in ((pipe, take), (pidfd, end)):
@@ -209,7 +202,7 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
 
 
 async def _watched(process: _Process, folder: str, limits: Limits) -> Literal["", "timeout", "disk"]:
-    """Waits for the end, and says which limit came first."""
+    """Waits for the end of the process or the first limit, and says which limit it was ("" for none)."""
     deadline = time.monotonic() + limits.timeout_s
     while True:
         await _within(min(LOOK_S, max(deadline - time.monotonic(), 0)), process.has_ended)

@@ -12,14 +12,14 @@ from turnwise.jsonl import read_jsonl
 from turnwise.tools.function_tool import FunctionTool, check_keys
 
 NUMBERS = {"k": 3, "max_document_length": 2000}
-"""Most documents of a result, and most characters that are shown of each."""
+"""Default numbers: the most documents of a result, and the most characters shown of each."""
 WORD = r"(?u)\b\w+\b"
 
 
 class SearchTool(FunctionTool):
-    """Finds the documents of `config.documents`, a JSONL file of objects with `id` and `text`. Its other keys are `NUMBERS`.
-    Raises ConfigError if the config has another key, lacks the file, or a number isn't positive; DataError if the file has
-    no documents, or one without `id` or `text`, or two of one id; NotAvailableError if bm25s isn't installed."""
+    """Searches the documents of `config.documents`, a JSONL file of objects with `id` and `text`. The other keys are `NUMBERS`.
+    Raises ConfigError if the config has another key, lacks the file, or a number isn't positive; DataError if the file has no
+    documents, a document without `id` or `text`, or two with the same id; NotAvailableError if bm25s isn't installed."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         check_keys("tool search", config, ["documents", *NUMBERS])
@@ -62,7 +62,7 @@ def _library() -> Any:
 
 @lru_cache(maxsize=2)
 def _indexed(path: Path, *changes: int) -> tuple[Sequence[tuple[str, str]], Any]:
-    """Ids and texts of a file, and their index. They are made once, though a start asks for a tool several times."""
+    """Ids and texts of a file, and their index; made once, though the start of a run asks for a tool several times."""
     found: dict[str, tuple[str, str]] = {}
     for place, row in read_jsonl(path):
         id, text = row.get("id"), row.get("text")

@@ -1,5 +1,4 @@
-"""The tools and the simulated user of one episode: their state, their calls with deadlines, and who is to blame when one goes
-wrong."""
+"""The tools and the simulated user of one episode: their state, calls with deadlines, and who is to blame for an error."""
 
 import asyncio
 import inspect
@@ -22,15 +21,16 @@ from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Limit, Message, Observation, Task, Turn
 
+logger = logging.getLogger(__name__)
+
 TRACK = "tools"
 """The stopwatch's track of tool calls, which overlap."""
 MISTAKES = (ToolError, ValueError, ArithmeticError)
-"""What a tool raises for wrong arguments. Everything else is the tool's own fault."""
+"""Exceptions that a tool raises for wrong arguments. Any other exception is the tool's own fault."""
 
 
 class ToolFault(EnvironmentFault):
-    """A tool or a simulated user hung, crashed, or returned what is no result. The model isn't to blame, so the episode
-    fails."""
+    """A tool or a simulated user hung, crashed, or returned no result. The model isn't to blame, so the episode fails."""
 
 
 class ToolResult(NamedTuple):
@@ -43,7 +43,7 @@ class ToolResult(NamedTuple):
 
 @dataclass(slots=True)
 class OfferedTool:
-    """A tool and the limits of its calls, which all episodes of a split share. Raises ConfigError if its schema isn't one."""
+    """A tool and the limits of its calls, shared by all episodes of a split. Raises ConfigError if its schema is invalid."""
 
     tool: Tool
     timeout_s: float | None = None
@@ -79,7 +79,7 @@ class OfferedTool:
         return "" if found is None else str(found.message)[:500]
 
     async def in_turn(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """The call's result, as soon as it may begin."""
+        """The call's result. The call waits until fewer than `max_concurrency` others run."""
         if self._places is None:
             return await call()
         async with self._places:
@@ -96,7 +96,7 @@ class ToolBox:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def __post_init__(self) -> None:
-        names = [offered.name for offered in self.tools]
+        names = self.names
         if doubled := {name for name in names if names.count(name) > 1}:
             raise ConfigError(
                 f"two tools are called {', '.join(sorted(doubled))}; a call names one tool, so rename one of them"
@@ -117,9 +117,8 @@ class ToolBox:
 
 
 class ToolSession:
-    """The tools of one episode. Entering it creates their states, and leaving it releases them, however it is left.
-
-    `num_calls`, `num_errors` and `seconds` count by the tool's name; a call that no tool could take counts under ""."""
+    """The tools of one episode. Entering the session creates their states; leaving it always releases them. `num_calls`,
+    `num_errors` and `seconds` count by the tool's name."""
 
     def __init__(self, box: ToolBox, tools: Sequence[OfferedTool], task: Task) -> None:
         self._box, self._task = box, task
@@ -147,8 +146,8 @@ class ToolSession:
         await self._stack.__aexit__(*exception)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """The answer to a call of the model, whose mistakes are answered with an error that it can read. Raises ToolFault if
-        the tool took too long, or returned what is no text; Exception whatever the tool raises."""
+        """The answer to a call of the model. The answer to a mistake is an error that the model can read. Raises ToolFault if
+        the tool takes too long or doesn't return a text, and passes on other exceptions of the tool."""
         offered = self._tools.get(name)
         if offered is None:
             return ToolResult(f"Unknown function {name!r}. Available tools: {', '.join(self._tools) or 'none'}", is_error=True)
@@ -196,26 +195,22 @@ class ToolSession:
 
 
 def finite(number: Any, what: str) -> float:
-    """Raises:
-    ToolFault: it is none; the message says `what` was to be one.
-    """
+    """The number. Raises ToolFault if `what` returned something else than a finite number."""
     if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
         raise ToolFault(f"{what} returned {number!r:.80}; it must be one finite number")
     return float(number)
 
 
 def readable(text: str) -> str:
-    """The text without halves of surrogate pairs, which no tokenizer takes."""
+    """The text without halves of surrogate pairs, which no tokenizer accepts."""
     return text.encode(errors="replace").decode()
 
-
-logger = logging.getLogger(__name__)
 
 _ANSWER = "an interaction answers (should_terminate, text, score, metadata)"
 
 
 def interaction_kwargs(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The row's `extra_info.interaction_kwargs`, without what is null, as tables write what a row lacks."""
+    """The row's `extra_info.interaction_kwargs` without nulls, which tables write for what a row lacks."""
     extra = columns.get("extra_info")
     kwargs = extra.get("interaction_kwargs") if isinstance(extra, Mapping) else None
     return {key: value for key, value in kwargs.items() if value is not None} if isinstance(kwargs, Mapping) else {}
@@ -232,8 +227,7 @@ class Interactions:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def open(self, task: Task, sibling: int, max_turns: int | None = None) -> "InteractionSession":
-        """The user that the row names, with at most `max_turns` messages; nobody if it names none. Raises ToolFault if there is
-        no such user."""
+        """The user that the row names (or nobody), with at most `max_turns` messages. Raises ToolFault if there is none."""
         kwargs = interaction_kwargs(task.payload)
         name = str(kwargs.get("name", ""))
         if name and name not in self.by_name:
@@ -243,13 +237,12 @@ class Interactions:
 
 
 class InteractionSession:
-    """The simulated user of one conversation, or nobody. Entering it makes the state, and leaving it releases it, however it is
-    left."""
+    """The simulated user of one conversation, or nobody. Entering makes the user's state; leaving always releases it."""
 
     limit: Limit | None = None
-    """Why the user says no more, unless it ended the conversation."""
+    """The limit that silenced the user; None if the user ended the conversation."""
     num_turns = 0
-    """Messages that the user has said."""
+    """Number of messages that the user has said."""
 
     def __init__(
         self, box: Interactions, name: str, kwargs: Mapping[str, Any], task: Task, sibling: int, max_turns: int | None
@@ -278,13 +271,13 @@ class InteractionSession:
         except EnvironmentFault as later:
             if fault is None:
                 raise
-            # The episode ends with what went wrong first.
+            # The episode ends with the first error.
             logger.warning("%s: %s", self._id, later)
 
     async def reply(self, messages: Sequence[Message], turn: Turn) -> list[Message]:
-        """The user's next message, after the conversation up to the answer of `turn`, which gets its score as a reward. Empty
-        if the user ends the conversation, isn't there, or has said as much as it may, which is the `limit`. Raises ToolFault
-        if the user took too long, or answered in another form; EnvironmentFault if the user raised something."""
+        """The user's next message after the answer of `turn`, which gets the user's score as a reward. Empty if the user ends
+        the conversation, isn't there, or has said all it may (then `limit` is set). Raises ToolFault if the user takes too long
+        or answers in another form; EnvironmentFault if the user raises something."""
         if not self.is_there:
             return []
         said = await self._ask("generate_response", self._state, list(messages), **self._kwargs)
@@ -296,9 +289,8 @@ class InteractionSession:
             raise ToolFault(f"{what} answered a {type(text).__name__} as its text; {_ANSWER}")
         turn.reward += 0.0 if score is None else finite(score, f"{what}.generate_response (score)")
         numbers = metadata.items() if isinstance(metadata, Mapping) else ()
-        turn.metrics |= {
-            f"interaction/{key}": float(v) for key, v in numbers if isinstance(v, int | float) and math.isfinite(v)
-        }
+        known = ((key, value) for key, value in numbers if isinstance(value, int | float) and math.isfinite(value))
+        turn.metrics |= {f"interaction/{key}": float(value) for key, value in known}
         if is_over:
             return []
         if self.num_turns == self._max_turns:
@@ -308,7 +300,7 @@ class InteractionSession:
         return [{"role": "user", "content": readable(text)}]
 
     async def metrics(self) -> dict[str, float]:
-        """How much the user said, and the score of the whole conversation."""
+        """The number of the user's messages, and the score of the whole conversation."""
         if not self.is_there:
             return {}
         score = finite(await self._ask("calculate_score", self._state), f"the interaction {self._name}.calculate_score")

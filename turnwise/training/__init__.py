@@ -1,1 +1,1 @@
-"""Strategies that train a model. They don't know the algorithm: they are handed a loss."""
+"""Strategies that train a model. They don't know the algorithm; they are given a loss."""

@@ -27,21 +27,21 @@ from turnwise.types import Batch, Metric, ModelOutputs
 
 _DEFAULT_STAGE = 2
 _PARTS: Mapping[MemoryKind, Sequence[str]] = {"weights": ["lp_params"], "optimizer": ["optim_states", "hp_params", "lp_grads"]}
-"""DeepSpeed's names of what it can put away. For the optimiser that includes its fp32 copy of the weights."""
+"""DeepSpeed's names of the memory that it can move away. For the optimiser this includes its fp32 copy of the weights."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's names of its two moments
 
 
 class DeepSpeedStrategy(TorchStrategy):
-    """`TorchStrategy` on ranks that keep a share each of the optimiser state (ZeRO 1), of the gradients too (ZeRO 2) or of the
-    weights too (ZeRO 3; Rajbhandari et al. 2020, arXiv:1910.02054).
+    """`TorchStrategy` on ranks that each keep a share of the optimiser state (ZeRO 1), also of the gradients (ZeRO 2), or also
+    of the weights (ZeRO 3; Rajbhandari et al. 2020, arXiv:1910.02054).
 
     `options` is DeepSpeed's own config. DeepSpeed sums gradients over micro-batches and ranks, clips them, and changes its own
-    copy of the weights. Schedule, loss scale and denominators are the library's, as are checkpoints: they hold whole tensors,
-    so that a run goes on with another number of ranks, another stage, or `torch_train`.
+    copy of the weights. Schedule, loss scale, denominators and checkpoints are turnwise's own. Checkpoints hold whole tensors,
+    so a run can go on with another number of ranks, another stage, or `torch_train`.
 
-    All ranks pass over the same number of micro-batches, those of weight 0 too, since ZeRO 3 gathers weights for each. The
-    parts of an optimiser step wait for the last one, which computes all of them. Raises ConfigError if the role isn't on all
-    processes of the run, or DeepSpeed refuses the options; NotAvailableError if DeepSpeed isn't installed."""
+    All ranks pass over the same number of micro-batches, even those of weight 0, since ZeRO 3 gathers weights for each. The
+    parts of an optimiser step are kept until the last one, which computes all of them. Raises ConfigError if the role isn't on
+    all processes of the run, or DeepSpeed refuses the options; NotAvailableError if DeepSpeed isn't installed."""
 
     _uses_kernels = False
 
@@ -68,7 +68,7 @@ class DeepSpeedStrategy(TorchStrategy):
             "zero_optimization": zero,
         }
         try:
-            # It prints what it compiles, and a tool's standard output is its answer.
+            # DeepSpeed prints what it compiles, and the standard output of a tool is its answer.
             with redirect_stdout(sys.stderr):
                 self.engine, *_ = self._deepspeed.initialize(
                     model=_Forward(self.model, super()._run), optimizer=self._optimizer, config=config, dist_init_required=False
@@ -118,7 +118,7 @@ class DeepSpeedStrategy(TorchStrategy):
             else:
                 value = 0.0 * sum(output.sum() for output in outputs.named().values())
             if not torch.isfinite(value.detach()):
-                value = value * torch.nan  # the gradient may be finite, and all ranks must skip the step
+                value = value * torch.nan  # the gradient may still be finite, and all ranks must skip the step
             self.engine.backward(value * scale)
         self._note("forward and backward", started, batch)
         return metrics
@@ -140,7 +140,7 @@ class DeepSpeedStrategy(TorchStrategy):
                 yield name, parameter.detach()
 
     def _whole(self, parameters: Sequence[Tensor], changing_rank: int | None = None) -> AbstractContextManager[Any]:
-        """Gathers parameters from all ranks, which come together here; afterwards they have what `changing_rank` wrote."""
+        """Gathers parameters from all ranks; all ranks must call this. Afterwards they have what `changing_rank` wrote."""
         if self.stage < 3:
             return nullcontext()
         gathered: AbstractContextManager[Any] = self._deepspeed.zero.GatheredParameters(list(parameters), changing_rank)
@@ -167,7 +167,7 @@ class DeepSpeedStrategy(TorchStrategy):
             self.engine.offload_states(include=[part for kind in kinds for part in _PARTS.get(kind, ())])
 
     def onload(self, kinds: Iterable[MemoryKind]) -> None:
-        """DeepSpeed brings back all that was put away."""
+        """DeepSpeed brings back everything that was moved away."""
         if self.device.type != "cpu" and set(kinds) & _PARTS.keys():
             self.engine.reload_states()
 
@@ -179,7 +179,7 @@ class DeepSpeedStrategy(TorchStrategy):
 
 
 class _Forward(nn.Module):
-    """The module that the engine runs: around it and around those in it DeepSpeed gathers weights and lets go of them."""
+    """The module that the engine runs. Around its calls, and those of modules in it, DeepSpeed gathers and releases weights."""
 
     def __init__(self, model: PreTrainedModel, run: Any) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class _Forward(nn.Module):
 
 class _Moments:
     """AdamW's moments as whole tensors, under the numbers that plain AdamW gives the parameters. All ranks call its methods
-    together; the first one has the state. Made before the engine, which takes the parameters out of their groups."""
+    together; the first one has the state. Make it before the engine, which removes the parameters from their groups."""
 
     def __init__(self, adam: AdamW) -> None:
         self._adam = adam
@@ -202,8 +202,8 @@ class _Moments:
         self._groups = adam.state_dict()["param_groups"]
 
     def begin(self, optimizer: Any, deepspeed: ModuleType, stage: int) -> None:
-        """Gives each share of the weights the state that AdamW would make at its first step. DeepSpeed, which finds a
-        parameter's moments through them, looks after the first group's step, when the other groups have none yet."""
+        """Gives each share of the weights the state that AdamW would make at its first step. DeepSpeed finds a parameter's
+        moments through them, and looks after the first group's step, when other groups have none."""
         self._utils, self._stage = deepspeed.utils, stage
         shares = optimizer.fp32_partitioned_groups_flat if stage == 3 else optimizer.single_partition_of_fp32_groups
         for share in shares:
@@ -213,7 +213,7 @@ class _Moments:
             optimizer._lazy_init_hp_params_optimizer_state()
 
     def state_dict(self, is_kept: bool) -> dict[str, Any]:
-        """A state as plain AdamW's, on the CPU, where it `is_kept`."""
+        """The state as plain AdamW has it, on the CPU; empty unless it `is_kept`."""
         state: dict[int, dict[str, Tensor]] = {}
         step = next(iter(self._adam.state.values()))["step"].cpu()
         for number, parameter in enumerate(self._parameters):
@@ -223,7 +223,7 @@ class _Moments:
         return {"state": state, "param_groups": self._groups}
 
     def load(self, state: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Takes over what `state_dict` gave, or plain AdamW, which has none for parameters without a gradient."""
+        """Loads the state of `state_dict` or of plain AdamW, which has no moments for parameters without a gradient."""
         step = max((moments["step"] for moments in state.values()), default=torch.zeros(()))
         for known in self._adam.state.values():
             known["step"].copy_(step)
@@ -236,7 +236,7 @@ class _Moments:
         if self._stage < 3:
             self._utils.safe_set_full_optimizer_state(parameter, value, name)
             return
-        # DeepSpeed's own function fails where the ranks don't divide the number of elements: shares are padded to equal sizes.
+        # DeepSpeed's own function fails if the ranks don't divide the number of elements: shares are padded to equal sizes.
         size, rank = parameter.ds_tensor.numel(), dist.get_rank()
         padded = torch.zeros(size * dist.get_world_size(), device=value.device)
         padded[: value.numel()] = value.flatten()
@@ -244,7 +244,7 @@ class _Moments:
 
 
 def _import_deepspeed(device: torch.device) -> ModuleType:
-    """DeepSpeed for this kind of device, which it asks for when it is imported."""
+    """Imports DeepSpeed for this kind of device, which it reads at its import."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     try:
         with redirect_stdout(sys.stderr):
@@ -253,7 +253,7 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
         raise NotAvailableError(
             "deepspeed_train needs DeepSpeed, which isn't installed; pip install 'turnwise[deepspeed]'"
         ) from error
-    # Its messages go where the run's go, and not to the standard output.
+    # Its messages go to the run's log instead of the standard output.
     logger = logging.getLogger("DeepSpeed")
     logger.handlers.clear()
     logger.propagate = True
@@ -263,7 +263,7 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
 
 
 def _join(device: torch.device, context: RankContext) -> None:
-    """Lets DeepSpeed use the processes of the run: it takes all. Raises ConfigError if the role isn't on all of them."""
+    """Gives DeepSpeed the processes of the run; it needs all of them. Raises ConfigError if the role isn't on all."""
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     if context.world_size != dist.get_world_size():

@@ -14,15 +14,15 @@ _SCHEDULES = {
     **dict.fromkeys(("constant", "constant_with_warmup", "inverse_sqrt"), False),
     **dict.fromkeys(("linear", "cosine", "cosine_with_restarts", "polynomial"), True),
 }
-"""Names of transformers' schedules, and whether each needs to know where the run ends."""
+"""Names of transformers' schedules, and whether each needs the length of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
     """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules, in planned optimiser steps (see `LRSchedule`).
 
-    `warmup_steps` wins over `warmup_ratio`, a share of `total_steps`. Raises ConfigError for an unknown schedule, or one
-    that needs `total_steps` without it."""
+    `warmup_steps` takes precedence over `warmup_ratio`, a share of `total_steps`. Raises ConfigError if the schedule is
+    unknown, or needs `total_steps` and there is none."""
 
     learning_rate: float
     weight_decay: float = 0.0
@@ -62,25 +62,20 @@ class OptimizerSettings:
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """AdamW over the trainable parameters, without weight decay on norms and biases (tensors of one dimension)."""
+    """AdamW for the trainable parameters, without weight decay on norms and biases (tensors of one dimension)."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.eps,
-        fused=True,
-    )
+    groups = [group for group in groups if group["params"]]
+    return AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
 
 
 class LRSchedule:
     """The learning rate as a function of the position in the run: the number of optimiser steps planned so far.
 
-    A position needn't be whole: if episodes make more samples than planned, an optimiser step counts as a part of one.
+    A position may be fractional: if episodes make more samples than planned, an optimiser step counts as part of a planned one.
     `constant` obeys warm-up steps, which transformers' own ignores.
 
     >>> schedule = LRSchedule(OptimizerSettings(1.0, scheduler="linear", total_steps=4))
@@ -97,7 +92,7 @@ class LRSchedule:
         return self._peak * self._factor(position)
 
     def apply(self, optimizer: AdamW, position: float) -> float:
-        """Gives every parameter the rate at `position`, and returns it."""
+        """Sets every parameter's rate to that at `position`, and returns it."""
         rate = self.rate(position)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -105,7 +100,7 @@ class LRSchedule:
 
 
 def _factor(settings: OptimizerSettings) -> Callable[[float], float]:
-    """The factor of the peak rate at a position. transformers gives its functions out only with an optimiser."""
+    """The factor of the peak rate at a position. transformers needs an optimiser to give its functions."""
     warms_up = settings.scheduler == "constant" and settings.num_warmup_steps > 0
     scheduler = get_scheduler(
         "constant_with_warmup" if warms_up else settings.scheduler,
@@ -118,7 +113,7 @@ def _factor(settings: OptimizerSettings) -> Callable[[float], float]:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
-    """Scales gradients down to the total 2-norm `max_norm` (None = never); returns the norm before."""
+    """Scales gradients down to the total 2-norm `max_norm` (None = never); returns the norm before clipping."""
     return nn.utils.clip_grad_norm_(list(parameters), float("inf") if max_norm is None else max_norm, foreach=True)
 
 
@@ -127,9 +122,8 @@ _GROWTH_STEPS = 2000  # steps without an overflow after which the scale doubles
 
 
 class LossScale:
-    """The factor of the loss, so that small gradients don't underflow. 1 unless `is_on`.
-
-    A step whose gradient overflows is skipped and halves the factor."""
+    """The factor of the loss, so that small gradients don't underflow. 1 unless `is_on`. A step whose gradient overflows is
+    skipped and halves the factor."""
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
@@ -138,7 +132,7 @@ class LossScale:
 
     @property
     def is_lowest(self) -> bool:
-        """Whether a smaller factor couldn't help: the gradient isn't finite by itself."""
+        """Whether a smaller factor couldn't help, because the gradient isn't finite even without one."""
         return self.factor <= 1.0
 
     def update(self, is_skipped: bool) -> None:
@@ -155,6 +149,6 @@ class LossScale:
         return {"factor": self.factor, "num_good": self._num_good}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continues with a saved factor; that of a run in another dtype is left aside."""
+        """Continues with a saved factor, unless this run or the saved one has no loss scale."""
         if self.is_on and state:
             self.factor, self._num_good = state["factor"], int(state["num_good"])

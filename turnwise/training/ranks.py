@@ -1,4 +1,4 @@
-"""Data-parallel ranks of a role: each holds the whole model and sees a share of the samples."""
+"""Data-parallel ranks of a role: each holds the whole model and trains on a share of the samples."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -10,13 +10,12 @@ from torch.nn import Parameter
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.torch_group import group_of
 
-_BUCKET_BYTES = 2**28  # gradients are summed in buckets of about this size: fewer messages, and at most this much memory more
+_BUCKET_BYTES = 2**28  # gradients are summed in buckets of about this size: fewer messages, and at most so much more memory
 
 
 class Ranks:
-    """Sums over the ranks of a role. With one rank nothing is sent and no process group is needed.
-
-    All ranks must call the same methods in the same order."""
+    """Sums over the ranks of a role. With one rank nothing is sent and no process group is needed. All ranks must call the same
+    methods in the same order."""
 
     def __init__(self, context: RankContext | None = None) -> None:
         self.context = context or RankContext()
@@ -29,7 +28,7 @@ class Ranks:
             dist.broadcast(tensor.detach(), src=self.context.peers[0], group=self._group)
 
     def sum_gradients(self, parameters: Sequence[Parameter]) -> None:
-        """Every rank gets the sum of the gradients of all. A parameter that no rank has a gradient for keeps none."""
+        """Gives every rank the sum of all ranks' gradients. A parameter without a gradient on any rank keeps none."""
         if self.is_one or not parameters:
             return
         has_gradient = torch.tensor([parameter.grad is not None for parameter in parameters], device=parameters[0].device)
@@ -56,7 +55,7 @@ class Ranks:
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Gradients of one dtype together, in their order."""
+    """Buckets of gradients of one dtype, in order."""
     bucket: list[Tensor] = []
     for gradient in gradients:
         is_full = sum(member.nbytes for member in bucket) + gradient.nbytes > _BUCKET_BYTES

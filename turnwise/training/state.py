@@ -1,4 +1,4 @@
-"""The state that a strategy saves next to its weights, so that training continues bit by bit."""
+"""The state that a strategy saves with its weights, so that training continues bit by bit."""
 
 import errno
 import os
@@ -35,9 +35,9 @@ def save_state(
     device: torch.device = CPU,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Writes weights as a Hugging Face folder, or `adapters` alone as a peft folder, and beside them the states of optimiser,
-    loss scale and random generators, of GPUs that of `device` alone. `weights` stand for the model's parameters where this
-    process doesn't hold them whole. Raises OSError if they can't be written."""
+    """Writes weights as a Hugging Face folder, or only `adapters` as a peft folder. Beside them it writes the states of
+    optimiser, loss scale and random generators (of GPUs only that of `device`). `weights` replace the model's parameters if
+    this process doesn't hold them whole. Raises OSError if the files can't be written."""
     state = {
         "optimizer": optimizer,
         "loss_scale": {} if loss_scale is None else loss_scale.state_dict(),
@@ -67,9 +67,9 @@ def load_state(
     device: torch.device = CPU,
     gathered: Gathered = together,
 ) -> None:
-    """Copies a saved state into the live objects, whose tensors stay where they are (an engine may share them). `restore` takes
-    over the optimiser's moments. Parameters are changed while they are `gathered`. Raises ModelError if there is no such
-    folder, its state has no optimiser where one is needed, tensors have another shape, or adapters another base model."""
+    """Copies a saved state into the live objects, whose tensors stay where they are (an engine may share them). `restore` loads
+    the optimiser's moments. Parameters are changed while they are `gathered`. Raises ModelError if there is no such folder, its
+    state lacks an optimiser that is needed, tensors have another shape, or adapters another base model."""
     file = folder / TRAINER_FILE
     if not file.is_file():
         raise ModelError(f"{folder}: holds no training state ({TRAINER_FILE}); `pretrain` loads plain model folders")
@@ -91,13 +91,12 @@ def load_state(
 
 
 def load_moments(optimizer: Optimizer, state: dict[int, Any]) -> None:
-    """Only the moments: rates, betas and decay come from this run's settings, which may have changed."""
+    """Loads only the moments: rates, betas and decay come from this run's settings, which may have changed."""
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
-    """The contents of a trainer's file. They are memory-mapped: tensors are read when they are used. Raises ModelError if
-    `save_state` didn't write it."""
+    """The contents of a trainer's file; if it `is_mapped`, read on use. Raises ModelError if `save_state` didn't write it."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
         if not {"optimizer", "random", "cuda_rng"} <= state.keys():

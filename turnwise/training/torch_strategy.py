@@ -34,13 +34,13 @@ class TorchStrategy:
     Without `optimizer` the model is frozen: a reference (`torch_infer`). With `adapters`, which `model` already has, only they
     are trained and saved.
 
-    The model's own dropout is off, in training too, so that the first update's new log-probs equal the old ones; that of
-    adapters is on while an optimiser step is made. `dtype` is autocast's: fp32 computes in the weights' own dtype, bf16 and
-    fp16 multiply matrices in that dtype and keep fp32 master weights; fp16 scales the loss, so that small gradients don't
-    underflow. Parameters are only ever changed in place, so an engine may read them and they may be views of a larger tensor.
+    The model's own dropout is always off, so that the new log-probs of the first update equal the old ones. Dropout of adapters
+    is on during an optimiser step. `dtype` is that of autocast: fp32 computes in the weights' own dtype; bf16 and fp16 multiply
+    matrices in that dtype and keep fp32 master weights; fp16 also scales the loss, so that small gradients don't underflow.
+    Parameters are only changed in place, so an engine may read them, and they may be views of a larger tensor.
 
-    `rank` names the device and the other ranks. Each gets its share of the micro-batches; before an optimiser step gradients
-    are summed over the ranks, so that all make the same step. Raises ConfigError for training with weights that aren't fp32."""
+    `rank` names the device and the other ranks. Each rank gets a share of the micro-batches. Gradients are summed over the
+    ranks before an optimiser step, so all make the same step. Raises ConfigError if trained weights aren't fp32."""
 
     _uses_kernels: ClassVar[bool] = True  # whether the library's own kernels may read the weights where they lie
 
@@ -73,7 +73,10 @@ class TorchStrategy:
         if optimizer is None:
             self.model.requires_grad_(False)
         else:
-            _require_trainable(self.model)
+            if self.model.dtype != torch.float32:
+                raise ConfigError(
+                    f"weights are {self.model.dtype}, but small updates vanish outside fp32; load them in float32"
+                )
             self._ranks.copy_from_first(self.model.state_dict().values())
             self._optimizer = build_optimizer(self.model, optimizer)
             self._schedule = LRSchedule(optimizer)
@@ -83,8 +86,8 @@ class TorchStrategy:
     def forward(
         self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
     ) -> list[dict[str, Any]]:
-        """Named float32 arrays [N] for each batch, 0 outside the response mask; `without_adapter` those of the base model.
-        Raises NotAvailableError if the model's head doesn't give these outputs, or there is no adapter to be without."""
+        """Named float32 arrays [N] for each batch, 0 outside the response mask; with `without_adapter`, of the base model.
+        Raises NotAvailableError if the model's head doesn't give these outputs, or there is no adapter to leave out."""
         if without_adapter and self._adapters is None:
             raise NotAvailableError("all parameters are trained, so there is no base model; set lora_rank, or load a reference")
         results: list[dict[str, Any]] = []
@@ -92,7 +95,8 @@ class TorchStrategy:
             started = self._stopwatch.now()
             with torch.no_grad(), self._adapters.off() if without_adapter and self._adapters else nullcontext():
                 tensors = self._run(self._to_device(batch), outputs)
-            results.append({name: _to_numpy(tensor) for name, tensor in tensors.named().items() if name in outputs})
+            named = tensors.named().items()
+            results.append({name: tensor.float().cpu().numpy() for name, tensor in named if name in outputs})
             self._note("forward", started, batch)
         self._count()
         return results
@@ -100,11 +104,11 @@ class TorchStrategy:
     def train_step(
         self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
     ) -> list[Metric]:
-        """One optimiser step, or a `part` of one. With the last part it adds `grad_norm` (before clipping), `lr` and
+        """Makes one optimiser step, or a `part` of one. The last part adds `grad_norm` (before clipping), `lr` and
         `skipped_steps` to the loss's metrics.
 
-        A loss or a gradient that isn't finite leaves weights and optimiser as they are. Only the first rank reports what is
-        the same on all. Raises NotAvailableError if the strategy has no optimiser."""
+        If the loss or a gradient isn't finite, weights and optimiser stay as they are. Metrics that are equal on all ranks come
+        from the first rank only. Raises NotAvailableError if the strategy has no optimiser."""
         if self._optimizer is None or self._schedule is None:
             raise NotAvailableError("a torch_infer strategy can't train; use strategy_name: torch_train")
         if part.number == 0:
@@ -131,7 +135,7 @@ class TorchStrategy:
         if not self._ranks.is_one:
             self._stopwatch.add("trainer", "sum over ranks", started)
             started = self._stopwatch.now()
-        # Every rank has the same sum, so that all scale, skip and step alike.
+        # Every rank has the same sum, so all ranks scale, skip and step in the same way.
         divisor = part.divisor * self._loss_scale.factor
         if divisor != 1.0:
             for parameter in self._parameters():
@@ -146,7 +150,7 @@ class TorchStrategy:
         return [*metrics, *self._noted_step(started, learning_rate, grad_norm, is_skipped)]
 
     def _noted_step(self, started: float, learning_rate: float, grad_norm: float, is_skipped: bool) -> list[Metric]:
-        """Notes an optimiser step that was made or skipped, and gives its metrics on the first rank."""
+        """Notes an optimiser step that was made or skipped; returns its metrics on the first rank."""
         if is_skipped and not self._has_skipped and self._loss_scale.is_lowest:
             self._has_skipped = True
             logger.warning(
@@ -163,7 +167,7 @@ class TorchStrategy:
         return [*norms, Metric("lr", learning_rate, "last"), Metric("skipped_steps", float(is_skipped), "sum")]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """`(Hugging Face name, tensor)` of every parameter, tied ones once, with the adapters merged."""
+        """`(Hugging Face name, tensor)` of every parameter with the adapters merged; tied parameters come once."""
         if self._adapters is not None:
             yield from self._adapters.merged_weights()
             return
@@ -182,11 +186,11 @@ class TorchStrategy:
         load_state(folder, self.model, restore, self._adapters, self._loss_scale, self.device)
 
     def offload(self, kinds: Iterable[MemoryKind]) -> None:
-        """Moves `weights` and `optimizer` to host memory; nothing to do on a CPU."""
+        """Moves `weights` and `optimizer` to host memory; does nothing on a CPU."""
         self._move(kinds, torch.device("cpu"))
 
     def onload(self, kinds: Iterable[MemoryKind]) -> None:
-        """Moves them back. Fused projections have to be fused again, since views don't survive the move."""
+        """Moves them back. Fused projections must be fused again, since views don't survive the move."""
         self._move(kinds, self.device)
 
     def info(self) -> StrategyInfo:
@@ -202,7 +206,7 @@ class TorchStrategy:
         )
 
     def _saved_bytes(self) -> int:
-        """The weights, or the adapters alone, and Adam's two moments of the trained parameters."""
+        """Bytes of the weights, or of the adapters alone, and of Adam's two moments of the trained parameters."""
         tensors = list(self.model.parameters())
         trained = sum(tensor.nbytes for tensor in tensors if tensor.requires_grad)
         saved = trained if self._adapters else sum(tensor.nbytes for tensor in tensors)
@@ -214,9 +218,9 @@ class TorchStrategy:
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
-        """transformers checkpoints a layer in training mode only, and drops its cache there. So the flag is set for the two
-        passes alone (an engine may sample from the same model between steps), and on the layers alone: what is inside them
-        stays in evaluation mode, without dropout."""
+        """Turns gradient checkpointing on. transformers checkpoints a layer only in training mode, where it drops its cache. So
+        the flag is set for the two passes only (an engine may sample from the same model between steps), and on the layers
+        only: the modules inside them stay in evaluation mode, without dropout."""
         for layer in self._checkpointed:
             layer.training = True
         try:
@@ -249,21 +253,12 @@ class TorchStrategy:
         if "optimizer" in kinds and self._optimizer is not None:
             for state in self._optimizer.state.values():
                 state.update({name: value.to(target) for name, value in state.items() if isinstance(value, Tensor)})
-        torch.cuda.empty_cache()  # a server in another process may have the memory now
-
-
-def _require_trainable(model: PreTrainedModel) -> None:
-    if model.dtype != torch.float32:
-        raise ConfigError(f"weights are {model.dtype}, but small updates vanish outside fp32; load the model in float32")
+        torch.cuda.empty_cache()  # so that a server in another process can use the memory
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Makes transformers keep only the inputs of each layer and compute the rest again in the backward pass; the layers."""
+    """Makes transformers keep only each layer's inputs, and recompute the rest in the backward pass; returns the layers."""
     if not model.supports_gradient_checkpointing:
         raise ConfigError(f"{type(model).__name__} has no gradient checkpointing; set disable_gradient_checkpointing: true")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-def _to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    return tensor.float().cpu().numpy()

@@ -266,9 +266,7 @@ def test_errors_of_any_kind_come_back(workers, error):
 
 
 def test_what_cannot_be_sent_is_said_on_either_side(workers):
-    with pytest.raises(
-        WorkerError, match=r"actor_train.fail: what it is given can't be sent .*leave out what can't be pickled"
-    ):
+    with pytest.raises(WorkerError, match=r"actor_train.fail: its arguments can't be sent .*leave out what can't be pickled"):
         workers.call("fail", threading.Lock()).result()
     with pytest.raises(TypeError, match="cannot pickle"):
         workers.call("unsendable").result()
@@ -343,7 +341,7 @@ def test_what_can_be_sent_is_known_before_it_is_needed(make_cluster, monkeypatch
     monkeypatch.setattr(OfAScript, "__module__", "__main__")
     for value in (Unpicklable, lambda: None, type("Local", (), {}), OfAScript):
         cluster.take(value)
-    with pytest.raises(WorkerError, match="a trial: what it is given can't be sent"):
+    with pytest.raises(WorkerError, match="a trial: its arguments can't be sent"):
         cluster.take(threading.Lock())
 
 

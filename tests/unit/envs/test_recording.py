@@ -11,7 +11,7 @@ from toy_envs import IdentityEnv
 
 from turnwise.envs.base import TextEnv
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
-from turnwise.envs.recording import EpisodeRecording, RecordingEnv, View
+from turnwise.envs.recording import RecordingEnv, View
 from turnwise.protocols import HasStateKey
 from turnwise.types import Media, Observation
 
@@ -19,8 +19,8 @@ ACTIONS = ["Right", "Down", "", "Left"]
 
 
 def test_nothing_changes_for_the_player():
-    plain, recording = FrozenLakeEnv(is_slippery=True), EpisodeRecording()
-    watched = RecordingEnv(FrozenLakeEnv(is_slippery=True), recording)
+    plain, views = FrozenLakeEnv(is_slippery=True), list[View]()
+    watched = RecordingEnv(FrozenLakeEnv(is_slippery=True), views)
     assert watched.metric_reductions == plain.metric_reductions
     assert watched.reset(seed=3) == plain.reset(seed=3)
     for action in ACTIONS:
@@ -30,34 +30,34 @@ def test_nothing_changes_for_the_player():
 
 
 def test_there_is_a_view_after_reset_and_after_each_step():
-    lake, recording = FrozenLakeEnv(is_slippery=False), EpisodeRecording()
-    watched = RecordingEnv(lake, recording)
+    lake, views = FrozenLakeEnv(is_slippery=False), list[View]()
+    watched = RecordingEnv(lake, views)
     watched.reset(seed=3)
     first = lake.render()
     for action in ACTIONS:
         watched.step(action)
-    assert len(recording.views) == 1 + len(ACTIONS)
-    assert np.array_equal(recording.views[0].picture, first)
-    assert np.array_equal(recording.views[-1].picture, lake.render())
+    assert len(views) == 1 + len(ACTIONS)
+    assert np.array_equal(views[0].picture, first)
+    assert np.array_equal(views[-1].picture, lake.render())
 
 
 def test_a_second_attempt_starts_anew():
-    recording = EpisodeRecording()
-    watched = RecordingEnv(IdentityEnv(), recording)
+    views = list[View]()
+    watched = RecordingEnv(IdentityEnv(), views)
     watched.reset(seed=1)
     watched.step("a")
     watched.reset(seed=1)
-    assert len(recording.views) == 1
+    assert len(views) == 1
 
 
 def test_an_environment_without_state_key_gets_none():
-    assert isinstance(RecordingEnv(FrozenLakeEnv(), EpisodeRecording()), HasStateKey)
-    assert not isinstance(RecordingEnv(IdentityEnv(), EpisodeRecording()), HasStateKey)
+    assert isinstance(RecordingEnv(FrozenLakeEnv(), list[View]()), HasStateKey)
+    assert not isinstance(RecordingEnv(IdentityEnv(), list[View]()), HasStateKey)
 
 
 def test_an_asynchronous_environment_stays_one():
-    recording = EpisodeRecording()
-    watched = RecordingEnv(SlowEnv(delay_s=0.0), recording)
+    views = list[View]()
+    watched = RecordingEnv(SlowEnv(delay_s=0.0), views)
 
     async def play():
         started = watched.reset(seed=0)
@@ -66,7 +66,7 @@ def test_an_asynchronous_environment_stays_one():
         await watched.step("x")
 
     asyncio.run(play())
-    assert [view.picture for view in recording.views] == ["wait", "wait"]
+    assert [view.picture for view in views] == ["wait", "wait"]
 
 
 class Canvas(TextEnv):
@@ -92,18 +92,18 @@ class Unrendered(Canvas):
 
 
 def test_a_picture_is_what_it_was_at_its_turn():
-    recording = EpisodeRecording()
-    watched = RecordingEnv(Canvas(), recording)
+    views = list[View]()
+    watched = RecordingEnv(Canvas(), views)
     watched.reset()
     watched.step("")
-    assert [int(view.picture.max()) for view in recording.views] == [0, 1]
+    assert [int(view.picture.max()) for view in views] == [0, 1]
 
 
 def test_what_is_shown_of_an_environment():
     image = np.full((4, 4, 3), 7, np.uint8)
-    recording = EpisodeRecording()
-    RecordingEnv(Unrendered(), recording).reset()
-    assert recording.views[0].picture == "start"
+    views = list[View]()
+    RecordingEnv(Unrendered(), views).reset()
+    assert views[0].picture == "start"
     assert View(("text", {}), "drawn as text").picture == "drawn as text"
     assert View(("text", {}), np.zeros((4, 4))).picture == "text"
     assert np.array_equal(View((Observation("text", (Media("image", image),)), {}), None).picture, image)

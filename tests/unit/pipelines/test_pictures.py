@@ -15,7 +15,7 @@ from small_runs import run_small, small_config
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.build.saved import evaluate_model
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
-from turnwise.envs.recording import EpisodeRecording, View
+from turnwise.envs.recording import View
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures, frames
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import Group, SamplingParams, Task, Trajectory, Turn
@@ -78,7 +78,7 @@ def test_a_frame_has_the_text_of_its_turn():
 def test_an_unparsed_action_and_a_limit_are_said():
     turn = Turn(np.arange(1), np.arange(1), np.zeros(1, np.float32), text="hm", observation="P", action=None)
     trajectory = Trajectory(TASK, 0, [turn], status="truncated", limit="max_steps")
-    _, frame = frames(trajectory, EpisodeRecording([View(("P", {}), None), View(("P", 0.0), None)]))
+    _, frame = frames(trajectory, [View(("P", {}), None), View(("P", 0.0), None)])
     assert ("did", "nothing that could be parsed") in frame.caption
     assert frame.title.endswith("turn 1 of 1: truncated by max_steps")
 

@@ -1,1 +1,1 @@
-"""`turnwise check-env`: an environment is played, compared with itself and measured before anybody trains in it."""
+"""`turnwise check-env`: plays an environment, compares it with itself and measures it before anybody trains in it."""

@@ -1,10 +1,10 @@
-"""Examines an environment before training: its faults, what to change, and the figures that show it."""
+"""Examines an environment before training: finds faults, says what to change, and shows the figures."""
 
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from turnwise.types import Reduction, Split, derive_seed
 T = TypeVar("T")
 
 NUM_REPLAYED = 8
-"""Episodes that are played again, to see whether they come out the same."""
+"""Number of episodes that are played again, to see whether they come out the same."""
 NUM_SIBLINGS = 4
 UNREADABLE = {"": "unparsed text", "no such action {%√\n": "an unknown action"}
 """Two bad answers of a model."""
@@ -33,19 +33,19 @@ class CheckSettings:
     """How an environment is examined."""
 
     num_episodes: int = 64
-    """Episodes of the random and of the scripted player, and starts of each split."""
+    """Number of episodes of the random and of the scripted player, and of starts of each split."""
     max_steps: int = 10
     timeout_s: float = 20.0
-    """Seconds for one call; beyond it hangs."""
+    """Seconds for one call; a longer call counts as hanging."""
     play_s: float = 30.0
-    """Seconds after which a check begins no further episode; two it always plays."""
+    """Seconds after which a check begins no further episode. It always plays two."""
     actions: tuple[str, ...] = ()
     """The random player's actions, if the environment has no `actions`."""
     count_tokens: Callable[[str], int] | None = None
     token_budget: int | None = None
-    """Tokens of a context."""
+    """Most tokens of a context."""
     is_split_given: bool = False
-    """Whether the environment's arguments hold a `split`, which is the same for training and validation."""
+    """Whether the environment's arguments hold a `split`, which then is the same for training and validation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +59,19 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """`skipped` if nothing is wrong but hardly anything was examined."""
+        """The worst verdict of the findings; `skipped` if nothing is wrong but hardly anything was examined."""
         verdicts = {finding.verdict for finding in self.findings}
         if "error" in verdicts or not self.is_played:
             return "error" if "error" in verdicts else "skipped"
         return "warning" if "warning" in verdicts else "ok"
 
     def to_json(self) -> dict[str, Any]:
-        return {"env": self.env, "verdict": self.verdict, "findings": [finding.to_json() for finding in self.findings]}
+        return {"env": self.env, "verdict": self.verdict, "findings": list(map(asdict, self.findings))}
 
 
 def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> Report:
-    """Plays an environment and returns the findings. A call that hangs ends the examination, any other fault only its check.
-
-    Args:
-        takes_split: whether the environment separates training and validation tasks by an argument of `make_env`.
+    """Plays an environment and returns the findings. A call that hangs ends the examination; any other fault ends one check.
+    `takes_split`: whether the environment separates training and validation tasks by the argument of `make_env`.
 
     >>> from turnwise.envs.frozen_lake.env import FrozenLakeEnv
     >>> report = check_env(lambda split: FrozenLakeEnv(split=split), True, CheckSettings(num_episodes=4))
@@ -84,7 +82,7 @@ def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: Che
     rows: list[Finding] = []
     for check in examination.checks:
         try:
-            # Keeps what a check found before its call broke.
+            # A check keeps its findings from before a broken call.
             rows += check()
         except BrokenCall as broken:
             if not any(row.result == broken.problem for row in rows):
@@ -108,7 +106,7 @@ def _of_broken(broken: BrokenCall) -> Finding:
 
 
 class _Examination:
-    """One kind of environment under examination. Each check yields its findings and keeps data for later checks."""
+    """One kind of environment under examination. Each check yields its findings, and may keep data for later checks."""
 
     def __init__(self, make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> None:
         self.name = "the environment"
@@ -138,11 +136,11 @@ class _Examination:
 
     @property
     def played(self) -> list[CheckedEpisode]:
-        """The episodes of players, which are empty if no action is known."""
+        """The episodes of the players; empty if no action is known."""
         return [*self._random, *self._scripted]
 
     def _starts(self) -> Iterator[Finding]:
-        # Only the first constructor pays for imports, so they don't count as an episode's cost.
+        # The first constructor also imports modules, so its time doesn't count as an episode's cost.
         with self._opened(clock=CallTimes(Timings)) as first:
             self.name = first.name
             self._reductions = first.reductions
@@ -215,7 +213,7 @@ class _Examination:
         answers = []
         for action, name in UNREADABLE.items():
             with self._opened() as env:
-                env.reset(self._seed("train", 0))
+                env.reset(_seed("train"))
                 try:
                     answers.append((name, env.step(action)))
                 except BrokenCall as broken:
@@ -243,7 +241,7 @@ class _Examination:
 
     def _render(self) -> Iterator[Finding]:
         with self._opened() as env:
-            env.reset(self._seed("train", 0))
+            env.reset(_seed("train"))
             try:
                 yield _of_picture(env.render())
             except BrokenCall as broken:
@@ -258,7 +256,7 @@ class _Examination:
 
     def _close(self) -> Iterator[Finding]:
         with self._opened() as env:
-            env.reset(self._seed("train", 0))
+            env.reset(_seed("train"))
             env.close()
         yield Finding("close", "ok", "may be called twice")
 
@@ -282,15 +280,15 @@ class _Examination:
         return episodes
 
     def _replayable(self) -> list[CheckedEpisode]:
-        """Some of the episodes; without a player, one unparsed action each."""
+        """Some of the players' episodes; without a player, episodes of one unparsed action."""
         if not self.played:
             with self._opened() as env:
-                seeds = [self._seed("train", index) for index in range(NUM_REPLAYED)]
+                seeds = [_seed("train", index) for index in range(NUM_REPLAYED)]
                 return [CheckedEpisode(seed, [env.reset(seed), env.step("")], [""]) for seed in seeds]
         return (self._random or self._scripted)[:NUM_REPLAYED]
 
     def _seeds(self, split: Split) -> Iterator[int]:
-        yield from self._in_time([self._seed(split, index) for index in range(self._settings.num_episodes)])
+        yield from self._in_time([_seed(split, index) for index in range(self._settings.num_episodes)])
 
     def _in_time(self, items: Sequence[T]) -> Iterator[T]:
         """The items of a check until its time is up, but at least two."""
@@ -300,9 +298,6 @@ class _Examination:
                 return
             yield item
 
-    def _seed(self, split: Split, index: int) -> int:
-        return derive_seed("check-env", split, index)
-
     @contextmanager
     def _opened(self, split: Split = "train", clock: CallTimes | None = None) -> Iterator[CheckedEnv]:
         clock = self._clock if clock is None else clock
@@ -311,8 +306,12 @@ class _Examination:
             env.close()
 
 
+def _seed(split: Split, index: int = 0) -> int:
+    return derive_seed("check-env", split, index)
+
+
 def _played_again(envs: Sequence[CheckedEnv], episode: CheckedEpisode) -> list[list[CallResult]]:
-    """What each environment answers to the episode's actions, where all of them are stepped in turns."""
+    """The results of the episode's actions in each environment, which are stepped in turns."""
     seen = [[env.reset(episode.seed)] for env in envs]
     for action in episode.actions:
         for env, call_results in zip(envs, seen, strict=True):

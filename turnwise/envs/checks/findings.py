@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from turnwise.envs.checks.session import CallResult, CallTimes
 from turnwise.envs.contract import reduce_metric
@@ -12,15 +12,15 @@ from turnwise.types import Reduction
 
 Verdict = Literal["ok", "warning", "error", "skipped"]
 CHARACTERS_PER_TOKEN = 8
-"""More than in any usual text."""
+"""More characters per token than any usual text has."""
 COOPERATIVE_S = 1e-3
-"""Most seconds of a turn, with its share of constructor and reset, between two steps of the sampler."""
+"""Most seconds that a turn, with its share of constructor and reset, may take between two steps of the sampler."""
 TAIL_S = 1e-2
-"""Most seconds of the slowest step in a hundred."""
+"""Most seconds that the slowest step in a hundred may take."""
 BLOCK_S = 0.1
-"""Seconds of a start that may hold up all other episodes."""
+"""Most seconds that a start may hold up all other episodes."""
 NUM_WAITING = 16
-"""Calls at once that are suggested for an environment that waits for something else than a processor."""
+"""Number of concurrent calls suggested for an environment that waits for something else than a processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,15 @@ class Finding:
     trace: tuple[str, ...] = ()
     """The calls that led to the exception, innermost last."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def judged(check: str, result: str, advice: str = "") -> Finding:
-    """A warning where there is advice, else all is well."""
+    """A warning if there is advice, else `ok`."""
     return Finding(check, "warning" if advice else "ok", result, advice)
 
 
 @dataclass(slots=True)
 class CheckedEpisode:
-    """One episode as it was seen: the result of `reset`, and one of each action."""
+    """One episode as it was seen: the result of `reset`, then one result per action."""
 
     seed: int
     call_results: list[CallResult] = field(default_factory=list)
@@ -67,7 +64,7 @@ class CheckedEpisode:
 
 
 def starts(call_results: Sequence[CallResult]) -> Finding:
-    """Whether other seeds give other starts."""
+    """Whether different seeds give different starts."""
     distinct = len({call_result.content for call_result in call_results})
     result = f"{distinct} of {len(call_results)} starts are distinct ({distinct / len(call_results):.0%})"
     is_fixed = distinct == 1 and len(call_results) > 1
@@ -77,8 +74,8 @@ def starts(call_results: Sequence[CallResult]) -> Finding:
 def splits(
     train: Sequence[CallResult], val: Sequence[CallResult], takes_split: bool, is_given: bool = False, plays_all: bool = False
 ) -> Finding:
-    """Whether validation starts occur among training starts, by content. A `split` that `is_given` is the same for
-    both; an environment that `plays_all` has too few tasks to hold any out."""
+    """Whether validation starts occur among training starts, by content. `is_given`: the config fixes one `split` for both.
+    `plays_all`: the environment has too few tasks to hold any out."""
     known = {call_result.content for call_result in train}
     num_shared = sum(call_result.content in known for call_result in val)
     result = f"{num_shared} of {len(val)} validation starts occur among {len(train)} of training"
@@ -97,7 +94,7 @@ def splits(
 
 
 def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
-    """Range of the rewards, and how often there is one."""
+    """The range of the rewards, and how often they aren't 0."""
     values, scores = [step.reward for e in episodes for step in e.steps], [e.score for e in episodes]
     spread = f"{min(values):.3g} … {max(values):.3g} a step, {min(scores):.3g} … {max(scores):.3g} an episode"
     result = f"{spread}; not 0 in {_share(map(bool, values)):.1%} of steps, {_share(map(bool, scores)):.0%} of episodes"
@@ -107,7 +104,7 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
-    """The reward of text that is no action. It should be less than most actions', or training learns to say such text."""
+    """The reward of text that is no action. It should be lower than most rewards of actions, or training learns such text."""
     result = ", ".join(f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers)
     if not episodes:
         return judged("no action", f"{result}; what actions get wasn't examined")
@@ -139,7 +136,7 @@ def metrics(episodes: Sequence[CheckedEpisode], reductions: Mapping[str, Reducti
 def observations(
     episodes: Sequence[CheckedEpisode], count_tokens: Callable[[str], int] | None = None, budget: int | None = None
 ) -> Finding:
-    """Length of observations: a turn's in characters and tokens, an episode's against the budget of its context."""
+    """Lengths of observations: per turn in characters and tokens, per episode against the budget of its context."""
     shown = [[" ".join((*m.prompt, m.text)) if i == 0 else m.text for i, m in enumerate(e.call_results)] for e in episodes]
     lengths = [len(text) for texts in shown for text in texts]
     result = f"{fmean(lengths):.0f} characters a turn, at most {max(lengths)}"
@@ -164,7 +161,7 @@ def observations(
 
 
 def lengths(episodes: Sequence[CheckedEpisode], max_steps: int) -> Finding:
-    """Length of episodes, and what ends them."""
+    """Lengths of episodes, and what ends them."""
     counts, last = [len(episode.actions) for episode in episodes], [episode.call_results[-1] for episode in episodes]
     ended, cut = _share(m.is_terminated for m in last), _share(m.is_truncated and not m.is_terminated for m in last)
     result = f"{fmean(counts):.1f} steps, at most {max(counts)}; {ended:.0%} terminated, {cut:.0%} truncated, "
@@ -179,7 +176,7 @@ def player(
     reductions: Mapping[str, Reduction],
     beaten: Sequence[CheckedEpisode] | None = None,
 ) -> Finding:
-    """How often a player succeeds. An expert must do it more often than the random player, whose episodes are `beaten`."""
+    """How often a player succeeds. An expert must do better than the random player, whose episodes are `beaten`."""
     num_successes, score = sum(e.is_success(reductions) for e in episodes), fmean(e.score for e in episodes)
     result = f"success {num_successes / len(episodes):.2f} ({num_successes} of {len(episodes)}), score {score:.3g} on average"
     is_weak = beaten is not None and (not num_successes or (beaten and score <= fmean(e.score for e in beaten)))
@@ -188,7 +185,7 @@ def player(
 
 
 def state_keys(episodes: Sequence[CheckedEpisode]) -> Finding:
-    """Whether keys and observations are one to one, over the turns in which an action was chosen."""
+    """Whether state keys and observations correspond one to one, over the turns in which an action was chosen."""
     seen = [((m.text, m.images), m.state_key) for e in episodes for m in e.call_results if not m.is_over]
     keys_of: dict[Hashable, set[Hashable]] = defaultdict(set)
     views_of: dict[Hashable, set[Hashable]] = defaultdict(set)
@@ -209,8 +206,7 @@ def state_keys(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def times(clock: CallTimes, mean_steps: float, num_cores: int) -> Finding:
-    """The times of `step` and of a start (constructor and `reset`), and whether the environment may be called between two steps
-    of the sampler."""
+    """The times of `step` and of a start, and whether the environment may be called between two steps of the sampler."""
     step, reset, made = clock["step"], clock["reset"], clock["the constructor"]
     ordered = sorted(step.wall_s)
     if not ordered:

@@ -1,4 +1,4 @@
-"""How often a player that draws its actions at random succeeds."""
+"""How often a random player succeeds."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -12,22 +12,22 @@ from turnwise.types import derive_seed
 
 CALL_TIMEOUT_S = 1.0
 MIN_EPISODES = 50
-"""Fewer say too little to compare with."""
+"""Fewer episodes would say too little."""
 
 
 def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: int, budget_s: float) -> list[bool]:
-    """Whether each episode of a random player ended with the environment's metric `success`, one a seed, under the limit
-    `max_steps`. The player draws uniformly from the environment's `actions`.
+    """Plays one episode per seed with a random player, up to `max_steps` actions. Returns whether each ended with the
+    environment's metric `success`. The player draws uniformly from the environment's `actions`.
 
     The result is empty if the environment names no actions, reports no success or breaks a call, or if fewer than 50 episodes
-    fit into `budget_s`: nothing is claimed from what was measured only in part."""
+    fit into `budget_s`: a partial measurement proves nothing."""
     outcomes: list[bool] = []
     ends_at = time.monotonic() + budget_s
     for seed in seeds:
         try:
             outcome = _play(make, seed, max_steps)
         except TurnwiseError:
-            return []
+            outcome = None
         if outcome is None:
             return []
         outcomes.append(outcome)

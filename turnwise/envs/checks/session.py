@@ -1,4 +1,4 @@
-"""An environment under examination: every call is timed and has a deadline, and every fault becomes one exception."""
+"""An environment under examination: every call is timed and has a deadline, and every fault becomes a BrokenCall."""
 
 import asyncio
 import inspect
@@ -6,10 +6,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import TimeoutError as CallTimeout
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import zip_longest
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from turnwise.envs.contract import PROMPT_KEYS, StepResult, check_shape, read_reset, read_state_key, read_step
 from turnwise.errors import EnvironmentFault, TurnwiseError
@@ -24,7 +25,7 @@ _MAX_SHOWN = 40
 
 
 class CallResult(NamedTuple):
-    """All that an agent, or credit, gets to see of one call."""
+    """Everything that an agent, or credit, sees of one call."""
 
     text: str
     images: tuple[bytes, ...]
@@ -64,7 +65,7 @@ def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) 
 
 
 def _shown(first: object, second: object) -> list[str]:
-    """Two different values; of long ones, the part where they begin to differ."""
+    """The texts of two different values; of long ones, the part where they begin to differ."""
     texts = [repr(first), repr(second)]
     num_same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
     start = 0 if max(map(len, texts)) <= _MAX_SHOWN else max(num_same - _MAX_SHOWN // 2, 0)
@@ -88,7 +89,7 @@ class BrokenCall(EnvironmentFault):
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds of the calls of one method, over all environments: on the clock, and of a processor."""
+    """Seconds of the calls of one method over all environments: by the clock, and of processor time."""
 
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
@@ -99,10 +100,9 @@ CallTimes = defaultdict[str, Timings]
 """The timings of an examination by method."""
 
 
-class CheckedEnv:
-    """An environment in a thread of its own, so that a call which never returns can be left behind.
-
-    Every method raises BrokenCall. The constructor raises TurnwiseError if the environment's own refuses its arguments."""
+class CheckedEnv(AbstractContextManager["CheckedEnv"]):
+    """An environment in a thread of its own, so that a call that never returns can be abandoned. Every method raises
+    BrokenCall. The constructor raises TurnwiseError if that of the environment refuses its arguments."""
 
     def __init__(self, make: Callable[[], Env], timeout_s: float, clock: CallTimes) -> None:
         self._thread = DaemonThread("check-env")
@@ -113,7 +113,7 @@ class CheckedEnv:
         try:
             self.env: Env = self.call("the constructor", make)
         except TurnwiseError:
-            self.end()
+            self.__exit__()
             raise
         self.name = type(self.env).__name__
 
@@ -123,7 +123,7 @@ class CheckedEnv:
         self.call("metric_reductions", partial(check_shape, self.env))
         return dict(self.env.metric_reductions)
 
-    # Methods are looked up in the thread too: an environment may compute them.
+    # Methods are looked up inside the thread: an environment may compute them.
 
     def reset(self, seed: int) -> CallResult:
         self._num_steps = 0
@@ -154,20 +154,14 @@ class CheckedEnv:
     def close(self) -> None:
         self.call("close", lambda: self.env.close())
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """Ends the thread; after a stuck call, only if it ever returns."""
+        """Ends the thread; after a stuck call, once that returns."""
         if self._runner is not None:
             self._thread.start(self._runner.close)
         self._thread.end()
 
     def call(self, method: str, function: Callable[[], Any], read: Callable[[Any], Any] = lambda result: result) -> Any:
-        """The result of a function or of its coroutine, as `read` checks it."""
+        """The result of a function or of its coroutine, checked and converted by `read`."""
         line = CALLS.begin(f"{method} of the environment that is examined")
         call = self._thread.start(self._timed, self._clock[method], function)
         try:

@@ -1,7 +1,5 @@
-"""FrozenLake: walk over the ice to the goal and don't fall into a hole.
-
-The dynamics are those of gymnasium's FrozenLake-v1 (Towers et al. 2024, arXiv:2407.17032), written anew for text: a step
-costs microseconds and needs no other library."""
+"""FrozenLake: walk over the ice to the goal and don't fall into a hole. The dynamics are those of gymnasium's FrozenLake-v1
+(Towers et al. 2024, arXiv:2407.17032), written again for text: a step takes microseconds and needs no other library."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -12,15 +10,7 @@ from numpy.typing import NDArray
 
 from turnwise.envs.arguments import check_type
 from turnwise.envs.base import Step
-from turnwise.envs.frozen_lake.map import (
-    Rows,
-    check_map_arguments,
-    check_rows,
-    map_hash,
-    neighbours,
-    random_map,
-    shortest_path,
-)
+from turnwise.envs.frozen_lake.map import Rows, check_map_arguments, check_rows, map_hash, neighbours, random_map, shortest_path
 from turnwise.envs.frozen_lake.picture import draw_lake
 from turnwise.envs.grid import GridEnv, ObservationKind as ObservationKind, RenderMode
 from turnwise.errors import EnvironmentFault
@@ -32,26 +22,24 @@ GRID_VOCAB = MappingProxyType(
 
 
 class FrozenLakeEnv(GridEnv):
-    """A lake of `size` × `size` cells, drawn anew from each seed; the reward is 1 on the goal and 0 before.
+    """A lake of `size` × `size` cells, drawn from the seed; the reward is 1 on reaching the goal, else 0. Raises
+    EnvironmentFault if an argument is out of range.
 
-    An action that isn't one of the four words (in any case) moves nothing, costs `format_penalty` (≤ 0) and the episode
-    goes on. There is no step limit here: `max_steps` of the agent is one.
+    An action that isn't one of the four words (in any case) moves nothing and costs `format_penalty` (≤ 0); the episode goes
+    on. The environment has no step limit of its own; the agent's `max_steps` is one.
 
     Args:
         size: cells of a side, at least 2.
-        p: probability that a cell is ice and no hole, in (0, 1]. Maps without a way to the goal are drawn again.
+        p: probability that a cell is ice and not a hole, in (0, 1]. A map without a way to the goal is drawn again.
         is_slippery: a step goes where it should, or to either side of that, with probability 1/3 each.
-        render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both.
-        observation: the text, a `grid` of symbols, `coordinates` (`P0,0 G3,3 O1,2`), or `both`.
+        render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both modes.
+        observation: the form of the text: a `grid` of symbols, `coordinates` (`P0,0 G3,3 O1,2`), or `both`.
         format_penalty: reward of an invalid action.
-        split: draws only maps whose *content* belongs to training or validation; None draws from all.
+        split: draws only maps whose *content* belongs to training or validation; None draws from all maps.
         map_rows: one fixed map of the letters S, F, H, G, in place of `size`, `p` and `split`.
         grid_vocab: symbol → meaning, in the order of `GRID_VOCAB`.
         action_lookup: gymnasium's number → word, for each of 0 left, 1 down, 2 right, 3 up.
         env_instruction: replaces the rules that open the first prompt; "" leaves them out.
-
-    Raises:
-        EnvironmentFault: an argument is out of range.
 
     >>> lake = FrozenLakeEnv(map_rows=["SF", "HG"], is_slippery=False)
     >>> print(lake.reset(seed=0)[0])
@@ -96,7 +84,7 @@ class FrozenLakeEnv(GridEnv):
         """The player's cell: row · width + column."""
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Draws the map of `seed`; without a seed, the next one after the last episode's."""
+        """Draws the map of `seed`; without a seed, that of the seed after the last episode's."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         self.rows = self._fixed_rows or random_map(self._seed, self._size, self._p, self._split)
         self._letters = "".join(self.rows)
@@ -104,7 +92,7 @@ class FrozenLakeEnv(GridEnv):
         self._moves = neighbours(len(self.rows), len(self.rows[0]))
         letters = [(letter, place) for letter in "GH" for place, found in enumerate(self._letters) if found == letter]
         self._marks = [self._alone[letter] + self._place(place) for letter, place in letters]
-        # A stream of its own: slips drawn from the map's stream would tell where the holes are.
+        # Slips have a stream of their own: drawn from the map's stream, they would tell where the holes are.
         self._slips = np.random.default_rng(derive_seed(self._seed, "slips")) if self.is_slippery else None
         self.position = self._letters.index("S")
         return self._observe(), {"env_instruction": self._instruction}
@@ -120,11 +108,11 @@ class FrozenLakeEnv(GridEnv):
         return self._step(number, reward, is_success=is_success, is_effective=is_new, is_over=is_over)
 
     def state_key(self) -> str:
-        """The map and the position: the full state, however little the observation shows."""
+        """The map and the position: the full state, even if the observation shows less."""
         return f"{self._map_id}:{self.position}"
 
     def expert_action(self) -> str:
-        """The first action of a shortest way to the goal, as if the ice were firm; at the end the first word."""
+        """The first action of a shortest way to the goal, as if the ice were firm. If there is no way left, the first word."""
         return self.actions[(shortest_path(self.rows, self.position) or [0])[0]]
 
     def render(self) -> NDArray[np.uint8]:
@@ -141,7 +129,7 @@ class FrozenLakeEnv(GridEnv):
         return cells, len(self.rows[0])
 
     def _coordinates(self) -> str:
-        """Player, goal and holes as `symbol row,column`, the player first; ice is what isn't named."""
+        """Player, goal and holes as `symbol row,column`, the player first. All other cells are ice."""
         return " ".join([self._with_player[self._letters[self.position]] + self._place(self.position), *self._marks])
 
     def _place(self, position: int) -> str:

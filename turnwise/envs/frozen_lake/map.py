@@ -1,10 +1,9 @@
-"""Maps of the frozen lake: drawing, telling apart, and finding the way.
+"""Maps of the frozen lake: drawing them, telling them apart, and finding the way.
 
 A map is a tuple of rows of the letters S (start), F (ice), H (hole) and G (goal); a position is row · width + column; an
 action is gymnasium's number: 0 left, 1 down, 2 right, 3 up."""
 
 import hashlib
-from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
@@ -13,6 +12,7 @@ from numbers import Real
 import numpy as np
 
 from turnwise.envs.arguments import check_count, check_type
+from turnwise.envs.grid import fewest_actions
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Split
 
@@ -20,12 +20,12 @@ Rows = tuple[str, ...]
 
 LEFT, DOWN, RIGHT, UP = range(4)
 MAX_DRAWS = 20_000
-"""Maps that are drawn before giving up on a size, p and split that (almost) never yield one."""
+"""Number of maps that are drawn before giving up on a size, p and split that (almost) never yield one."""
 
 
 @lru_cache(maxsize=64)
 def neighbours(height: int, width: int) -> tuple[tuple[int, int, int, int], ...]:
-    """The position that each action leads to from each position; the edge holds.
+    """The position that each action leads to from each position; nothing leads over the edge.
 
     >>> neighbours(2, 2)[0]
     (0, 2, 1, 0)
@@ -48,26 +48,9 @@ def shortest_path(rows: Sequence[str], start: int | None = None) -> list[int] | 
     >>> shortest_path(("SH", "FG"))
     [1, 2]
     """
-    letters = "".join(rows)
+    letters, moves = "".join(rows), neighbours(len(rows), len(rows[0]))
     first = letters.index("S") if start is None else start
-    moves = neighbours(len(rows), len(rows[0]))
-    came_from: dict[int, tuple[int, int]] = {first: (first, -1)}
-    queue = deque([first])
-    while queue:
-        position = queue.popleft()
-        if letters[position] == "G":
-            path = []
-            while position != first:
-                position, action = came_from[position]
-                path.append(action)
-            return path[::-1]
-        if letters[position] == "H":
-            continue
-        for action, neighbour in enumerate(moves[position]):
-            if neighbour not in came_from:
-                came_from[neighbour] = (position, action)
-                queue.append(neighbour)
-    return None
+    return fewest_actions(first, lambda at: letters[at] == "G", lambda at: () if letters[at] == "H" else moves[at])
 
 
 def map_hash(rows: Sequence[str]) -> int:
@@ -76,22 +59,21 @@ def map_hash(rows: Sequence[str]) -> int:
 
 
 def in_split(rows: Sequence[str], split: Split | None) -> bool:
-    """Whether a map belongs to `split`: by its content a quarter of all maps validate and the others train."""
+    """Whether a map belongs to `split`. Its content decides: a quarter of all maps validate, the others train."""
     return split is None or (map_hash(rows) % 4 == 0) == (split == "val")
 
 
 def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = None) -> Rows:
-    """A solvable map of `split` whose other cells are ice with probability `p`; it follows from the arguments alone.
+    """A solvable map of `split` whose other cells are ice with probability `p`; it depends on the arguments alone.
 
-    With `split` None it is the map of gymnasium's `generate_random_map(size, p, seed)`; otherwise the first one of the
-    same stream that falls into the split."""
+    With `split` None it is gymnasium's `generate_random_map(size, p, seed)`, else the first map of that stream in the split."""
     check_map_arguments(size, p)
     return _drawn(seed, size, p, split)
 
 
 @lru_cache(maxsize=1024)
 def _drawn(seed: int, size: int, p: float, split: Split | None) -> Rows:
-    """Cached, since all siblings of a group draw the same."""
+    """Cached, since all siblings of a group draw the same map."""
     rng = np.random.default_rng(seed)
     for _ in range(MAX_DRAWS):
         is_ice = rng.random((size, size)) < p
@@ -115,7 +97,7 @@ def check_map_arguments(size: int, p: float) -> None:
 
 
 def check_rows(rows: Sequence[str]) -> Rows:
-    """A given map, as random ones are."""
+    """A given map as a tuple. Raises EnvironmentFault if it isn't a valid map."""
     if isinstance(rows, str) or not isinstance(rows, Sequence) or not all(isinstance(row, str) for row in rows):
         raise EnvironmentFault(f"map_rows {rows!r} must be a list of texts, one a row")
     letters = "".join(rows)
@@ -127,10 +109,10 @@ def check_rows(rows: Sequence[str]) -> Rows:
 
 
 def best_blind_path(maps: Sequence[Sequence[str]]) -> tuple[list[int], float]:
-    """The one sequence of right and down that reaches the goal of the most maps, and its share of them, on firm ice.
+    """The sequence of right and down that reaches the goal of the most maps on firm ice, and the share of these maps.
 
-    What a player can get without looking: the bar that a learnt policy must clear. All C(2n−2, n−1) shortest paths of
-    n×n maps are tried, so it is meant for n ≤ 8. S and G must lie in the corners, as in random maps.
+    A player gets this share without looking, so a learnt policy must beat it. All C(2n−2, n−1) shortest paths of n×n maps are
+    tried, so n should be at most 8. S and G must lie in the corners, as in random maps.
 
     >>> best_blind_path([("SF", "HG"), ("SF", "HG"), ("SH", "FG")])
     ([2, 1], 0.6666666666666666)

@@ -1,4 +1,4 @@
-"""Any gymnasium environment with discrete actions (Towers et al. 2024, arXiv:2407.17032), as one of text."""
+"""Any gymnasium environment with discrete actions (Towers et al. 2024, arXiv:2407.17032) as a text environment."""
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -27,28 +27,26 @@ _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
 class GymnasiumEnv(HeldOutEnv):
     """The environment `id` of gymnasium's registry. Its results stay as they are, except that observations become text.
 
-    An action that isn't one of the words (in any case) doesn't reach the environment: it costs `format_penalty` (≤ 0), the
-    observation stays and the episode goes on. `truncated`, which a time limit sets, cuts the episode from outside.
+    An action that isn't one of the words (in any case) doesn't reach the environment. It costs `format_penalty` (≤ 0), the
+    observation stays, and the episode goes on. `truncated`, which a time limit sets, cuts the episode from outside. Raises
+    EnvironmentFault if there is no such environment, an argument isn't allowed, or its spaces don't fit; NotAvailableError if
+    gymnasium, or a package that the environment needs to play or draw, isn't installed.
 
     Args:
         id: as `gymnasium.make` takes it, with its version; `package:id` for a package that registers its own.
-        kwargs: what the environment's own constructor takes.
-        action_names: words of the actions, all of them or those that may be taken: number → word; or a list, by the names that
-            turnwise knows for this environment, or in the order of the numbers. None: the known names, else the numbers.
+        kwargs: arguments of the environment's own constructor.
+        action_names: words of all actions, or of those that may be taken: a mapping number → word, or a list of names that
+            turnwise knows for this environment, or of words in the order of the numbers. None: the known names, else numbers.
         renderer: how an observation becomes text: `space` (by the observation space), `ansi` (the environment's own
-            drawing in text; a coloured part stands in brackets), a name that turnwise knows for this environment, or
-            `module:function` of `(observation, env)`. None: the first that turnwise knows for it, else `space`.
+            drawing in text, with coloured parts in brackets), a name that turnwise knows for this environment, or
+            `module:function` of `(observation, env)`. None: the first known name, else `space`.
         max_observation_chars: a longer text is cut there, and says so.
         render_mode: what is observed, `text` or a picture (`rgb_array`); with a `renderer` the picture and its text.
-        success: what success is: `reward` (a last reward above 0), `terminated`, `truncated`, or `info:KEY` (a true value under
-            that key, which the last info must have). None: what turnwise knows for this environment, else `reward`.
+        success: what counts as success: `reward` (a last reward above 0), `terminated`, `truncated`, or `info:KEY` (a true
+            value under a key that the last info must have). None: what turnwise knows for this environment, else `reward`.
         format_penalty: reward of an invalid action.
         env_instruction: replaces the rules that open the first prompt; "" leaves them out.
-        split: plays only starts whose state belongs to training or validation; None plays all.
-
-    Raises:
-        EnvironmentFault: there is no such environment, an argument isn't allowed, or its spaces don't fit.
-        NotAvailableError: gymnasium, or what the environment needs to play or to draw, isn't installed.
+        split: plays only starts whose state belongs to training or validation; None plays all starts.
     """
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
@@ -141,7 +139,7 @@ class GymnasiumEnv(HeldOutEnv):
         return self._shown, float(reward), bool(terminated), bool(truncated), told
 
     def state_key(self) -> Hashable:
-        """The state if turnwise knows how to name it; else the observation, hashed if it is no number."""
+        """The state if turnwise knows a key for it; else the observation, hashed unless it is a number."""
         if self._key is not None:
             return self._key(self._env)
         return int(self._observation) if self._sees_number else fingerprint(self._observation)
@@ -191,12 +189,12 @@ class GymnasiumEnv(HeldOutEnv):
 
 
 def _renderer(env_id: str, name: str | None, known: Mapping[str, str]) -> Callable[[Any, Any], str] | None:
-    """The function that a config's `renderer` means, None for the space's own text."""
+    """The function that a config's `renderer` names, None for the text of the observation space."""
     name = next(iter(known), "space") if name is None else name
     if name == "space":
         return None
     if name == "ansi":
-        return _ansi
+        return lambda observation, env: _COLOURED.sub(r"[\1]", str(env.render())).strip("\n")
     if ":" in (entry := known.get(name, name)):
         return load_function(entry, "renderer", EnvironmentFault, ["observation", "env"])
     names = ("space", "ansi", *known)
@@ -204,7 +202,3 @@ def _renderer(env_id: str, name: str | None, known: Mapping[str, str]) -> Callab
         f"unknown renderer {name!r} for gymnasium's {env_id}; there are {', '.join(names)}, and module:function."
         f"{nearest(name, names)}"
     )
-
-
-def _ansi(observation: Any, env: Any) -> str:
-    return _COLOURED.sub(r"[\1]", str(env.render())).strip("\n")

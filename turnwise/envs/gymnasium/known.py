@@ -1,4 +1,4 @@
-"""Turnwise's knowledge of gymnasium's environments, which a config then needn't repeat."""
+"""What turnwise knows about gymnasium's environments, so that a config needn't say it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from turnwise.envs.packages import known_of
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A class of environments, with the classes below it."""
+    """Facts about a class of environments and its subclasses."""
 
     actions: tuple[str, ...] = ()
     """Words for the numbers 0, 1, …; empty = the numbers."""
@@ -17,10 +17,10 @@ class Known:
     success: str = "reward"
     """The argument `success` of `GymnasiumEnv`."""
     renderers: Mapping[str, str] = field(default_factory=dict)
-    """Names in a config → functions of `(observation, env)`, where `env` is gymnasium's, with its wrappers. The first is the
-    default; none = by the observation's space."""
+    """Name in a config → function of `(observation, env)`, where `env` is gymnasium's, with its wrappers. The first one is the
+    default; without any, the observation space decides."""
     state_key: str = ""
-    """The function that names the state of gymnasium's environment; "" = the observation."""
+    """The function that gives the state's key; "" = the observation is the key."""
     prints: bool = False
     """Whether its `reset` prints messages."""
 

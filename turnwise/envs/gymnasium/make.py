@@ -1,6 +1,5 @@
-"""Environments of gymnasium's registry, made with errors that say what to change.
-
-This module imports gymnasium; it is imported itself where an environment is made."""
+"""Makes environments of gymnasium's registry, with errors that say what to change. This module imports gymnasium, so it is
+itself imported only when an environment is made."""
 
 import importlib
 import os
@@ -18,9 +17,9 @@ from turnwise.errors import EnvironmentFault, NotAvailableError, nearest
 Drawing = Literal["rgb_array", "ansi"]
 
 EXTRAS = {"minigrid": "minigrid"}
-"""Packages of environments that an extra of turnwise brings."""
+"""Packages of environments, and the extra of turnwise that installs each."""
 DRAWN_BY_PYGAME = ("gymnasium.envs.box2d", "gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
-"""Modules whose environments draw with pygame, which they import when they first do."""
+"""Modules whose environments draw with pygame; they import it at their first picture."""
 
 
 @runtime_checkable
@@ -46,7 +45,7 @@ def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing | No
         creator = load_env_creator(entry) if isinstance(entry, str) else entry
         modes = creator.metadata.get("render_modes", ()) if isinstance(creator, HasMetadata) else ()
         draws = drawing in modes
-        # Turnwise checks its results in every episode; gymnasium's checker would repeat the warnings.
+        # Turnwise checks the results in every episode, so gymnasium's checker would only repeat the warnings.
         env = gymnasium.make(name, disable_env_checker=True, **({"render_mode": drawing} if draws else {}), **kwargs)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise NotAvailableError(f"gymnasium's {env_id} needs a package that isn't installed: {error}") from error
@@ -62,8 +61,8 @@ def check_pictures(env: Any) -> None:
 
 
 def draw(env: Any) -> NDArray[np.uint8] | None:
-    """The environment's picture, uint8 [H, W, 3]; None where the package that it draws with isn't installed."""
-    # Pictures are arrays: SDL, which many environments draw with, needs no window and no display.
+    """The environment's picture, uint8 [H, W, 3]; None if the package that it draws with isn't installed."""
+    # Pictures are arrays, so SDL, which many environments draw with, needs no window and no display.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:
         return np.asarray(env.render())

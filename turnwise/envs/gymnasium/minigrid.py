@@ -19,7 +19,7 @@ DIRECTIONS = ("east", "south", "west", "north")
 
 
 def partial_view(observation: Any, env: Any) -> str:
-    """The agent's view, turned so that it looks up from the middle of the last row."""
+    """The agent's view, turned so that the agent looks up from the middle of the last row."""
     view = observation["image"]
     rows = _rows(view)
     rows[-1][len(view) // 2] = LOOKS[3]
@@ -36,7 +36,7 @@ def full_view(observation: Any, env: Any) -> str:
 
 
 def state_key(env: Any) -> Hashable:
-    """The grid with its boxes' contents, the agent with its load, and the mission."""
+    """The grid with the contents of its boxes, the agent with what it carries, and the mission."""
     state = env.unwrapped
     hidden = [(cell, _named(thing.contains)) for cell, thing in enumerate(state.grid.grid) if thing and thing.contains]
     agent = [int(state.agent_pos[0]), int(state.agent_pos[1]), int(state.agent_dir), _named(state.carrying)]
@@ -61,5 +61,5 @@ def _told(rows: list[list[str]], observation: Any, env: Any) -> str:
 
 
 def _named(thing: Any) -> str:
-    """An object as `yellow key`, "" where there is none."""
+    """An object as `yellow key`; "" for None."""
     return f"{thing.color} {thing.type}" if thing else ""

@@ -1,6 +1,5 @@
-"""Gymnasium's spaces: which ones an agent of text can act in, and their elements as text.
-
-This module imports gymnasium; it is imported itself where an environment is made."""
+"""Gymnasium's spaces: which ones a text agent can act in, and their elements as text. This module imports gymnasium, so it is
+itself imported only when an environment is made."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,11 +28,8 @@ def action_numbers(space: Any, env_name: str) -> range:
 
 def check_observations(space: Any, env_name: str) -> None:
     match space:
-        case spaces.Dict():
-            for part in space.spaces.values():
-                check_observations(part, env_name)
-        case spaces.Tuple():
-            for part in space.spaces:
+        case spaces.Dict() | spaces.Tuple():
+            for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
                 check_observations(part, env_name)
         case spaces.Discrete() | spaces.Text():
             pass
@@ -53,7 +49,7 @@ def is_number(space: Any) -> bool:
 
 
 def describe(space: Any, value: Any) -> str:
-    """An element of a space as text: numbers to four digits, rows of an array on lines, parts of a Dict with their names.
+    """An element of a space as text: numbers with four digits, a line per row of an array, parts of a Dict with their names.
 
     >>> describe(spaces.Dict({"at": spaces.Box(0, 9, (2,)), "left": spaces.Discrete(3)}), {"at": np.array([1, 2.5]), "left": 2})
     'at: 1 2.5\\nleft: 2'

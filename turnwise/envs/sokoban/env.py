@@ -1,7 +1,5 @@
-"""Sokoban: push every box onto a target.
-
-Rules and rewards are those of the gym-sokoban package (Schrader 2018), written anew for text: rooms of our own, microseconds
-a step, no other library."""
+"""Sokoban: push every box onto a target. Rules and rewards are those of the gym-sokoban package (Schrader 2018), written again
+for text: with rooms of our own, in microseconds per step, without another library."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -39,35 +37,31 @@ STEP_REWARD, TARGET_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
 
 class SokobanEnv(GridEnv):
-    """A room with boxes, drawn anew from each seed so that it can be solved; it ends when every box is on a target.
+    """A solvable room with boxes, drawn from the seed. The episode ends when every box is on a target. Raises EnvironmentFault
+    if an argument is out of range.
 
-    Each step pays −0.1, +1 for a box that comes onto a target, −1 for one that leaves it, and +10 when all are there. An
-    action that isn't one of the four words (in any case) moves nothing, costs its step and `format_penalty` (≤ 0), and the
-    episode goes on. There is no step limit here: `max_steps` of the agent is one.
+    Each step gives −0.1, +1 for a box that comes onto a target, −1 for a box that leaves one, and +10 when all are on targets.
+    An action that isn't one of the four words (in any case) moves nothing and costs its step and `format_penalty` (≤ 0); the
+    episode goes on. The environment has no step limit of its own; the agent's `max_steps` is one.
 
     Args:
         dim_room: height and width in cells, the walls around included, each at least 3.
-        num_boxes: boxes, and targets.
-        search_depth: moves of the backward game that finds where the room starts; fewer make easier rooms.
-        render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both.
-        observation: the text, a `grid` of symbols, `coordinates` (`#1,1 O3,4 X2,3 P2,2`), or `both`.
+        num_boxes: number of boxes, and of targets.
+        search_depth: moves of the backward game that finds the start; fewer make easier rooms.
+        render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both modes.
+        observation: the form of the text: a `grid` of symbols, `coordinates` (`#1,1 O3,4 X2,3 P2,2`), or `both`.
         format_penalty: reward of an invalid action, on top of the step's.
-        split: draws only rooms whose *content* belongs to training or validation; None draws from all.
-        room_rows: one fixed room in the letters of Sokoban collections (`# .*$@+`), in place of what draws one.
+        split: draws only rooms whose *content* belongs to training or validation; None draws from all rooms.
+        room_rows: one fixed room in the letters of Sokoban collections (`# .*$@+`), in place of a drawn one.
         grid_lookup: number → symbol, for each of 0 wall, 1 floor, 2 target, 3 box on target, 4 box, 5 player, 6 player on
             target.
         grid_vocab: symbol → meaning, for the rules.
         action_lookup: number → word, for each of 1 up, 2 down, 3 left, 4 right.
         env_instruction: replaces the rules that open the first prompt; "" leaves them out.
 
-    Raises:
-        EnvironmentFault: an argument is out of range.
-
     >>> room = SokobanEnv(room_rows=["######", "#@$ .#", "######"])
     >>> print(room.reset(seed=0)[0])
-    # # # # # #
-    # P X _ O #
-    # # # # # #
+    # # # # # # P X _ O # # # # # #
     >>> room.step("right")[1], room.step("Right")[1:3]
     (-0.1, (10.9, True))
     """
@@ -124,7 +118,7 @@ class SokobanEnv(GridEnv):
         return shortest_solution(self.layout, self.state) is not None
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Draws the room of `seed`; without a seed, the next one after the last episode's."""
+        """Draws the room of `seed`; without a seed, that of the seed after the last episode's."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         self._layout, self.state = self._fixed_room or random_room(
             self._seed, self._dim_room, self._num_boxes, self._search_depth, self._split
@@ -145,11 +139,11 @@ class SokobanEnv(GridEnv):
         return self._step(number, reward, is_success=is_solved, is_effective=is_effective, is_over=is_solved)
 
     def state_key(self) -> str:
-        """Walls, targets, player and boxes: the full state, however it is shown."""
+        """Walls, targets, player and boxes: the full state."""
         return f"{self._room_id}:{self.state.player}:{','.join(map(str, sorted(self.state.boxes)))}"
 
     def expert_action(self) -> str:
-        """The first action of a shortest solution; the first word if there is none, as with a stuck box."""
+        """The first action of a shortest solution. If there is none, such as with a stuck box, the first word."""
         if self.state not in self._plan:
             state = self.state
             for number in shortest_solution(self.layout, state) or [0]:
@@ -164,9 +158,8 @@ class SokobanEnv(GridEnv):
         return [self._symbols[number] for number in cell_numbers(self.layout, self.state)], self.layout.width
 
     def _coordinates(self) -> str:
-        """Inner walls, targets, boxes and player as `symbol row,column`, also where two of them share a place.
-
-        Items of varying number come first, so that the rest is always at the same distance from the answer."""
+        """Inner walls, targets, boxes and player as `symbol row,column`, also if two of them share a cell. Items of varying
+        number come first, so that the rest is always at the same distance from the answer."""
         return f"{self._scenery} {self._places(BOX, self.state.boxes)} {self._places(PLAYER, [self.state.player])}"
 
     def _places(self, number: int, cells: Iterable[int]) -> str:

@@ -1,7 +1,5 @@
-"""Rooms of Sokoban: moving, telling apart, reading and drawing at random.
-
-A cell is row · width + column; an action is 0 up, 1 down, 2 left, 3 right. There is wall all around a room, so that no step
-leaves it."""
+"""Rooms of Sokoban: moving in them, telling them apart, reading and drawing them. A cell is row · width + column; an action is
+0 up, 1 down, 2 left, 3 right. Walls all around a room keep steps inside."""
 
 import hashlib
 import random
@@ -17,9 +15,9 @@ LETTERS = "# .*$@+"
 WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
 
 FLOOR_SHARE = (0.5, 0.9)
-"""Bounds of the share of inner cells that are floor, drawn anew for each room."""
+"""Bounds of the share of inner cells that are floor, which is drawn for each room."""
 MAX_DRAWS = 5_000
-"""Rooms that are drawn before giving up on arguments that (almost) never yield one."""
+"""Number of rooms that are drawn before giving up on arguments that (almost) never yield one."""
 
 
 class Layout(NamedTuple):
@@ -37,14 +35,14 @@ class Layout(NamedTuple):
 
 
 class State(NamedTuple):
-    """The part of a room that moves change."""
+    """The part of a room that moves can change."""
 
     player: int
     boxes: frozenset[int]
 
 
 def move(layout: Layout, state: State, action: int) -> State:
-    """The state after an action: the player walks, or pushes the one box ahead of him, or stays where neither goes.
+    """The state after an action: the player walks, or pushes the box ahead, or stays if neither is possible.
 
     >>> layout, state = read_room(["######", "#@$ .#", "######"])
     >>> move(layout, state, 3)
@@ -76,7 +74,7 @@ def cell_numbers(layout: Layout, state: State) -> list[int]:
 
 
 def inner_walls(layout: Layout) -> frozenset[int]:
-    """The walls but for those around the room."""
+    """The walls except for those around the room."""
     return layout.walls.intersection(_inner_cells(layout.height, layout.width))
 
 
@@ -87,19 +85,18 @@ def layout_hash(layout: Layout) -> int:
 
 
 def in_split(layout: Layout, split: Split | None) -> bool:
-    """Whether a room belongs to `split`: by its content a quarter of all rooms validate and the others train.
-
-    Only the fixed part counts, so no state of a held-out room occurs in training."""
+    """Whether a room belongs to `split`. Its content decides: a quarter of all rooms validate, the others train. Only the fixed
+    part counts, so no state of a held-out room occurs in training."""
     return split is None or (layout_hash(layout) % 4 == 0) == (split == "val")
 
 
 def random_room(
     seed: int, dim_room: tuple[int, int] = (6, 6), num_boxes: int = 1, search_depth: int = 300, split: Split | None = None
 ) -> tuple[Layout, State]:
-    """A room of `dim_room` (height, width; walls included) that can be solved and isn't yet; it follows from the arguments.
+    """A solvable, unsolved room of `dim_room` (height, width; walls included); it depends on the arguments alone.
 
-    A floor grows cell by cell, targets fall on it, and a game is played backwards from the solved room: `search_depth`
-    random moves, pulling. The room starts in the state that this game discovered last and in which no box is on a target."""
+    A floor grows cell by cell and gets targets. Then a game is played backwards from the solved room, by `search_depth` random
+    moves that pull. The room starts in the state without a box on a target that this game discovered last."""
     check_room_arguments(dim_room, num_boxes, search_depth)
     height, width = dim_room
     rng = random.Random(seed)
@@ -158,7 +155,7 @@ def _inner_cells(height: int, width: int) -> list[int]:
 
 
 def _grown_floor(rng: random.Random, height: int, width: int) -> list[int]:
-    """Inner cells that hang together, in the order in which they were added."""
+    """Connected inner cells, in the order in which they were added."""
     inner = _inner_cells(height, width)
     low, high = FLOOR_SHARE
     size = round(len(inner) * (low + (high - low) * rng.random()))
@@ -175,9 +172,8 @@ def _grown_floor(rng: random.Random, height: int, width: int) -> list[int]:
 
 
 def _played_backwards(rng: random.Random, layout: Layout, state: State, search_depth: int) -> State | None:
-    """The state without a box on a target that the backward game discovered last, None if it met none.
-
-    Each move undoes one of `move`, so whatever state it reaches is solved by the same moves in reverse."""
+    """The state without a box on a target that the backward game discovered last, None if there is none. Each move undoes one
+    of `move`, so the same moves in reverse solve every state that is reached."""
     seen: set[State] = set()
     last = None
     for _ in range(search_depth):
@@ -194,7 +190,7 @@ def _played_backwards(rng: random.Random, layout: Layout, state: State, search_d
     return last
 
 
-# Of all methods of `random.Random`, only `random()` is promised to give the same numbers in every version of Python.
+# Only `random()` among the methods of `random.Random` is promised to give the same numbers in every version of Python.
 
 
 def _picked(rng: random.Random, cells: Sequence[int]) -> int:

@@ -1,18 +1,18 @@
 """The shortest solution of a Sokoban room."""
 
-from collections import deque
+from collections.abc import Iterator
 from functools import lru_cache
 
+from turnwise.envs.grid import fewest_actions
 from turnwise.envs.sokoban.room import Layout, State, move
 
 MAX_STATES = 200_000
-"""Most states to search, in about a second; an 8×8 room with two boxes has fewer."""
+"""Most states that are searched, in about a second; an 8×8 room with two boxes has fewer."""
 
 
 def shortest_solution(layout: Layout, state: State, max_states: int = MAX_STATES) -> list[int] | None:
-    """The fewest actions that bring every box onto a target, the first in order (up, down, left, right) among equals.
-
-    None where there is no solution, or none was found within `max_states` states.
+    """The fewest actions that bring every box onto a target, the first in order (up, down, left, right) among equals. None if
+    there is no solution, or none is found within `max_states` states.
 
     >>> from turnwise.envs.sokoban.room import read_room
     >>> shortest_solution(*read_room(["######", "#@$ .#", "######"]))
@@ -21,23 +21,18 @@ def shortest_solution(layout: Layout, state: State, max_states: int = MAX_STATES
     live = live_cells(layout)
     if not state.boxes <= live:
         return None
-    came_from: dict[State, tuple[State, int]] = {state: (state, -1)}
-    queue = deque([state])
-    while queue and len(came_from) <= max_states:
-        here = queue.popleft()
-        if here.boxes == layout.targets:
-            return _actions(came_from, here)
+
+    def moves(here: State) -> Iterator[State]:
         for action in range(4):
             there = move(layout, here, action)
-            if there not in came_from and there.boxes <= live:
-                came_from[there] = (here, action)
-                queue.append(there)
-    return None
+            yield there if there.boxes <= live else here
+
+    return fewest_actions(state, lambda here: here.boxes == layout.targets, moves, max_states)
 
 
 @lru_cache(maxsize=256)
 def live_cells(layout: Layout) -> frozenset[int]:
-    """The cells from which a box, alone in the room, can be pushed onto some target; elsewhere it is lost.
+    """The cells from which a box, alone in the room, can be pushed onto some target. On any other cell a box is lost.
 
     >>> from turnwise.envs.sokoban.room import read_room
     >>> sorted(live_cells(read_room(["######", "#@$ .#", "######"])[0]))
@@ -53,12 +48,3 @@ def live_cells(layout: Layout) -> frozenset[int]:
                 live.add(box)
                 queue.append(box)
     return frozenset(live)
-
-
-def _actions(came_from: dict[State, tuple[State, int]], end: State) -> list[int]:
-    actions = []
-    here, action = came_from[end]
-    while action >= 0:
-        actions.append(action)
-        here, action = came_from[here]
-    return actions[::-1]

@@ -1,4 +1,4 @@
-"""Keys and values of all slots: one tensor each a layer, growing by doubling."""
+"""Keys and values of all slots, in one tensor each per layer, which grows by doubling."""
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ _FIRST_LENGTH = 256
 class KVCache:
     """`keys[layer]` and `values[layer]` [slots, kv_heads, length, head_dim] in the model's dtype, on its device.
 
-    Slots and length start small and double as conversations need them, so that what is allocated follows what is used; never
-    beyond `max_slots` slots, which is what `num_bytes` has room for, of `max_length` tokens, or the few more that make them
-    a multiple of `LANES`. Raises ConfigError if `num_bytes` has no room for one slot of `max_length`."""
+    Slots and length start small and double as conversations need them, so the allocated memory follows the use. At most there
+    are `max_slots` slots, for which `num_bytes` has room, of `max_length` tokens, rounded up to a multiple of `LANES`. Raises
+    ConfigError if `num_bytes` has no room for one slot of `max_length`."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class KVCache:
     ) -> None:
         self.max_length = max_length
         self.max_slots = num_slots_within(num_bytes, 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize, max_length)
-        # Kernels read whole vectors of keys: a slot has room for a few tokens more.
+        # Kernels read whole vectors of keys, so a slot has room for a few more tokens.
         self._most_tokens = -(-max_length // LANES) * LANES
         self.dtype, self.device = dtype, device
         empty = torch.empty((0, num_kv_heads, 0, head_dim), dtype=dtype, device=device)
@@ -42,7 +42,7 @@ class KVCache:
 
     @property
     def num_slots(self) -> int:
-        # Taken from the tensor that is grown last: if memory was too short for all, the next call grows the rest.
+        # The last tensor grows last: if memory was too short for all tensors, the next call grows the rest.
         return self.values[-1].shape[0]
 
     @property
@@ -50,7 +50,7 @@ class KVCache:
         return self.values[-1].shape[2]
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Makes room for at least this many slots and tokens a slot, keeping what is cached."""
+        """Makes room for at least this many slots, and tokens per slot. The cached keys and values stay."""
         if num_slots <= self.num_slots and length <= self.length:
             return
         slots = min(_doubled(self.num_slots or _FIRST_SLOTS, num_slots), self.max_slots)
@@ -58,7 +58,7 @@ class KVCache:
         if (slots, tokens) == (self.num_slots, self.length):
             return
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            # Both or none: if memory is too short, a layer's keys and values still have one shape.
+            # Both grow or neither: if memory is too short, a layer's keys and values still have one shape.
             self.keys[layer], self.values[layer] = _grown(keys, slots, tokens), _grown(values, slots, tokens)
         self.prefixes.reserve(slots)
 
@@ -73,7 +73,7 @@ class KVCache:
             cached[target, :, start:stop] = cached[source, :, start:stop]
 
     def free(self) -> None:
-        """Gives the memory back; everything cached is lost."""
+        """Gives the memory back. Everything that is cached is lost."""
         self.keys = [keys[:0, :, :0].clone() for keys in self.keys]
         self.values = [values[:0, :, :0].clone() for values in self.values]
         self.prefixes.clear()
@@ -81,7 +81,7 @@ class KVCache:
 
 
 def num_slots_within(kv_cache_bytes: int, bytes_per_token: int, max_length: int) -> int:
-    """How many sequences of `max_length` tokens fit into the bound. Raises ConfigError if not even one does.
+    """The number of sequences of `max_length` tokens that fit into the bound. Raises ConfigError if none does.
 
     >>> num_slots_within(1_000_000, bytes_per_token=100, max_length=1000)
     10

@@ -1,5 +1,5 @@
-"""Attention of packed new tokens over the cache, where rows of similar lengths go through one kernel call together, and a
-decoder layer's other work between matrix products, in torch."""
+"""A decoder layer's work between matrix products, in torch. Rows of similar lengths share one kernel call in the attention of
+packed new tokens over the cache."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,11 +16,11 @@ from turnwise.models.fused import FusedLinear
 from turnwise.types import IntArray
 
 _DECODE_SPREAD = 2
-"""Decoding rows within a range of slots of up to this many times their number are computed in place, idle slots and all:
-reading a slot once more is cheaper than copying the others."""
-_PIECE = 512  # queries of one row that are computed together. A piece reads the keys up to its own end only.
+"""Decoding rows are computed in place, with the idle slots between them, if the range of slots is at most this many times their
+number: reading a slot once more is cheaper than copying the others."""
+_PIECE = 512  # queries of one row that are computed together; a piece only reads the keys up to its own end
 _BLOCK = 2**22  # pairs of queries and keys that are computed together, padding and masked pairs included
-_KEPT_MASK = 2**20  # pairs up to which a block's mask is kept for the next layer
+_KEPT_MASK = 2**20  # the most pairs of a block whose mask is kept for the next layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class AttentionGroup:
     """Pieces of rows with similar numbers of new tokens: a padded block of `R` pieces × `width` queries over `length` keys."""
 
     slots: slice | Tensor
-    """The pieces' slots in the cache; a slice if they are adjacent and nothing needs copying."""
+    """The pieces' slots in the cache; a slice if they are adjacent, so that nothing needs copying."""
     num_rows: int
     width: int
     length: int
@@ -38,7 +38,7 @@ class AttentionGroup:
     kept_mask: Tensor | None
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """Added to the scores [R, 1, width, length]: a query sees the keys at its own position and before."""
+        """The summand of the scores [R, 1, width, length] that lets a query see the keys up to its own position."""
         if self.kept_mask is not None:
             return self.kept_mask
         is_ahead = torch.arange(self.length, device=self.positions.device) > self.positions
@@ -47,13 +47,13 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """Arrays [P]: consecutive tokens of one row."""
+    """P pieces, each of consecutive tokens of one row."""
 
     slots: IntArray
     tokens: IntArray
-    """Index in the pack of the first."""
+    """The index of each piece's first token in the pack."""
     starts: IntArray
-    """Position of the first token of each piece."""
+    """The position of each piece's first token in its context."""
     counts: IntArray
 
     def __getitem__(self, index: IntArray) -> "_Pieces":
@@ -61,7 +61,7 @@ class _Pieces:
 
 
 def _grouped(pieces: _Pieces) -> Iterator[_Pieces]:
-    """The rows by the power of two above their number of new tokens."""
+    """Groups the rows by the power of two at or above their number of new tokens."""
     exponents = np.ceil(np.log2(pieces.counts)).astype(np.int64)
     for exponent in np.unique(exponents):
         alike = pieces[np.flatnonzero(exponents == exponent)]
@@ -118,7 +118,7 @@ def _attend_group(queries: Tensor, keys: Tensor, values: Tensor, group: Attentio
     values = values[group.slots, :, : group.length]
     mask = group.mask(queries.dtype)
     if group.width == 1:
-        # The query heads of one key head are so many queries of one head: a kernel call without repeated keys.
+        # The query heads of one key head count as queries of one head, so the kernel needs no repeated keys.
         block = block.view(group.num_rows, keys.shape[1], -1, head_dim)
         mixed = F.scaled_dot_product_attention(block, keys, values, attn_mask=mask, scale=scale)
     else:
@@ -131,7 +131,7 @@ def _attend_group(queries: Tensor, keys: Tensor, values: Tensor, group: Attentio
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The attention of one layer."""
+    """The sizes of one layer's attention."""
 
     num_heads: int
     num_kv_heads: int
@@ -146,11 +146,11 @@ class HeadShape:
 
 
 class LayerWeights(NamedTuple):
-    """One decoder layer's parameters, as tensors that share the model's memory unless it says otherwise."""
+    """One decoder layer's parameters. The tensors share the model's memory, except for `head_norms`."""
 
     input_norm: Tensor
     qkv: FusedLinear
-    head_norms: Tensor | None  # [heads + kv_heads, head_dim]: query and key norms (Qwen3), copied
+    head_norms: Tensor | None  # [heads + kv_heads, head_dim]: a copy of the query and key norms (Qwen3)
     output: FusedLinear
     post_norm: Tensor
     gate_up: FusedLinear
@@ -158,10 +158,8 @@ class LayerWeights(NamedTuple):
 
 
 class TorchOps:
-    """The operations over the `N` packed tokens of one forward pass over `step`, whose slots the cache has room for.
-
-    `rotary` [length, 2, head_dim] holds cosines, and sines with the sign of their half of the head. Rows of similar lengths go
-    through one kernel call of `scaled_dot_product_attention` together."""
+    """The operations on the `N` packed tokens of a `step`. The cache must have room for its slots. `rotary` [length, 2,
+    head_dim] holds cosines, and sines with the sign of their half of the head."""
 
     def __init__(self, step: PackedStep, shape: HeadShape, cache: KVCache, rotary: Tensor) -> None:
         device, dtype = rotary.device, rotary.dtype
@@ -179,14 +177,13 @@ class TorchOps:
         """x / √(mean x² + eps) · weight over the last dimension (Zhang & Sennrich 2019)."""
         if x.is_cuda or x.dtype != torch.float32:
             return F.rms_norm(x, x.shape[-1:], eps=self._shape.eps) * weight
-        # torch has no kernel of its own for a CPU; it makes more passes over x than these three.
+        # torch has no kernel for a CPU: its own function makes more than these three passes over x.
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x * size.square_().mul_(1 / x.shape[-1]).add_(self._shape.eps).rsqrt_()).mul_(weight)
 
     def place_heads(self, layer: int, qkv: Tensor, norms: Tensor | None) -> Tensor:
         """Queries [N, heads, head_dim] out of `qkv` [N, (heads + 2 kv_heads) · head_dim]; keys and values go to the cache.
-
-        Queries and keys are normed by `norms` [heads + kv_heads, head_dim] where given, and rotated (Su et al. 2021)."""
+        Queries and keys are normed by `norms` [heads + kv_heads, head_dim], if given, and rotated (Su et al. 2021)."""
         shape = self._shape
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         rotated = heads[:, : shape.num_rotated]
@@ -209,6 +206,6 @@ class TorchOps:
         return output
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) · up of [N, 2 · size], their halves; [N, size]."""
+        """silu(gate) · up [N, size], where gate and up are the halves of `gate_up` [N, 2 · size]."""
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)

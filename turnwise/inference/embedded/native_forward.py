@@ -1,4 +1,4 @@
-"""A small model's whole forward pass in one call of the library's own kernels, products included."""
+"""A small model's whole forward pass, matrix products included, in one call of the library's own kernels."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,16 +13,11 @@ from turnwise.inference.embedded.runner import PackedStep
 from turnwise.models.fused import FusedLinear
 
 PANEL = 16
-"""Outputs whose weights lie together, as `kernels/products.h` has it."""
+"""The number of outputs whose weights lie together, the same as in `kernels/products.h`."""
 
 
 class _Linear(ctypes.Structure):
-    _fields_ = [
-        ("panels", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("inputs", ctypes.c_int64),
-        ("outputs", ctypes.c_int64),
-    ]
+    _fields_ = [("panels", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("inputs", ctypes.c_int64), ("outputs", ctypes.c_int64)]
 
 
 class _Layer(ctypes.Structure):
@@ -53,9 +48,8 @@ class _Step(ctypes.Structure):
 
 
 class NativeForward:
-    """Forward passes over a copy of the weights as they are when this is made, in panels that the kernels read in order.
-
-    A token's result depends neither on the number of threads nor on the rest of the batch."""
+    """Forward passes over a copy of the weights, made at construction, in panels that the kernels read in order. A token's
+    result depends neither on the number of threads nor on the rest of the batch."""
 
     def __init__(
         self,
@@ -116,7 +110,7 @@ class NativeForward:
         return self._kept[-1].data_ptr()
 
     def __call__(self, step: PackedStep) -> Tensor:
-        """Logits [C, V] after the contexts that end with this step. An IndexError says what cache or model lack."""
+        """Logits [C, V] after the contexts that end with this step. Raises IndexError if cache or model are too small."""
         cache, num_tokens = self._cache, len(step.token_ids)
         if step.token_ids.min() < 0 or step.token_ids.max() >= self._num_embeddings:
             raise IndexError(f"a step has token ids beyond the {self._num_embeddings} that the model embeds")

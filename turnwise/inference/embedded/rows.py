@@ -30,9 +30,9 @@ _NO_TOKEN = -1
 
 
 class Rows:
-    """`state` [S] of dtype `ROW`, `ids` and `logprobs` [S, capacity], `stop_ids` [S, K] padded with −1; S slots.
+    """The arrays of S slots: `state` [S] of dtype `ROW`, `ids` and `logprobs` [S, capacity], `stop_ids` [S, K] padded with −1.
 
-    Between steps `cached < length` holds for every running row: the tokens between are computed next, `num_new` at a time."""
+    Between steps every running row has `cached < length`. The tokens in between are computed next, `num_new` at a time."""
 
     def __init__(self) -> None:
         self.state = np.zeros(0, ROW)
@@ -41,18 +41,18 @@ class Rows:
         self.stop_ids: IntArray = np.zeros((0, 1), np.int64)
 
     def reserve(self, num_slots: int, capacity: int) -> None:
-        """Makes room for at least this many slots and tokens a slot."""
+        """Makes room for at least this many slots, and tokens per slot. Sizes are powers of two, so arrays seldom grow."""
         if num_slots <= len(self.state) and capacity <= self.ids.shape[1]:
             return
-        num_slots = _rounded_up(max(num_slots, len(self.state)))
-        capacity = _rounded_up(max(capacity, self.ids.shape[1]))
+        num_slots = 1 << (max(num_slots, len(self.state)) - 1).bit_length()
+        capacity = 1 << (max(capacity, self.ids.shape[1]) - 1).bit_length()
         self.state = _grown(self.state, (num_slots,), 0)
         self.ids = _grown(self.ids, (num_slots, capacity), 0)
         self.logprobs = _grown(self.logprobs, (num_slots, capacity), 0)
         self.stop_ids = _grown(self.stop_ids, (num_slots, self.stop_ids.shape[1]), _NO_TOKEN)
 
     def common_prefix(self, slot: int, context_ids: IntArray) -> int:
-        """Number of the context's tokens that the slot's own context begins with, computed or not."""
+        """The number of the context's first tokens that the slot's own context begins with, computed or not."""
         length = min(int(self.state["length"][slot]), len(context_ids))
         own, other = self.ids[slot, :length], context_ids[:length]
         if own.tobytes() == other.tobytes():
@@ -97,18 +97,13 @@ class Rows:
         self.state[slot] = np.zeros((), ROW)
 
     def computing(self) -> IntArray:
-        """Slots of the running requests that the next forward pass computes something of, ascending."""
+        """The slots, ascending, of the running requests with tokens in the next forward pass."""
         return np.flatnonzero(self.state["is_running"] & (self.state["num_new"] > 0))
 
     def response(self, slot: int) -> tuple[IntArray, FloatArray]:
-        """Tokens of the response in a slot, partial ones too, and log-probs of those that were sampled here, as copies."""
+        """Copies of the tokens of a slot's response, partial ones included, and of their log-probs."""
         start, stop = self.state["prompt_length"][slot], self.state["length"][slot]
         return self.ids[slot, start:stop].copy(), self.logprobs[slot, start:stop].copy()
-
-
-def _rounded_up(size: int) -> int:
-    """The power of two at or above, so that arrays seldom grow."""
-    return 1 << (size - 1).bit_length()
 
 
 def _grown(array: NDArray, shape: tuple[int, ...], fill: int) -> NDArray:

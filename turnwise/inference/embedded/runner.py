@@ -99,28 +99,22 @@ class Runner(Protocol):
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Makes room for at least this many slots and tokens a slot, keeping what is cached."""
-        ...
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
         """Number of cached tokens that can stay, if the next context shares `num_common` of the slot's `num_cached`. The rest
         is overwritten."""
-        ...
 
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
         """Copies the cache of positions `start` to `stop` from slot `source` to slot `target`, if `can_copy`."""
-        ...
 
     def forward(self, step: PackedStep) -> Tensor:
         """Logits [C, V] float32 after the contexts that end with this step."""
-        ...
 
     def refresh(self, kept: Sequence[int] = ()) -> None:
-        """Handles changed or moved weights; old caches are no longer used but for those of the slots `kept`."""
-        ...
+        """Handles changed or moved weights. Old caches are no longer used, except those of the slots `kept`."""
 
     def free(self) -> None:
         """Gives the memory of the cache back."""
-        ...
 
 
 class GenericRunner:

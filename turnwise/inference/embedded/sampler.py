@@ -1,7 +1,7 @@
 """Draws the next token of every row at once, from counter-based random numbers.
 
-The uniform number behind token t of a request is a hash of (its seed, t): it doesn't depend on the other rows, on what was
-drawn before, or on the device."""
+The uniform number behind token t of a request is a hash of (seed, t). It depends on no other row, no earlier draw and no
+device."""
 
 import ctypes
 import math
@@ -38,8 +38,8 @@ def uniforms(seeds: NDArray[np.uint64], counters: IntArray) -> FloatArray:
 
 
 class Drawn(NamedTuple):
-    """Tokens [B] and their log-probs [B] under the distributions that they were drawn from; greedy rows have log-prob 0. `kept`
-    holds the ids that they were drawn from, by row, of rows that say `keeps_ids`."""
+    """Tokens [B] and their log-probs [B] under the distributions that they were drawn from; greedy rows have log-prob 0. For
+    each row with `keeps_ids`, `kept` has the ids that its token was drawn from."""
 
     token_ids: IntArray
     logprobs: FloatArray
@@ -49,8 +49,8 @@ class Drawn(NamedTuple):
 def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Drawn:
     """Draws a token for each row.
 
-    `logits` [B, V] float32 may be overwritten; `rows` [B] has dtype `rows.ROW`; row i's context is the first
-    `rows["length"][i]` tokens of `ids[slots[i]]`. Order: repetition penalty, temperature, top-k, top-p, min-p. Raises
+    `logits` [B, V] float32 may be overwritten; `rows` [B] has dtype `rows.ROW`; the context of row i is the first
+    `rows["length"][i]` tokens of `ids[slots[i]]`. The order is: repetition penalty, temperature, top-k, top-p, min-p. Raises
     FloatingPointError if logits aren't finite."""
     kept: dict[int, KeptIds] = {}
     scores = logits if rows["is_plain"].all() else _processed(logits, rows, ids, slots, kept)
@@ -62,7 +62,7 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Dra
 
 
 def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, kept: dict[int, KeptIds]) -> Tensor:
-    """The scores of the distribution that is drawn from; overwrites the logits and notes which ids it keeps."""
+    """The scores of the distribution to draw from. Overwrites the logits, and notes in `kept` which ids are left."""
     is_penalised = rows["repetition_penalty"] != 1.0
     if is_penalised.any():
         _penalise(logits, np.flatnonzero(is_penalised), rows, ids, slots)
@@ -94,8 +94,8 @@ def _draw(scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray) -> 
 
 
 def _running_sums(probs: Tensor) -> Tensor:
-    """Over the last dimension. On a GPU torch adds floats up in no fixed order, which a deterministic run refuses: it adds
-    whole numbers of 2⁻⁴⁰ there."""
+    """Running sums over the last dimension. On a GPU torch adds floats up in no fixed order, so a deterministic run adds whole
+    multiples of 2⁻⁴⁰ there."""
     if not (probs.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return probs.cumsum(-1)
     return (probs.double() * 2**40).long().cumsum(-1).double().mul_(2**-40).to(probs.dtype)
@@ -114,14 +114,15 @@ def _draw_natively(
 
 
 def _checked(values: Tensor) -> Tensor:
-    # A sum is finite where all its terms are, unless it overflows, and logits so large are no better.
+    # A sum of finite terms is finite unless it overflows, and logits as large as that are no better.
     if not math.isfinite(values.sum().item()):
         raise FloatingPointError(_NOT_FINITE)
     return values
 
 
 def _penalise(logits: Tensor, chosen: IntArray, rows: NDArray, ids: IntArray, slots: IntArray) -> None:
-    """Divides positive and multiplies negative logits of tokens seen by the penalty (Keskar et al. 2019, section 4.1)."""
+    """Divides positive logits of tokens in the context by the penalty, multiplies negative ones (Keskar et al. 2019, section
+    4.1)."""
     lengths = rows["length"][chosen]
     contexts = ids[slots[chosen], : lengths.max()]
     is_beyond = np.arange(contexts.shape[1]) >= lengths[:, None]
@@ -134,9 +135,9 @@ def _penalise(logits: Tensor, chosen: IntArray, rows: NDArray, ids: IntArray, sl
 
 
 def _truncate(scores: Tensor, chosen: IntArray, rows: NDArray) -> dict[int, KeptIds]:
-    """Takes tokens out of the chosen rows: those outside the top k, then outside the nucleus of mass top_p (Holtzman et al.
-    2020), then less likely than min_p times the likeliest (Nguyen et al. 2024, arXiv:2407.01082). Returns the ids that are left
-    in rows that keep them."""
+    """Takes tokens out of the chosen rows: those outside the top k, then those outside the nucleus of mass top_p (Holtzman et
+    al. 2020), then those less likely than min_p times the likeliest (Nguyen et al. 2024, arXiv:2407.01082). Returns the ids
+    that are left, for rows with `keeps_ids`."""
     index, cuts = torch.from_numpy(chosen).to(scores.device), rows[chosen]
     limits = (torch.from_numpy(cuts[name].copy()).to(scores.device) for name in ("top_k", "top_p", "min_p"))
     top_k, top_p, min_p = (limit[:, None] for limit in limits)

@@ -8,10 +8,9 @@ from turnwise.inference.request import Request
 
 
 class Scheduler:
-    """First come, first served, over at most `max_slots` slots, each owned by one conversation.
-
-    A conversation keeps its slot between its requests. When none is free, the least recently used idle conversation loses
-    its own; when all are running, requests wait."""
+    """Serves requests in the order of their arrival, in at most `max_slots` slots. One conversation owns a slot, and keeps it
+    between its requests. If no slot is free, the least recently used idle conversation loses its slot; if all conversations
+    run, requests wait."""
 
     def __init__(self, *, max_slots: int, max_concurrency: int) -> None:
         self.max_slots = max_slots
@@ -21,7 +20,7 @@ class Scheduler:
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._slots: dict[str, int] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
-        """Conversations that own a slot and don't run, least recently used first."""
+        """Conversations that own a slot and don't run, the least recently used first."""
         self._free: list[int] = []
         self._num_fresh = 0
 
@@ -51,23 +50,20 @@ class Scheduler:
             self._idle.move_to_end(request.request_id)
 
     def admit(self) -> tuple[int, Request] | None:
-        """The next request to start and its slot, or None while there is none or no room."""
+        """The next request to start, and its slot. None if no request waits, or there is no room for one."""
         if not self._waiting or len(self.running) >= self.max_concurrency:
             return None
         request_id = next(iter(self._waiting))
-        slot = self._slots.get(request_id)
+        slot = self._slots[request_id] if request_id in self._slots else self._take_slot()
         if slot is None:
-            slot = self._take_slot()
-            if slot is None:
-                return None
-            self._slots[request_id] = slot
+            return None
+        self._slots[request_id] = slot
         self._idle.pop(request_id, None)
-        request = self._waiting.pop(request_id)
-        self.running[slot] = request
+        request = self.running[slot] = self._waiting.pop(request_id)
         return slot, request
 
     def admit_to(self, request_id: str, slot: int) -> tuple[int, Request]:
-        """Starts the first waiting request in this slot; an idle conversation that owns the slot loses it."""
+        """Starts the conversation's waiting request in this slot. An idle conversation that owns the slot loses it."""
         own = self._slots.pop(request_id, None)
         if own is not None:
             heapq.heappush(self._free, own)
@@ -85,7 +81,7 @@ class Scheduler:
         return slot, request
 
     def finish(self, slot: int) -> Request:
-        """The request in `slot` is over; its conversation keeps the slot."""
+        """Ends the request in `slot` and returns it. Its conversation keeps the slot."""
         request = self.running.pop(slot)
         self._idle[request.request_id] = None
         return request
@@ -95,7 +91,7 @@ class Scheduler:
         return self._waiting.pop(request_id, None)
 
     def release(self, request_id: str) -> int | None:
-        """Frees the slot of an idle conversation and returns it; None if it has none or is running."""
+        """Frees the slot of an idle conversation and returns it; None if the conversation has no slot or runs."""
         if request_id not in self._idle:
             return None
         del self._idle[request_id]
@@ -104,7 +100,7 @@ class Scheduler:
         return slot
 
     def _take_slot(self) -> int | None:
-        """The lowest free slot (running rows lie close together then), or that of the least recently used conversation."""
+        """The lowest free slot, so that running rows lie close together, or that of the least recently used conversation."""
         if not self._free and self._num_fresh < self.max_slots:
             self._num_fresh += 1
             return self._num_fresh - 1

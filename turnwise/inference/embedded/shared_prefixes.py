@@ -1,4 +1,4 @@
-"""Which slots read the beginning of their context out of another slot's cache."""
+"""Notes which slots read the beginning of their context from another slot's cache."""
 
 from collections.abc import Callable
 
@@ -8,14 +8,14 @@ from turnwise.kernels.build import LANES
 from turnwise.types import IntArray
 
 Copy = Callable[[int, int, int, int], None]
-"""Copies positions from one slot to another: source, target, start, stop."""
+"""Copies the positions `start` to `stop` from one slot to another: (source, target, start, stop)."""
 
 
 class SharedPrefixes:
-    """Siblings with the same prompt store its keys and values once, and read them from memory once per step.
+    """Lets siblings with the same prompt store its keys and values once, and read them from memory once per step.
 
-    Slot `s` finds its positions below `splits[s]`, a multiple of `LANES`, in slot `bases[s]`, and the others in itself. A base
-    reads from no other slot. Before a lent part is overwritten, `keep` copies it to a borrower.
+    Slot `s` reads its positions below `splits[s]`, a multiple of `LANES`, from slot `bases[s]`, and the others from itself. A
+    base reads from no other slot. Before a lent part is overwritten, `keep` copies it to a borrower.
 
     >>> moved = []
     >>> prefixes = SharedPrefixes(lambda *what: moved.append(what))
@@ -35,21 +35,21 @@ class SharedPrefixes:
         self.splits: IntArray = np.zeros(0, np.int64)
 
     def reserve(self, num_slots: int) -> None:
-        """Makes room for at least this many slots, each for itself."""
+        """Makes room for at least this many slots. A new slot reads only from itself."""
         more = np.arange(len(self.bases), max(num_slots, len(self.bases)))
         self.bases = np.concatenate((self.bases, more))
         self.splits = np.concatenate((self.splits, np.zeros_like(more)))
 
     def clear(self) -> None:
-        """Forgets all slots: nothing that is cached will be read again."""
+        """Forgets all sharing, when nothing that is cached will be read again."""
         self.bases, self.splits = np.arange(len(self.bases)), np.zeros_like(self.splits)
 
     def share(self, source: int, target: int, start: int, stop: int) -> None:
-        """Positions `start` to `stop` of `target` are what `source` has there; before them both have the same already."""
+        """Gives `target` the positions `start` to `stop` of `source`. Before them both slots already have the same."""
         split = int(self.splits[source])
         base = int(self.bases[source]) if split else source
         length = _whole_vectors(min(split or stop, stop))
-        # A base reads from no other slot, and what is longer than that of another base stays.
+        # A target that has more already keeps it. A slot from which others borrow may not borrow itself.
         if length > start and not self._borrowers(target, longer_than=0):
             self._borrow(base, target, length)
             start = length
@@ -59,7 +59,7 @@ class SharedPrefixes:
             self._copy(source, target, max(start, split), stop)
 
     def keep(self, slot: int, num_tokens: int) -> None:
-        """Keeps the first `num_tokens` positions of the slot; the others may be overwritten from now on."""
+        """Keeps the first `num_tokens` positions of the slot. The others may be overwritten from now on."""
         split = int(self.splits[slot])
         if split > num_tokens:
             base = int(self.bases[slot])
