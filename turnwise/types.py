@@ -1,9 +1,8 @@
 """The nouns of turnwise: the data that pass between rooms.
 
-Standard library and numpy only. Every array is one-dimensional; `N` is a number of tokens, `R` a number of sampled tokens.
-The nesting is `Group → Trajectory → Turn → token`; a `Sample` is the flat view of one context on which forward passes,
-credit and training work, and a `Batch` is what one optimiser micro-batch sees. Packing is the last thing that happens to data.
-"""
+Standard library and numpy only. Every array is one-dimensional; `N` is a number of tokens, `R` a number of sampled tokens. The
+nesting is `Group → Trajectory → Turn → token`; a `Sample` is the flat view of one context on which forward passes, credit and
+training work, and a `Batch` is what one optimiser micro-batch sees. Packing is the last thing that happens to data."""
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -158,7 +157,7 @@ class Sample:
     trainer's. All log-probs of a token are at its temperature."""
     old_logprobs: FloatArray | None = None
     old_full_logprobs: FloatArray | None = None
-    """Old log-probs over the whole vocabulary, for a KL; None where `old_logprobs` are that."""
+    """Old log-probs over the whole vocabulary, for a KL; None if `old_logprobs` are over it."""
     ref_logprobs: FloatArray | None = None
     """Over the whole vocabulary."""
     values: FloatArray | None = None
@@ -332,7 +331,7 @@ class ModelOutputs:
     logprobs: Any = None
     """Over the kept ids of each token that has some."""
     full_logprobs: Any = None
-    """Over the whole vocabulary; None where `logprobs` are that."""
+    """Over the whole vocabulary; None if `logprobs` are over it."""
     entropy: Any = None
     values: Any = None
     next_values: Any = None

@@ -120,7 +120,7 @@ def test_a_label_of_another_run_is_no_version(serve, policy, model):
 def test_a_missing_log_prob_is_no_evidence(serve, model, monkeypatch):
     server = serve(model)
     monkeypatch.setattr(server.fake, "_sample", lambda *_: (7, -9999.0, -9999.0, [7]))
-    with pytest.raises(ServerError, match="2 tokens for conversation 'c', and not each with a log-prob"):
+    with pytest.raises(ServerError, match="2 tokens for conversation 'c', and not every one has a log-prob"):
         asyncio.run(server.generate([1, 2], SamplingParams(2), "c"))
 
 

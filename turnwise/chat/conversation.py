@@ -1,5 +1,5 @@
-"""The token ledger of one context, exactly the ids that the server saw, in order; the contexts of one episode; and a
-conversation with a model that is reached by text alone."""
+"""The token ledger of one context: exactly the ids that the server saw, in order. Also the contexts of one episode, and a
+conversation with a model that takes and gives text."""
 
 import logging
 import re
@@ -25,13 +25,13 @@ _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class TokenConversation:
-    """A Conversation over an PolicyServer: append-only ids, one Turn per response. One `generate` at a time.
+    """A Conversation over a PolicyServer. Ids are only appended, and each response is a Turn. One `generate` runs at a time.
 
     `max_length` is the room of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
     `sampling.seed` and k, so that it does not depend on what else the server is doing. If an agent rewrote history, `parent` is
     the index of the turn whose context this one continues; the first Turn keeps it. With `opens_episode` this is the episode's
     first context: a first prompt without room is an error here, and a limit in later contexts. `tools` are the schemas that the
-    first prompt shows; the `parser` reads their calls off the responses.
+    first prompt shows; the `parser` reads their calls from the responses.
 
     >>> import asyncio
     >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
@@ -71,7 +71,7 @@ class TokenConversation:
         self._is_closed = False
         self._said: list[Message] = []
         self._ended: list[array[int]] = []  # contexts before this one
-        # An array instead of a list: the garbage collector would scan every entry again and again.
+        # It is no list, since the garbage collector would scan every entry of a list again and again.
         self._context_ids = array("q")
         self._media: list[Media] = []
 
@@ -91,7 +91,7 @@ class TokenConversation:
         messages = [*self._said, *new_messages] if is_anew else new_messages
         before = array("q") if is_anew else self._context_ids
         room, num_characters = self._max_length - len(before), num_characters_of(messages)
-        # A text of megabytes takes a tokenizer minutes, in which no deadline can end it.
+        # A tokenizer takes minutes for a text of megabytes, and no deadline can end it.
         is_too_long = num_characters > self._template.max_characters(self._max_length)
         added_ids = [] if is_too_long else self._encode(messages, tools, is_anew)
         room -= len(added_ids)
@@ -193,11 +193,11 @@ class TokenConversation:
         return self._template.decode(response_ids[:-1] if is_stopped else response_ids, skips_special)
 
     def _calls(self, response_ids: list[int]) -> Message:
-        """What the last response calls. Some families mark calls by special tokens."""
+        """The calls of the last response. Special tokens are kept, since some families mark calls by them."""
         if self._parser is None or not self._tools:
             return {}
         parsed = self._parser.parse(self._text(response_ids, skips_special=False), self._tools)
-        # Nine letters and digits, since Mistral's template takes no other id. What the model wrote is kept where it is one.
+        # Mistral's template takes only ids of nine letters and digits. The model's own ids are kept if they all have that form.
         said = [call.id for call in parsed.tool_calls]
         is_kept = all(_CALL_ID.fullmatch(call_id) for call_id in said) and len(set(said)) == len(said)
         ids = said if is_kept else [f"t{len(self.turns):03d}c{index:04d}" for index in range(len(said))]
@@ -290,7 +290,7 @@ class TokenContexts:
         return conversation
 
     def verify(self) -> None:
-        """Checks of every context, closed ones too, that its turns add up to what the server saw. Raises RolloutError if a turn
+        """Checks that the turns of every context, closed ones too, add up to what the server saw. Raises RolloutError if a turn
         was changed after it was sampled."""
         for conversation in self._conversations:
             conversation.verify()

@@ -1,4 +1,4 @@
-"""What the servers around another engine (transformers, vLLM, SGLang) share. The engine samples, keeps its own caches and ends
+"""The common part of servers around another engine (transformers, vLLM, SGLang), which samples, keeps its own caches and ends
 requests by their ids."""
 
 import asyncio
@@ -47,7 +47,7 @@ class Sampled(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request in the engine, under an id of its own: a conversation's id comes again with each turn."""
+    """A request in the engine. It has an id of its own, since a conversation's id comes again with each turn."""
 
     engine_id: str
     version: int
@@ -56,12 +56,12 @@ class _Running:
 
 
 class RequestServer(ABC):
-    """What servers share whose requests run apart from each other: requests are checked here, held back while weights change,
-    and counted. A subclass samples and ends requests by their ids. It holds contexts of up to `max_length` tokens; `decode`
-    turns ids into text, for stop strings."""
+    """The common part of servers whose requests run independently. It checks and counts requests, and holds them back while
+    weights change. A subclass samples and ends requests by their ids. Contexts have up to `max_length` tokens. `decode` turns
+    ids into text, for stop strings."""
 
     name: str
-    """What messages call the server."""
+    """The server's name in messages."""
 
     def __init__(self, vocab_size: int, max_length: int, decode: Decode | None, version: int = 0) -> None:
         self.version = version
@@ -76,7 +76,7 @@ class RequestServer(ABC):
 
     @abstractmethod
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
-        """Raises ServerError if the engine refuses this request, ConnectionError if it has ended."""
+        """Raises ServerError if the engine refuses this request, ConnectionError if the engine has ended."""
 
     @abstractmethod
     async def _abort(self, engine_id: str) -> None: ...
@@ -173,7 +173,7 @@ class RequestServer(ABC):
         is_whole = len(logprobs) == len(token_ids) and len(sampled.kept) in (0, len(token_ids))
         if not is_whole or not (np.isfinite(logprobs) & (logprobs > _MISSING_LOGPROB)).all():
             raise ServerError(
-                f"{self.name} gave {len(token_ids)} tokens for conversation {request.request_id!r}, and not each with a "
+                f"{self.name} gave {len(token_ids)} tokens for conversation {request.request_id!r}, and not every one has a "
                 "log-prob; a policy can't be trained on them"
             )
         stop = self._stop_across(request, token_ids)
@@ -187,7 +187,8 @@ class RequestServer(ABC):
         return Completion(token_ids[:length], logprobs[:length], reason, versions, generate_s, *join_kept(kept))
 
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
-        """The number of tokens up to a stop string that began among the partial ones, which the engine takes for prompt."""
+        """The number of tokens up to the end of a stop string that begins among the partial tokens, which the engine takes for
+        the prompt; None without one."""
         if not len(request.partial_ids) or not request.sampling.stop_strings:
             return None
         before, ids, stops = request.partial_ids.tolist(), token_ids.tolist(), request.sampling.stop_strings
@@ -198,8 +199,8 @@ class RequestServer(ABC):
 
 
 class EngineServer(RequestServer):
-    """A `protocols.InferenceServer` around an engine. Its cached prefixes are marked with the number of the weight update, so
-    that no request continues from what older weights computed. Weights reach it as safetensors files of a folder."""
+    """A `protocols.InferenceServer` around an engine. Cached prefixes are marked with the number of the weight update, so no
+    request continues from a prefix of older weights. Weights reach the engine as safetensors files in a folder."""
 
     def __init__(self, rank: RankContext, policy: PolicyInfo) -> None:
         super().__init__(policy.vocab_size, policy.max_context, decoder(policy))
@@ -220,7 +221,7 @@ class EngineServer(RequestServer):
 
     @property
     def _mark(self) -> str:
-        """Name of the prefixes that the current weights compute."""
+        """The mark of the prefixes that the current weights compute."""
         return str(self._num_updates)
 
     async def receive(self, weights: NamedTensors) -> int:
@@ -265,7 +266,7 @@ class EngineServer(RequestServer):
         )
 
     def _check_weights(self, shapes: Mapping[str, torch.Size]) -> None:
-        """Raises ModelError for a missing, unknown or misshapen weight: engines ignore one that doesn't come."""
+        """Raises ModelError for a missing, unknown or misshapen weight. The engine itself would ignore a missing one."""
         known, needed = self._model.state_dict(), dict(self._model.named_parameters())
         wrong = [name for name, shape in shapes.items() if name not in known or known[name].shape != shape]
         if missing := wrong or [name for name in needed if name not in shapes]:
@@ -284,8 +285,8 @@ def own_folder(policy: PolicyInfo, name: str) -> str:
 
 
 def write_folder(weights: NamedTensors) -> tuple[Path, int]:
-    """A new folder of safetensors files that another process can load, in shared memory if they fit there, and the bytes of its
-    tensors. Tied ones are written once, under their first name, as in a checkpoint."""
+    """A new folder of safetensors files that another process can load, in shared memory if there is room, and the bytes of
+    their tensors. Tied tensors are written once, under their first name, as in a checkpoint."""
     pairs = {(tensor.data_ptr(), tensor.shape): (name, tensor) for name, tensor in reversed(list(weights))}.values()
     num_bytes = sum(tensor.nbytes for _, tensor in pairs)
     has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > num_bytes + _SPARE_BYTES
@@ -301,7 +302,7 @@ def write_folder(weights: NamedTensors) -> tuple[Path, int]:
 
 
 def require_version(name: str, found: str, lowest: str, highest: str) -> None:
-    """Raises NotAvailableError if the engine is older or newer than those that this version of turnwise was checked with."""
+    """Raises NotAvailableError if the engine is older or newer than the versions that turnwise was checked with."""
     bounds = [tuple(map(int, bound.split("."))) for bound in (lowest, highest)]
     parts = [int("".join(itertools.takewhile(str.isdigit, part)) or 0) for part in found.split("+")[0].split(".")]
     if not all((bounds[0] <= tuple(parts[: len(bounds[0])]), tuple(parts[: len(bounds[1])]) <= bounds[1])):

@@ -1,7 +1,7 @@
-"""The plain reference server: transformers' own `generate`, one request after another, one token a call.
+"""The plain reference server: transformers' own `generate`, one request after another.
 
-One token per call keeps the event loop turning, so that aborts and deadlines work without a thread, and gives every token its
-own seed. Only transformers decides how a token is sampled."""
+Each call samples one token. This keeps the event loop running, so that aborts and deadlines work without a thread, and gives
+every token its own seed. Only transformers decides how a token is sampled."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ from turnwise.types import FinishReason, SamplingParams, derive_seed
 
 
 class HFServer(HoldsModel, RequestServer):
-    """Samples with `model.generate`, keeping nothing between requests. For checking other servers, not for speed.
+    """Samples with `model.generate` and keeps nothing between requests. It serves to check other servers, not for speed.
 
     `max_length` bounds contexts (default: the model's own). Responses include the stop token, or the token that completed a
     stop string."""
@@ -120,17 +120,9 @@ class HFServer(HoldsModel, RequestServer):
 
 
 def _generation_config(sampling: SamplingParams) -> GenerationConfig:
-    """One token under these parameters, every one of them set, so that a model's own defaults don't slip in."""
-    drawn = (
-        {}
-        if sampling.is_greedy
-        else {
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p or None,
-        }
-    )
+    """The config for one token. All parameters are set, so that none of the model's own defaults applies."""
+    cuts = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p or None}
+    drawn = {} if sampling.is_greedy else {"temperature": sampling.temperature, **cuts}
     return GenerationConfig(
         do_sample=not sampling.is_greedy,
         repetition_penalty=sampling.repetition_penalty,

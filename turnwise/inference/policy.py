@@ -1,4 +1,4 @@
-"""What a server in this process loads of a policy, and what servers of a loaded model share."""
+"""Loads a policy for a server in this process. Also the common part of servers that hold a loaded model."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -19,21 +19,21 @@ from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 
 
 class HoldsModel:
-    """Half a server: the model that it samples from in this process, which is the trainer's own if it `reads_trainer`."""
+    """The half of a server that holds its model in this process. With `reads_trainer` that is the trainer's own model."""
 
     model: PreTrainedModel
     reads_trainer: bool
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`: it reads the trainer's model where that is a neighbour, else it loads one."""
+        """A `protocols.ServerFactory`. The server reads the model of a trainer among its neighbours, or else loads one."""
         model, reads_trainer = policy_model(rank, policy)
         own = {"max_length": policy.max_context, "decode": decoder(policy), "stopwatch": rank.stopwatch}
         return cls(model, reads_trainer=reads_trainer, **own, **options)  # type: ignore[call-arg]
 
     async def receive(self, weights: NamedTensors) -> int:
-        """Writes the tensors into the model in place; the number of bytes written. Raises ModelError if a name or shape doesn't
-        fit the model, or one of its tensors got no value."""
+        """Writes the tensors into the model in place, and returns their bytes. Raises ModelError if a name or shape doesn't fit
+        the model, or one of the model's tensors gets no value."""
         targets = self.model.state_dict()
         written: set[int] = set()
         num_bytes = 0
@@ -62,14 +62,14 @@ class HoldsModel:
         await HoldsModel.sleep(self, kinds)
 
     def describe(self, engine: str, **facts: Any) -> ServerInfo:
-        """What is served."""
+        """The info of this server."""
         model, needs = loaded_model(self.model), not self.reads_trainer
         can: Any = {"sampling_mask": True, "weight_versions": True, "suspensions": EVERY_SUSPENSION}
         return ServerInfo(model=model, engine=engine, needs_weights=needs, **can, **facts)
 
 
 def policy_model(rank: RankContext, policy: PolicyInfo) -> tuple[PreTrainedModel, bool]:
-    """The model that a server samples from, and whether it is that of a trainer among its neighbours: if the dtype fits."""
+    """The model that a server samples from, and whether it is a trainer's: that of a neighbour, if the dtype fits."""
     dtype, trainer = parse_dtype(policy.dtype), rank.neighbours.get("actor_train")
     if trainer is not None and trainer.model.dtype == dtype:
         return trainer.model, True

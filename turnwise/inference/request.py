@@ -1,4 +1,4 @@
-"""A request as a server in this process sees it, its checks, which are common to all servers, and how it ended."""
+"""Requests as servers in this process see them: their checks, which all servers share, and their ends."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,7 +28,7 @@ class Request:
 
     @property
     def context_ids(self) -> IntArray:
-        """What is there before the first token is sampled."""
+        """The ids before the first sampled token."""
         return np.concatenate((self.prompt_ids, self.partial_ids)) if len(self.partial_ids) else self.prompt_ids
 
     @property
@@ -57,7 +57,7 @@ class Finished(NamedTuple):
 
 
 def join(pieces: Sequence[Completion]) -> Completion:
-    """One completion of the pieces of a response, in order."""
+    """The pieces of a response, in order, as one completion."""
     if len(pieces) == 1:
         return pieces[0]
     versions: tuple[VersionRun, ...] = ()
@@ -97,7 +97,7 @@ def check_request(
     max_length: int,
     can_decode: bool,
 ) -> Request:
-    """The request. Raises ServerError if the request can't be served."""
+    """The request, checked. Raises ServerError if it can't be served."""
     prompt, partial = np.array(prompt_ids, np.int64), np.array(partial_ids, np.int64)
     request = Request(request_id, prompt, sampling, partial)
     problem = _prompt_problem(prompt, vocab_size, max_length) or _sampling_problem(sampling)

@@ -21,20 +21,19 @@ T = TypeVar("T")
 
 _SETTING = "deadlines.request_s"
 _MAX_IMBALANCE = 1.1
-"""A conversation leaves its replica if that has so many times the tokens of the least loaded one, with its own on top."""
+"""A conversation leaves a replica with more than this many times the tokens of the least loaded one, plus the
+conversation's."""
 
 
 class LLMServerManager:
-    """Routes requests over replicas: a conversation stays with the replica that has its cache, a new one goes to the least
-    loaded replica. One moves to that, where its context is computed again, if its own has clearly more to do: lengths differ
-    so much that they would never even out (`benchmarks/balance.py`).
+    """Routes requests over replicas. A conversation stays with the replica that has its cache; a new one goes to the least
+    loaded replica. A conversation moves there too, and its context is computed again, if its own replica has clearly more to
+    do: lengths differ so much that loads would never even out (`benchmarks/balance.py`).
 
     Load is the number of tokens, prompt and budget, of running and waiting requests. A broken replica is dead: its requests are
-    retried elsewhere with the same prompt and seed. `request_s` bounds every wait for a replica, in seconds: one that doesn't
-    answer ends the run, and isn't asked for anything more. `max_conversations` bounds the memory of who is where.
-
-    Every method raises DeadlineError where a replica takes longer than `request_s`. Raises ServerError if no server is
-    given."""
+    retried elsewhere with the same prompt and seed. Every method raises DeadlineError if a replica takes longer than
+    `request_s` seconds; that ends the run, and the replica gets no more calls. The places of at most `max_conversations`
+    conversations are kept. Raises ServerError without servers."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class LLMServerManager:
         """Called before requests are made, where roles take turns on a device."""
         self._in_flight: set[str] = set()  # conversations with a request that its caller hasn't aborted
         self._interrupted: OnWeightUpdate = "finish"
-        """What becomes of interrupted requests, by the last update that interrupted any."""
+        """What the last update that interrupted requests does with them."""
 
     @property
     def servers(self) -> tuple[InferenceServer, ...]:
@@ -123,8 +122,8 @@ class LLMServerManager:
         await self._ask_of(request_id, replica, "release its cache", lambda server: server.release(request_id))
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
-        """Suspends all replicas. Running requests are finished, or they are interrupted and, with the new weights, go on from
-        their tokens so far (`abort_continue`) or start over (`abort_restart`), or they stand still meanwhile (`keep`)."""
+        """Suspends all replicas. Running requests are finished; or they are interrupted, and with the new weights they go on
+        from their tokens (`abort_continue`) or start over (`abort_restart`); or they pause (`keep`)."""
         fates: dict[OnWeightUpdate, Suspension] = {"finish": "finish", "keep": "keep"}
         how = fates.get(on_weight_update, "abort")
         if how == "abort":
@@ -132,7 +131,7 @@ class LLMServerManager:
         await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(how))
 
     async def receive(self, weights: NamedTensors) -> int:
-        """Sends weights to all replicas, which each read them once; the number of bytes written."""
+        """Sends weights to all replicas, and each reads them once. Returns the number of bytes written."""
         asked = self._ask_all("a weight update", "receive the weights", lambda server: server.receive(weights))
         return sum(num_bytes or 0 for num_bytes in await asked)
 
@@ -179,7 +178,7 @@ class LLMServerManager:
             return None
 
     def join(self, server: InferenceServer) -> None:
-        """Adds a replica, between weight updates; it must have the weights of the others."""
+        """Adds a replica, which must have the weights of the others. Call it between weight updates."""
         index = max(self._tokens_in_flight) + 1
         self._servers[index], self._tokens_in_flight[index] = server, 0
 
@@ -219,7 +218,7 @@ class LLMServerManager:
             async with self._watchdog.waiting(who, awaited, self._request_s, _SETTING):
                 yield
         except DeadlineError:
-            # The end of the run would wait for it once more for each of its conversations.
+            # Otherwise the end of the run would wait for the replica again, once for each of its conversations.
             self._servers.pop(replica, None)
             raise
 
@@ -232,10 +231,10 @@ AsyncServer = InferenceServer
 class ManagerTransfer:
     """Makes all replicas of a manager sample from the trainer's current weights: `protocols.WeightTransfer`.
 
-    `weights` gives the trainer's named tensors, or something to await that does, as another process needs. Servers that read
-    the trainer's own parameters only need to be suspended and resumed: they drop their caches and their reordered copies of the
-    weights. The others receive the tensors; where these are several or in other processes, `share` makes a form that all can
-    read. `take_turn` is called first, where roles take turns on a device. An update may take `timeout_s` seconds."""
+    `weights` gives the trainer's named tensors, or an awaitable of them if the trainer is in another process. Servers that read
+    the trainer's own parameters are only suspended and resumed: they drop their caches and their reordered copies of the
+    weights. Other servers receive the tensors. If these are several or in other processes, `share` makes a form that all can
+    read. `take_turn` is called first, if roles take turns on a device. An update may take `timeout_s` seconds."""
 
     servers: LLMServerManager
     weights: Callable[[], NamedTensors | Awaitable[NamedTensors]]
@@ -247,8 +246,8 @@ class ManagerTransfer:
     timeout_s: float | None = None
 
     async def update(self, version: int) -> list[Metric]:
-        """Suspends the servers, transfers, bumps their version to `version` and resumes them. Raises ModelError if a name or
-        shape doesn't fit a server's model, or one of its tensors got no value; DeadlineError past `timeout_s`."""
+        """Suspends the servers, transfers the weights, and resumes the servers with `version`. Raises ModelError if a name or
+        shape doesn't fit a server's model, or one of its tensors gets no value; DeadlineError past `timeout_s`."""
         started = time.perf_counter()
         waiter, awaited = "the pipeline", f"the weights of version {version} to reach the inference servers"
         async with self.watchdog.waiting(waiter, awaited, self.timeout_s, "deadlines.weights_s"):

@@ -1,5 +1,5 @@
-"""SGLang's HTTP server behind `protocols.InferenceServer`: started here, or running elsewhere at a URL. What is asked and
-answered is in `sglang/srt/managers/io_struct.py` of SGLang 0.5.23."""
+"""SGLang's HTTP server behind `protocols.InferenceServer`: started here, or running elsewhere at a URL. Requests and
+answers are defined in `sglang/srt/managers/io_struct.py` of SGLang 0.5.23."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ from turnwise.runtime_info import PolicyInfo
 from turnwise.types import FinishReason
 
 LOWEST, HIGHEST = "0.5.23", "0.5.23"
-"""Versions of SGLang whose requests and replies these are."""
+"""The versions of SGLang that have these requests and answers."""
 _LOOK_S = 0.2
 _END_S = 20.0
 _NUM_LINES = 5  # lines of its log in an error
@@ -35,11 +35,9 @@ _Process = tuple[subprocess.Popen[bytes], Path]
 
 
 class SGLangServer(EngineServer):
-    """Samples with the server that `http` asks. `process` is that server with its log, if it was started here.
-
-    It draws with each request's seed only with its option `enable_deterministic_inference`: then token by token, so that a
-    response goes on as it would have done. Raises NotAvailableError if SGLang is too old or too new; ServerError if nobody
-    answers."""
+    """Samples with the server behind `http`. `process` is that server with its log, if it was started here. The server draws
+    with each request's seed only if `enable_deterministic_inference` is on; an interrupted response then goes on as it would
+    have done. Raises NotAvailableError if SGLang is too old or too new; ServerError if it doesn't answer."""
 
     name = "SGLang"
 
@@ -93,7 +91,7 @@ class SGLangServer(EngineServer):
         return server
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """Forgets what is cached and, with `enable_memory_saver`, gives memory back."""
+        """Drops the cache and, with `enable_memory_saver`, gives memory back."""
         await self._ask("/flush_cache", {})
         if self._sleeps:
             await self._ask("/release_memory_occupation", {"tags": list(kinds)})
@@ -115,7 +113,7 @@ class SGLangServer(EngineServer):
                 "input_ids": request.context_ids.tolist(),
                 "extra_key": self._mark,
                 "return_logprob": True,
-                # Its other log-probs are over the whole vocabulary, whatever can be drawn.
+                # SGLang's other log-probs are over the whole vocabulary, even if sampling is cut.
                 "return_sampling_mask": is_truncated,
                 "sampling_params": {
                     "temperature": 0.0 if sampling.is_greedy else sampling.temperature,
@@ -153,7 +151,7 @@ class SGLangServer(EngineServer):
         await self._ask("/continue_generation", {})
 
     async def _load(self, folder: Path) -> None:
-        # A cache can't be dropped under requests that stand still. Its prefixes are marked anyway.
+        # The cache can't be dropped while paused requests use it. Its prefixes are marked anyway.
         body = {"model_path": str(folder), "load_format": "safetensors", "flush_cache": not self._running}
         try:
             await self._ask("/update_weights_from_disk", body)

@@ -20,7 +20,7 @@ from turnwise.spec import KV_CACHE_BYTES
 from turnwise.types import FinishReason, derive_seed
 
 LOWEST, HIGHEST = "0.32", "0.32"
-"""Versions of vLLM that the contract suite runs with."""
+"""The versions of vLLM that the contract suite runs with."""
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
@@ -32,15 +32,14 @@ _ENVIRONMENT = {
 """Settings of vLLM that a user's own environment overrides."""
 _STEP_TOKENS = 8192  # tokens that a CPU computes at once
 _HAS_ENDED = "vLLM's engine has ended; what it wrote above says why"
-_SHUTDOWN_S = 60.0  # seconds that its processes have for their end
+_SHUTDOWN_S = 60.0  # seconds that vLLM's processes have to end
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 
 
 class VLLMServer(EngineServer):
-    """Samples with `engine`, an `AsyncLLM`, whose log-probs are those of the distribution that is drawn from.
-
-    Every request has a seed of its own; a response that goes on after an interruption draws with another. Stop strings need
-    the text of a response; only then is one decoded."""
+    """Samples with `engine`, an `AsyncLLM`. Log-probs are those of the distribution that tokens are drawn from. Every request
+    has its own seed; a response that goes on after an interruption gets another one. Only a response with stop strings is
+    decoded."""
 
     name = "vLLM"
 
@@ -89,7 +88,7 @@ class VLLMServer(EngineServer):
         num_devices = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
         try:
             with _devices(rank.device, num_devices):
-                # No name of this frame: a module that is imported above keeps the frame, and with it the engine, for ever.
+                # The engine gets no name here: a module that is imported above keeps this frame, and so the engine, for ever.
                 return cls(rank, policy, AsyncLLM.from_engine_args(arguments))
         except (ValueError, RuntimeError, OSError) as error:
             raise ConfigError(
@@ -98,7 +97,7 @@ class VLLMServer(EngineServer):
             ) from error
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """Forgets what is cached and, with `enable_sleep_mode`, gives memory back."""
+        """Drops the cache and, with `enable_sleep_mode`, gives memory back."""
         if not self._sleeps:
             await self._engine.reset_prefix_cache()
         elif "weights" in kinds:
@@ -155,7 +154,7 @@ class VLLMServer(EngineServer):
             await self._engine.collective_rpc("read_weights", args=(str(folder),))
         except self._errors.EngineDeadError as error:
             raise ConnectionError(_HAS_ENDED) from error
-        except Exception as error:  # boundary: whatever the engine's model says of weights that don't fit
+        except Exception as error:  # boundary: the engine's model may raise anything if weights don't fit
             raise ModelError(f"vLLM can't take the trainer's weights: {error}") from error
 
     async def _label(self, version: str) -> None:
@@ -170,20 +169,19 @@ class VLLMServer(EngineServer):
 
 
 class WeightReader:
-    """What is added to vLLM's workers: they read weights from a folder."""
+    """Lets vLLM's workers read weights from a folder."""
 
     def read_weights(self, folder: str) -> None:
         from safetensors.torch import load_file
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-        # It warns at each update of what has nothing to load. The server has seen that every weight comes.
+        # At each update it warns of modules without weights to load. The server has checked that every weight comes.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         runner = self.model_runner  # type: ignore[attr-defined]
         files = sorted(Path(folder).glob("*.safetensors"))
         runner.reload_weights(weights_iterator=(pair for file in files for pair in load_file(file).items()))
         for module in runner.get_model().modules():
-            # On a CPU the output layer computes with a packed copy, and `reload_weights` packs a tied one never again
-            # (vLLM 0.32).
+            # On a CPU the output layer computes with a packed copy. `reload_weights` never packs a tied one again (vLLM 0.32).
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
 
@@ -202,7 +200,7 @@ def load_vllm() -> ModuleType:
 
 @contextmanager
 def _devices(first: str, count: int) -> Iterator[None]:
-    """The processes that start inside see `count` accelerators from `first` on."""
+    """Within it, new processes see `count` accelerators, from `first` on."""
     name, before = "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")
     if not first.startswith("cuda"):
         yield

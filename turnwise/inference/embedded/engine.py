@@ -1,7 +1,7 @@
 """The synchronous core of the embedded server: requests in, tokens out, one step at a time.
 
 A step takes the uncomputed tokens of running rows through one forward pass: the last sampled token, the tail of a new prompt,
-or a chunk of a long one. It samples one token for each completed row. No clock, no thread, no text."""
+or a chunk of a long one. It samples one token for each completed row. The engine has no clock, no thread and no text."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class StepSize(NamedTuple):
 
     @classmethod
     def of(cls, num_new: IntArray) -> "StepSize":
-        """The size of a step over rows with so many tokens each. A row with one has sampled it, or has only that one left.
+        """The size of a step whose rows have `num_new` tokens each. A row with one token has sampled it, or has no other left.
 
         >>> StepSize.of(np.array([1, 1, 30]))
         StepSize(batch_size=3, prefill_tokens=30, decode_tokens=2)
@@ -68,7 +68,7 @@ class Engine:
         self.num_steps = 0
         """Steps that have computed something."""
         self.num_sampled = 0
-        """Tokens."""
+        """Number of tokens."""
         self._runner = runner
         self._max_length = max_length
         self._max_step_tokens = max_step_tokens
@@ -95,7 +95,7 @@ class Engine:
         self._scheduler.add(request)
 
     def step(self) -> list[Finished]:
-        """One forward pass and one token for every row that is complete; the requests that are over with it, by slot."""
+        """Makes one forward pass and samples one token for every complete row. Returns the requests that this ends, by slot."""
         with torch.inference_mode():
             self._plan()
             state, slots = self._rows.state, self._rows.computing()

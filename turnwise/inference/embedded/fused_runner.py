@@ -1,7 +1,7 @@
 """The fast path: turnwise's own forward pass of the Llama, Qwen2, Qwen3 and Mistral shape over fused projections.
 
-It reads the parameters of the model it was given. Those of a small model in float32 on a CPU are copied at every `refresh`,
-into the order in which own kernels read them."""
+It reads the parameters of its model. Those of a small model in float32 on a CPU are copied at every `refresh`, into the order
+in which own kernels read them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -142,7 +142,7 @@ class FusedRunner:
             qkv = F.linear(ops.rms_norm(hidden, layer.input_norm), *layer.qkv)
             queries = ops.place_heads(index, qkv, layer.head_norms)
             if index == len(self._layers) - 1 and len(step.last_tokens) < len(step.token_ids):
-                # Of all other tokens the last layer's keys and values are needed, and no more.
+                # The last layer needs only the keys and values of all other tokens.
                 if not len(step.last_tokens):
                     return hidden.new_empty(0, len(self._unembedding), dtype=torch.float32)
                 last_tokens = torch.from_numpy(step.last_tokens).to(device)

@@ -50,7 +50,7 @@ class PrefixIndex:
         self._key_of.clear()
 
     def neighbours(self, slot: int, context_ids: IntArray) -> list[int]:
-        """At most two other slots: no context has more tokens in common with this one of `slot` than one of theirs."""
+        """At most two other slots. One of them has the longest common prefix with the context of `slot`."""
         place = bisect_left(self._keys, (_key(context_ids), slot))
         around = self._keys[max(place - 1, 0) : place + 2]
         others = [other for _, other in around if other != slot]
@@ -62,8 +62,8 @@ def _key(context_ids: IntArray) -> bytes:
 
 
 _WORTH_SHARING = LANES
-"""Tokens below which computing them again is as cheap as looking for them and waiting: kernels read whole vectors of a shared
-prefix's keys in place, and copy the rest."""
+"""The least number of tokens worth sharing. To compute fewer again is as cheap as to look for them and wait: kernels read whole
+vectors of a shared prefix's keys in place, and copy the rest."""
 
 
 class Prefill:
@@ -96,7 +96,7 @@ class Prefill:
         self._slots[slot] = None
 
     def stop(self, slot: int) -> None:
-        """The slot's request is over."""
+        """Notes that the slot's request is over."""
         self._slots.pop(slot, None)
 
     def end_step(self) -> None:
@@ -116,13 +116,13 @@ class Prefill:
         self._index.clear()
 
     def plan(self, budget: int) -> int:
-        """Sets how many tokens each of the rows computes next, at most `budget` together; how many are left of it."""
+        """Sets how many tokens each row computes next, at most `budget` together. Returns what is left of the budget."""
         for slot in self._slots:
             budget -= self.plan_row(slot, budget)
         return budget
 
     def plan_row(self, slot: int, budget: int) -> int:
-        """Sets how many tokens of its prompt one row computes next, and returns it."""
+        """Sets how many tokens of its prompt one row computes next, and returns that number."""
         state = self._rows.state
         count = 0
         if budget and not (self._runner.can_copy and self._waits(slot)):
@@ -133,14 +133,14 @@ class Prefill:
         return count
 
     def _waits(self, slot: int) -> bool:
-        """Copies the longest prefix that another slot has cached; whether to wait for a longer one."""
+        """Copies the longest prefix that another slot has cached. Returns whether to wait for a longer one."""
         rows, state, context_ids = self._rows, self._rows.state, self._rows.context(slot)
         start = int(state["cached"][slot])
         if len(context_ids) - start <= _WORTH_SHARING:
             return False
         is_promised = False
         for other in self._index.neighbours(slot, context_ids):
-            # One token tells most of the others apart, long before all are compared.
+            # One token tells most contexts apart, before all tokens are compared.
             needed = start + _WORTH_SHARING
             if needed >= len(context_ids):
                 break

@@ -91,14 +91,14 @@ class Runner(Protocol):
     """Computes logits and keeps keys and values by slot. Called under `torch.inference_mode`."""
 
     max_slots: int
-    """Sequences of the greatest length that the memory bound has room for."""
+    """The number of sequences of full length that the memory bound has room for."""
     name: str
     """Name of the forward pass, for the table at the start of a run."""
     can_copy: bool
     """Whether one slot's cache can be copied to another."""
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Makes room for at least this many slots and tokens a slot, keeping what is cached."""
+        """Makes room for at least this many slots, and tokens per slot. What is cached stays."""
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
         """Number of cached tokens that can stay, if the next context shares `num_common` of the slot's `num_cached`. The rest
@@ -137,7 +137,7 @@ class GenericRunner:
         self.can_copy = False
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Nothing to do: the model's caches grow by themselves."""
+        """Does nothing: the model's caches grow by themselves."""
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
         return num_common if num_common == num_cached else 0

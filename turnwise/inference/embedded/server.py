@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from transformers import PreTrainedModel
 
@@ -29,12 +30,12 @@ _QUIET_ROUNDS = 3  # turns of the event loop without a new request after which t
 class EmbeddedServer(HoldsModel):
     """Samples from a Hugging Face causal LM in this process, on its device and in its dtype.
 
-    It samples with the parameters at its construction or at the last `resume`: suspend it before changing them in place, and
+    It samples with the parameters of its construction or of the last `resume`. Suspend it before you change them in place, and
     resume it afterwards. Up to `max_concurrency` requests are decoded together, in contexts of up to `max_length` tokens
     (default: the model's own). `kv_cache_bytes` bounds the cache of running and idle conversations. `decode` turns ids into
-    text, for stop strings. `reads_trainer`: the model is the trainer's own. `replay_log` notes what each step admits, or
-    says it. Responses include the stop token, or the token that completed a stop string. Raises ConfigError if
-    `kv_cache_bytes` has no room for one sequence of `max_length` tokens."""
+    text, for stop strings. With `reads_trainer` the model is the trainer's own. `replay_log` records which requests each step
+    admits, or prescribes them. Responses include the stop token, or the token that completed a stop string. Raises ConfigError
+    if `kv_cache_bytes` has no room for one sequence of `max_length` tokens."""
 
     def __init__(
         self,
@@ -51,9 +52,9 @@ class EmbeddedServer(HoldsModel):
         replay_log: ReplayLog | None = None,
     ) -> None:
         self.model = model
-        self._vocab_size: int = model.config.vocab_size
         self._max_length: int = max_length or model.config.max_position_embeddings
-        self._can_decode = decode is not None
+        size, can_decode = model.config.vocab_size, decode is not None
+        self._checked = partial(check_request, vocab_size=size, max_length=self._max_length, can_decode=can_decode)
         self._runner = make_runner(model, max_length=self._max_length, kv_cache_bytes=kv_cache_bytes)
         self._engine = Engine(
             self._runner,
@@ -89,16 +90,7 @@ class EmbeddedServer(HoldsModel):
         if self._is_closed:
             raise ServerError("the embedded server is closed")
         started = time.perf_counter()
-        request = check_request(
-            prompt_ids,
-            sampling,
-            request_id,
-            media,
-            partial_ids,
-            vocab_size=self._vocab_size,
-            max_length=self._max_length,
-            can_decode=self._can_decode,
-        )
+        request = self._checked(prompt_ids, sampling, request_id, media, partial_ids)
         self._engine.add(request)
         self._num_requests += 1
         future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
@@ -113,7 +105,7 @@ class EmbeddedServer(HoldsModel):
         return request.completion(reason, version, time.perf_counter() - started)
 
     async def abort(self, request_id: str) -> None:
-        """Ends a running or waiting request with its tokens so far; without one, nothing happens."""
+        """Ends the conversation's request, running or waiting, with its tokens so far. Without one it does nothing."""
         finished = self._engine.abort(request_id)
         if finished is not None:
             self._deliver(finished)
@@ -141,8 +133,7 @@ class EmbeddedServer(HoldsModel):
         self._drive_if_needed()
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """Frees the cache (`kv_cache`). The weights are the trainer's own, and can't be freed here. Raises NotAvailableError if
-        another kind was asked for."""
+        """Frees the cache (`kv_cache`). Raises NotAvailableError for any other kind, since the weights are the trainer's."""
         await super().sleep(kinds)
         self._engine.free_cache()
 
@@ -180,7 +171,7 @@ class EmbeddedServer(HoldsModel):
             self._driver = None
 
     def _end(self, driver: asyncio.Task[None]) -> None:
-        """Nobody awaits a driver, so its error (a full disk under the replay log, say) goes to those who wait for tokens."""
+        """Passes a driver's error (such as a full disk) on to those who wait for tokens, since nobody awaits the driver."""
         fault = None if driver.cancelled() else driver.exception()
         for request_id in list(self._futures) if fault is not None else ():
             self._engine.abort(request_id)
@@ -188,14 +179,14 @@ class EmbeddedServer(HoldsModel):
 
     @property
     def _may_step(self) -> bool:
-        """Whether a step has work and its turn has come: all requests that it admits are there."""
+        """Whether a step has work and, in a replay, all requests that it admits are there."""
         if not self._replay_log.is_followed:
             return self._engine.has_work
         admissions = self._replay_log.admissions
         return admissions is not None and all(self._engine.is_waiting(request_id) for request_id, _ in admissions)
 
     async def _update_is_due(self) -> None:
-        """Waits until the steps before the next weight update are made; a DataError says that the record ends before it."""
+        """Waits until the steps before the next weight update are made. Raises DataError if the record ends before it."""
         while self._replay_log.update is None:
             self._has_stepped.clear()
             await self._has_stepped.wait()
