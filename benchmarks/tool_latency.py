@@ -39,7 +39,7 @@ from turnwise.models.make import make_model
 from turnwise.tool_protocols import ParsedResponse, ToolCall
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.session import OfferedTool, ToolBox
-from turnwise.types import Completion, SamplingParams, Task
+from turnwise.types import CallOptions, Completion, SamplingParams, Task
 
 HERE = Path(__file__).parent
 NUM_CONVERSATIONS, NUM_CALLS, NUM_TOKENS, MAX_LENGTH = 64, 4, 32, 2048
@@ -124,7 +124,7 @@ class Bench:
         ]
         messages = [task(number).payload["prompt"] for number in range(NUM_CONVERSATIONS)]
         for turn in range(NUM_CALLS + 1):
-            await asyncio.gather(*(c.generate(m, max_new_tokens=NUM_TOKENS) for c, m in zip(opened, messages, strict=True)))
+            await asyncio.gather(*(c.generate(m, CallOptions(NUM_TOKENS)) for c, m in zip(opened, messages, strict=True)))
             if turn < NUM_CALLS:
                 results = await asyncio.gather(*(look(seconds[turn]) for seconds in self.seconds))
                 messages = [
