@@ -24,6 +24,7 @@ class ParsedResponse(NamedTuple):
     """One sentence for each call that can't be read. The model gets it as that call's result."""
 
 
+@runtime_checkable
 class ToolCallParser(Protocol):
     """Reads the calls from a response, in the form of one family of models."""
 

@@ -187,6 +187,7 @@ def check_template(config: AgenticConfig) -> None:
     arguments = config.actor_train.model_args
     tokenizer = load_tokenizer(arguments.model_name_or_path, arguments.trust)
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs))
+    len(template.stop_token_ids)  # asks how it ends a turn
     if schemas := build_tools(config).schemas:
         find_parser(config.agent.tool_parser, template)
     for split in _SPLITS:

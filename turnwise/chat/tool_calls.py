@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from turnwise.chat.template import ChatTemplate
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
+from turnwise.runtime.foreign import Foreign
 from turnwise.spec import TOOL_PARSERS
 from turnwise.tool_protocols import ParsedResponse, ToolCall, ToolCallParser
 
@@ -43,7 +44,10 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
             f"model was taught: {', '.join(TOOL_PARSERS)}, or your own as module:Class"
         )
     entry, _ = TOOL_PARSERS.get(found, (found, ""))
-    parser: ToolCallParser = load_class(entry, "agent.tool_parser", ConfigError)()
+    with Foreign(f"agent.tool_parser {found}: making it", "at the start", are_faults=True):
+        parser: ToolCallParser = load_class(entry, "agent.tool_parser", ConfigError)()
+    if not isinstance(parser, ToolCallParser):
+        raise ConfigError(f"agent.tool_parser: {found} has no method `parse`; see ToolCallParser in turnwise/tool_protocols.py")
     if isinstance(parser, MarkedCallParser):
         parser.opens_thinking = template.opens_thinking
     return parser

@@ -177,12 +177,16 @@ def test_config_names_files_of_rows_and_tools_that_are_not_there(config, tmp_pat
 
 NO_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 HERMES = "{% if tools %}{# <tool_call> #}{% endif %}"
+PARSER = "++agent={{tool_config_path: tools.yaml, tool_parser: 'own_parts:{}'}}"
 
 
 @pytest.mark.parametrize(
     ("template", "overrides", "message"),
     [
         (HERMES + NO_TOOLS, [], "doesn't show the schema of a tool: describe the tools in the system message"),
+        (HERMES + NO_TOOLS, [PARSER.format("NoEnv")], "agent.tool_parser: own_parts:NoEnv has no method `parse`"),
+        (HERMES + NO_TOOLS, [PARSER.format("Env")], "tool_parser own_parts:Env: making it raised TypeError"),
+        ("{{ messages[0].content }}", ["max_steps=1"], "a context can't be extended with this chat template (it drops"),
         (NO_TOOLS, [], "writes tool calls in none of the known forms; name the one that the model was taught"),
         (HERMES + NO_TOOLS, ["++template_kwargs={think: false}"], "never reads 'think', so that it would change"),
     ],
