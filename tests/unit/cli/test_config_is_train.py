@@ -215,7 +215,7 @@ ROWS = [
     ({"agent_name": "nowhere:Agent"}, [], "rows.jsonl, line 2: the agent 'nowhere:Agent': no module 'nowhere'"),
     ({"agent_name": "own_parts:loss"}, [], "rows.jsonl, line 2: the agent 'own_parts:loss': own_parts has no class 'loss'"),
     ({"agent_name": "own_parts:NoEnv"}, [], "rows.jsonl, line 2: the agent own_parts:NoEnv has no method `run`"),
-    ({"agent_name": "own_parts:Agent"}, [], "its constructor asks for make_env, and is offered settings,"),
+    ({"agent_name": "own_parts:Agent"}, [], "its constructor needs make_env, but is offered settings,"),
     ({"agent_name": "mine"}, ["++agent={agent_config_path: loops.yaml}"], "line 2: agent.agent_config_path loops.yaml: most"),
     ({}, ["++data.max_prompt_length=3"], "all 2 prompts have more than 3 tokens (data.max_prompt_length); raise that, or"),
 ]
