@@ -104,9 +104,8 @@ class AlgorithmSettings(NamesAlgorithm):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The forward passes that must have run before credit and loss.
-
-        The pipeline adds old log-probs if samples are stale or several optimiser steps are taken."""
+        """The forward passes that must have run before credit and loss. The pipeline adds old log-probs if samples are stale or
+        several optimiser steps are taken."""
         needs = set(self.estimator.needs)
         if self.train_infer_correction or self.variant.chooses_tokens:
             needs.add("old_logprobs")

@@ -152,7 +152,7 @@ def row_tasks(config: AgenticConfig, split: Split) -> list[Task]:
 
 
 def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate, most: int | None = None) -> list[DataRow]:
-    """The rows that have room, or the first so many. Raises DataError if none has."""
+    """The rows whose prompts have room, or the first `most` of them. Raises DataError if none has."""
     data, rows = config.data, load_rows(config, split)
     room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
     # If a response may fill the context, a prompt may fill half of it.

@@ -133,7 +133,7 @@ def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
 
 
 def _named_by(row: TableRow) -> list[str]:
-    """The tools that a row has something to say about."""
+    """The tools that a row names in its extra_info."""
     extra = row.columns.get("extra_info") or {}
     found = extra if isinstance(extra, Mapping) else {"tool_selection": extra}
     kwargs, chosen = found.get("tools_kwargs") or {}, found.get("tool_selection") or []

@@ -86,9 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Overrides may follow options too, where argparse's own "*" no longer finds them.
         options, rest = parser.parse_known_args(arguments)
         # DeepSpeed's launcher says the rank on the command line too.
-        rest = [
-            word for word in rest if not ("LOCAL_RANK" in os.environ and word.startswith(("--local_rank=", "--local-rank=")))
-        ]
+        of_launcher = ("--local_rank=", "--local-rank=") if "LOCAL_RANK" in os.environ else ()
+        rest = [word for word in rest if not word.startswith(of_launcher)]
         unknown = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in options]
         if unknown:
             parser.error(f"unrecognized arguments: {' '.join(unknown)} (settings are KEY=VALUE)")

@@ -1,7 +1,5 @@
 """The screen of `turnwise play`: each line as the policy sees it, behind a gutter that says what it is."""
 
-from __future__ import annotations
-
 import json
 import math
 import signal
@@ -40,7 +38,7 @@ ENDS = {
 class PlayScreen:
     """An `Onlooker` that prints on a console. `shows_ids` shows every token id, else those of long prompts are cut."""
 
-    def __init__(self, console: Console, setup: EpisodeSetup, shows_ids: bool = False) -> None:
+    def __init__(self, console: "Console", setup: "EpisodeSetup", shows_ids: bool = False) -> None:
         self._console = console
         self._setup = setup
         self._shows_ids = shows_ids
@@ -57,7 +55,7 @@ class PlayScreen:
         if setup.voice.note:
             self._print(Text(f"note: {setup.voice.note}", "yellow"))
 
-    def prompt(self, prompt: ShownPrompt) -> None:
+    def prompt(self, prompt: "ShownPrompt") -> None:
         most = self._setup.limits.max_turns
         title = f"turn {prompt.turn_idx} of {most}" if most else f"turn {prompt.turn_idx}"
         if self._setup.voice.tokenizer:
@@ -69,7 +67,7 @@ class PlayScreen:
         for message in prompt.messages:
             self._lines(str(message["role"]), "", _text(message["content"]))
 
-    def response(self, prompt: ShownPrompt, answer: Completion | TextAnswer) -> None:
+    def response(self, prompt: "ShownPrompt", answer: Completion | TextAnswer) -> None:
         ending = {"stop": "", "length": f"  ← cut at {prompt.max_new_tokens} tokens", "aborted": "  ← aborted"}
         note = ending[answer.finish_reason]
         if isinstance(answer, TextAnswer):
@@ -104,7 +102,7 @@ class PlayScreen:
             left += f", {self._left[0]} tokens of the context, {self._left[1]} of the response"
         self._lines("left", "", left, "dim")
 
-    def end(self, played: PlayedEpisode) -> None:
+    def end(self, played: "PlayedEpisode") -> None:
         """The score, what ended the episode, and which tokens would be trained on."""
         trajectory = played.trajectory
         self._rule("end")
@@ -201,7 +199,7 @@ def _text(content: Any) -> str:
     return "\n".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)
 
 
-def reader(console: Console, stdin: TextIO | None) -> Callable[[], str | None]:
+def reader(console: "Console", stdin: TextIO | None) -> Callable[[], str | None]:
     """Reads a person's lines; None at the end. Echoes lines from a pipe; bytes that aren't UTF-8 become question marks."""
 
     def read_line() -> str | None:

@@ -1,7 +1,5 @@
 """Fills in unset values once, so that no other code has to derive them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ DEFAULT_SEQUENCE_LENGTH = 4096
 _LEAST_TOKENS_OF_MICROBATCH = 4096  # in smaller passes, starting an operation takes longer than computing it
 
 
-def resolve(config: AgenticConfig) -> None:
+def resolve(config: "AgenticConfig") -> None:
     """Fills every derived field of the config and its sections."""
     config.fill(reward_pretrain=config.pretrain)
     _resolve_algorithm(config)
@@ -55,13 +53,13 @@ def tokens_of_microbatch(sequence_length: int) -> int:
     return max(2 * sequence_length, _LEAST_TOKENS_OF_MICROBATCH)
 
 
-def resolve_sequence_length(config: RunKeys, model: str) -> None:
+def resolve_sequence_length(config: "RunKeys", model: str) -> None:
     """Fills the sequence length: the model's own, at most 4096."""
     shape = read_model_shape(model)
     config.fill(sequence_length=min(shape.context_length, DEFAULT_SEQUENCE_LENGTH) if shape else DEFAULT_SEQUENCE_LENGTH)
 
 
-def streaming_obstacles(config: AgenticConfig) -> Iterator[str]:
+def streaming_obstacles(config: "AgenticConfig") -> Iterator[str]:
     """The settings that need the whole batch, so that a step can't be trained on part by part."""
     estimator, normalization = config.estimator, config.reward_normalization
     takes_groups = normalization.grouping == "traj_group_id" and not {"batch", "running"} & {*normalization.statistics}
@@ -87,7 +85,7 @@ def streaming_obstacles(config: AgenticConfig) -> Iterator[str]:
         )
 
 
-def _resolve_algorithm(config: AgenticConfig) -> None:
+def _resolve_algorithm(config: "AgenticConfig") -> None:
     estimator, variant = config.estimator, config.variant
     config.fill(lambd=0.95 if config.gae_granularity == "turn" else 1.0, loss_agg_mode=variant.aggregation)
     if estimator.placement != "score":
@@ -97,7 +95,7 @@ def _resolve_algorithm(config: AgenticConfig) -> None:
     object.__setattr__(config, "pg_args", {**variant.parameters, **published_clips(config), **(config.pg_args or {})})
 
 
-def published_clips(config: AgenticConfig) -> dict[str, Any]:
+def published_clips(config: "AgenticConfig") -> dict[str, Any]:
     """The published clip keys as parameters of the variant, if it has them."""
     variant = config.variant
     asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
@@ -107,7 +105,7 @@ def published_clips(config: AgenticConfig) -> dict[str, Any]:
     return clips if config.dual_clip_loss or "dual_clip" not in variant.parameters else {**clips, "dual_clip": None}
 
 
-def _resolve_roles(config: AgenticConfig) -> None:
+def _resolve_roles(config: "AgenticConfig") -> None:
     policy = config.actor_train.model_args
     policy.fill(model_name_or_path=config.pretrain, dtype="fp32")
     paths = {"actor_infer": policy.model_name_or_path, "critic": config.reward_pretrain, "reward": config.reward_pretrain}
@@ -132,7 +130,7 @@ def equal_partition(num_groups: int, num_tags: int) -> list[int]:
     return [share + (index < rest) for index in range(num_tags)]
 
 
-def _resolve_environments(config: AgenticConfig) -> None:
+def _resolve_environments(config: "AgenticConfig") -> None:
     for env in config.custom_envs.values():
         env.fill(agent_template=DEFAULT_STEP_TEMPLATE if env.mode == "step" else DEFAULT_TURN_TEMPLATE)
     train, val = config.train_env_manager, config.val_env_manager

@@ -129,13 +129,8 @@ def length_penalty(
     only_if_correct: bool = False,
     floor: float | None = None,
 ) -> list[float]:
-    """r = r_acc − penalty_weight·max(0, l − max_length), with the length l in characters, or in tokens of `tokenizer`, the
-    folder of a model.
-
-    Args:
-        only_if_correct: a wrong answer's reward is 0.
-        floor: the least reward.
-    """
+    """r = r_acc − penalty_weight·max(0, l − max_length), with the length l in characters, or in tokens of `tokenizer`, a
+    model's folder. With `only_if_correct` a wrong answer's reward is 0; no reward is below `floor`."""
     lengths = [_length(text, length_unit, tokenizer) for text in completions]
     more = [-penalty_weight * max(0, length - max_length) for length in lengths]
     return _extended(accuracy(completions, ground_truth, answer), more, only_if_correct, floor)
@@ -151,13 +146,8 @@ def step(
     only_if_correct: bool = False,
     floor: float | None = None,
 ) -> list[float]:
-    """r = r_acc + step_bonus·s for s stated steps (`num_steps`).
-
-    Args:
-        max_steps: further steps earn nothing.
-        only_if_correct: a wrong answer's reward is 0.
-        floor: the least reward.
-    """
+    """r = r_acc + step_bonus·s for s stated steps (`num_steps`), of which at most `max_steps` count. With `only_if_correct` a
+    wrong answer's reward is 0; no reward is below `floor`."""
     stated = [num_steps(text) for text in completions]
     more = [step_bonus * (s if max_steps is None else min(s, max_steps)) for s in stated]
     return _extended(accuracy(completions, ground_truth, answer), more, only_if_correct, floor)

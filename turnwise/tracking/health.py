@@ -255,11 +255,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 class Health:
-    """Reports each condition once.
-
-    Args:
-        play_at_random: successes of a player that draws its actions, None if that can't be measured.
-    """
+    """Reports each condition once. `play_at_random` gives the successes of a player that draws its actions, or None."""
 
     def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None) -> None:
         self._checks = (*CHECKS, _no_better_than(play_at_random))

@@ -9,12 +9,8 @@ from turnwise.tracking.store import TrackedRun
 
 
 class WandbStore:
-    """A run of wandb, in the run's folder until it is sent. All arguments but the first three go to `wandb.init`.
-
-    Args:
-        api_key: as in the variable WANDB_API_KEY.
-        log_dir: the folder to write to.
-    """
+    """A run of wandb, in the folder `log_dir` [the run's] until it is sent. `api_key` is as in the variable WANDB_API_KEY;
+    further arguments go to `wandb.init`."""
 
     def __init__(self, run: TrackedRun, api_key: str | None = None, log_dir: str | None = None, **arguments: Any) -> None:
         import wandb

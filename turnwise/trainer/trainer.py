@@ -42,9 +42,7 @@ class Trainer:
         config_file: a YAML whose settings hold where nothing else is said (`from_config`).
         config: every other key of the config; a section is a dict.
 
-    Raises:
-        ConfigError: what `turnwise train` would refuse, in its words.
-    """
+    Raises ConfigError for what `turnwise train` would refuse, in its words."""
 
     def __init__(
         self,
