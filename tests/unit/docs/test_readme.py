@@ -11,7 +11,7 @@ import pytest
 from turnwise.cli.main import main
 
 ROOT = Path(__file__).parents[3]
-NAMES = ("rollout", "end_to_end", "async")
+NAMES = ("rollout", "end_to_end", "rows", "sft", "async")
 
 
 def own_environment(page: Path) -> str:
@@ -66,6 +66,8 @@ def test_how_fast_it_says_it_is_are_the_ratios_that_were_measured():
         cases["tiny:fp32, vLLM compiled"]["multi_turn"]["ratios"]["vllm"],
         cases["small:fp32, vLLM compiled"]["multi_turn"]["ratios"]["vllm"],
         results["end_to_end"]["step"]["ratio"],
+        results["rows"]["ratio_step_s"],
+        results["sft"]["ratio"],
         times["ratio_1"]["faster"],
         times["ratio_2"]["faster"],
     ]
