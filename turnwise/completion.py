@@ -17,9 +17,8 @@ FinishReason = Literal["stop", "length", "aborted"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a server draws tokens. Each request has its own seed, so its tokens don't depend on other requests.
-
-    Sampling is greedy with `temperature` 0 or `do_sample` False. Greedy tokens have log-probs of 0 and are never trained on."""
+    """How a server draws tokens. Each request has its own seed, so its tokens don't depend on other requests. Sampling is
+    greedy with `temperature` 0 or `do_sample` False. Greedy tokens have log-probs of 0 and are never trained on."""
 
     max_new_tokens: int
     temperature: float = 1.0

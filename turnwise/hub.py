@@ -45,9 +45,8 @@ def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = Fals
 
 
 def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool = False) -> Path:
-    """The folder of a path or a hub name. Files missing in the hub's cache are downloaded, with progress on stderr; an
-    interrupted download continues. `allow_code` also fetches Python files, and `allow_pickle` pickled weights if there are no
-    others."""
+    """The folder of a path or a hub name. Files missing in its cache are downloaded, with progress on stderr; an interrupted
+    download continues. `allow_code` also fetches Python files, `allow_pickle` pickled weights if there are no others."""
     path, text = Path(name).expanduser(), str(name)
     if not text.strip() or "\0" in text:
         raise ModelError(f"{text!r} names no model; {HOW_TO_NAME}")

@@ -1,5 +1,4 @@
 """Records the decisions of an asynchronous run that depend on time, so that a run can repeat it (`turnwise train --replay`).
-
 Tokens and weights follow from the config, except for three things: which requests each engine step admitted and into which
 slot, between which steps the weights changed, and which groups each batch took (`docs/design/asynchronous.md`)."""
 

@@ -1,7 +1,6 @@
-"""What config and registries share, without torch: names, parameters with defaults, and what each needs (`spec.yaml`).
-
-A name is *available* if this version implements it. `turnwise config` accepts a valid name that isn't available; `turnwise
-train` refuses it and says so."""
+"""What config and registries share, without torch: names, parameters with defaults, and what each needs (`spec.yaml`). A name
+is *available* if this version implements it. `turnwise config` accepts a valid name that isn't available; `turnwise train`
+refuses it and says so."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,10 +36,9 @@ LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
 
 @dataclass(frozen=True, slots=True)
 class EstimatorSpec:
-    """One `adv_estimator`, and which config keys affect it.
-
-    `entry` is `module:Class` of the Algorithm. `placement` is the default `reward_placement`; `score` means that the estimator
-    works on trajectory scores. `normalization` is the default `(grouping, method)`; `own` refuses `reward_normalization`."""
+    """One `adv_estimator`, and which config keys affect it. `entry` is `module:Class` of the Algorithm. `placement` is the
+    default `reward_placement`; `score` means that the estimator works on trajectory scores. `normalization` is the default
+    `(grouping, method)`; `own` refuses `reward_normalization`."""
 
     entry: str = ""
     needs: frozenset[str] = frozenset()

@@ -56,10 +56,9 @@ class Tool(Protocol):
 
 @runtime_checkable
 class Interaction(Protocol):
-    """A simulated user, who may reply to the model's final answer of each turn. One object serves all conversations.
-
-    If an interaction file names a class, it is called as `Class(config)`: the file's mapping with its `name`. The keyword
-    arguments of a conversation come from its row, `extra_info.interaction_kwargs`."""
+    """A simulated user, who may reply to the model's final answer of each turn. One object serves all conversations. If an
+    interaction file names a class, it is called as `Class(config)`: the file's mapping with its `name`. The keyword arguments
+    of a conversation come from its row, `extra_info.interaction_kwargs`."""
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
         """The state of one conversation, which is passed to the other methods; None stands for the id itself."""

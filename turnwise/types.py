@@ -193,10 +193,9 @@ class Sample:
 
 @dataclass(slots=True)
 class Trajectory(ViewedTrajectory):
-    """One episode: its turns, its samples and how it ended. A failure is data here, not an exception.
-
-    `limit` names the limit that cut a `truncated` episode. For credit, the task's own limits (`max_steps`, `sequence_length`)
-    terminate it; after a cut from outside (`environment`, `time`) an estimator with values bootstraps."""
+    """One episode: its turns, its samples and how it ended. A failure is data here, not an exception. `limit` names the limit
+    that cut a `truncated` episode. For credit, the task's own limits (`max_steps`, `sequence_length`) terminate it; after a cut
+    from outside (`environment`, `time`) an estimator with values bootstraps."""
 
     task: Task
     sibling: int
@@ -253,10 +252,9 @@ class Group(ViewedGroup):
 
 
 class Denominators(NamedTuple):
-    """The divisors of the losses of one *optimiser step*, known before its first micro-batch.
-
-    `num_tokens` = Σ weight·tokens of the loss mask, `num_sequences` = Σ weight over samples that have one, `num_turns` =
-    Σ weight·turns that have one, all over all micro-batches and all ranks; `max_length` is the constant `sequence_length`."""
+    """The divisors of the losses of one *optimiser step*, known before its first micro-batch. `num_tokens` = Σ weight·tokens of
+    the loss mask, `num_sequences` = Σ weight over samples that have one, `num_turns` = Σ weight·turns that have one, all over
+    all micro-batches and all ranks; `max_length` is the constant `sequence_length`."""
 
     num_tokens: float
     num_sequences: float
@@ -278,10 +276,9 @@ class TokenAnnotations(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """Samples packed back to back, as one micro-batch. A closed schema: `[N]` tokens of `S` samples.
-
-    The arrays are numpy here; a strategy turns them into tensors on its device with `map` and hands that to the loss.
-    Optional arrays are None until the forward pass or the credit assignment that computes them has run."""
+    """Samples packed back to back, as one micro-batch. A closed schema: `[N]` tokens of `S` samples. The arrays are numpy here;
+    a strategy turns them into tensors on its device with `map` and hands that to the loss. Optional arrays are None until the
+    forward pass or the credit assignment that computes them has run."""
 
     token_ids: Any  # int64 [N]
     position_ids: Any  # int64 [N], restarting at 0 with each sample

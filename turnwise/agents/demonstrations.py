@@ -1,6 +1,5 @@
-"""Episodes of scripted players: demonstrations to learn from, and baselines to compare with.
-
-`EnvAgent` plays them, over a conversation in which the player responds. So prompts and limits are those of training."""
+"""Episodes of scripted players: demonstrations to learn from, and baselines to compare with. `EnvAgent` plays them, over a
+conversation in which the player responds. So prompts and limits are those of training."""
 
 import asyncio
 import json
@@ -49,9 +48,8 @@ Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], TextCo
 def _player_conversation(
     player: Player, answer_template: str | None, action_pattern: str | None, sampling: SamplingParams
 ) -> TextConversation:
-    """A conversation in which a player answers. One player may answer in several.
-
-    If `answer_template` is None, an action is written in the first form that `action_pattern` reads."""
+    """A conversation in which a player answers. One player may answer in several. If `answer_template` is None, an action is
+    written in the first form that `action_pattern` reads."""
 
     async def complete(messages: Sequence[Message], sampling: SamplingParams, tools: Tools) -> TextAnswer | None:
         action = player.act()
@@ -76,9 +74,8 @@ def demonstrations(
     tasks: Iterable[Task],
     answer_template: str | None = None,
 ) -> Iterator[list[Message]]:
-    """The messages of one episode per task, from its first prompt to the player's last answer; in mode `step`, of each turn.
-
-    If the player gives up, the episode ends before that turn. A player that gives up at once gives no messages."""
+    """The messages of one episode per task, from its first prompt to the player's last answer; in mode `step`, of each turn. If
+    the player gives up, the episode ends before that turn. A player that gives up at once gives no messages."""
     converse = scripted(make_player, settings.action_pattern, answer_template)
     for episode in episodes(make_env, settings, converse, tasks):
         yield from episode.conversations

@@ -47,10 +47,8 @@ class EnvAgentSettings:
 
 class EnvAgent:
     """Plays the tasks of one environment tag, each in its own environment, in one growing context (mode `trajectory`) or a
-    fresh one each turn (mode `step`).
-
-    Errors of an environment are passed on. A result that breaks the contract, or a call that doesn't return, raises
-    EnvironmentFault. The environment is closed on every path."""
+    fresh one each turn (mode `step`). Errors of an environment are passed on. A result that breaks the contract, or a call that
+    doesn't return, raises EnvironmentFault. The environment is closed on every path."""
 
     def __init__(self, make_env: Callable[[Task], Env], settings: EnvAgentSettings) -> None:
         self._make_env = make_env

@@ -20,10 +20,9 @@ from turnwise.types import Observation, Task
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """The threads in which a tag's environments are called, and how long a call may take.
-
-    Environments are cooperative: their calls take microseconds, or are coroutines, and run on the event loop. With
-    `max_in_threads` or `use_thread_lock` they may block: each gets a thread of its own, while the other episodes go on."""
+    """The threads in which a tag's environments are called, and how long a call may take. Environments are cooperative: their
+    calls take microseconds, or are coroutines, and run on the event loop. With `max_in_threads` or `use_thread_lock` they may
+    block: each gets a thread of its own, while the other episodes go on."""
 
     timeout_s: float | None = None
     """Seconds for one call: the constructor, `reset`, `step`, `close`."""
@@ -55,8 +54,7 @@ class CallSettings:
 
 
 class EnvSession:
-    """An environment that is called on the event loop. Every method raises EnvironmentFault if the call takes longer than
-    allowed."""
+    """An environment that is called on the event loop. Every method raises EnvironmentFault if the call takes too long."""
 
     env: Env
 

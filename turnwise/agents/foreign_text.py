@@ -1,19 +1,20 @@
 """Runs any agent in contexts where its environment can't forge a turn."""
 
+from dataclasses import dataclass
 from functools import partial
 
 from turnwise.protocols import AgentLoop, OpenConversation
 from turnwise.types import SamplingParams, Task, Trajectory
 
 
+@dataclass(frozen=True, slots=True)
 class OverForeignText:
     """Opens the agent's contexts so that special tokens in text of users and tools stay ordinary text."""
 
-    def __init__(self, agent: AgentLoop) -> None:
-        self._agent = agent
+    agent: AgentLoop
 
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
         opened = partial(open_conversation, encode_special_tokens=False)
-        return await self._agent.run(task, sibling, opened, sampling)
+        return await self.agent.run(task, sibling, opened, sampling)

@@ -34,9 +34,8 @@ class ToolAgentLimits:
 
 class ToolAgent:
     """Plays a row in one context. The row's tools are created once, and released however the episode ends. If the row names a
-    simulated user, that user may reply to each response without calls.
-
-    The model is told about its own mistakes. A tool that hangs or crashes raises, and the scheduler plays the episode again."""
+    simulated user, that user may reply to each response without calls. The model is told about its own mistakes. A tool that
+    hangs or crashes raises, and the scheduler plays the episode again."""
 
     def __init__(
         self, settings: RowAgentSettings, *, tools: ToolBox, limits: ToolAgentLimits, interactions: Interactions | None = None

@@ -1,5 +1,4 @@
 """Chooses the tokens of an optimiser step that a `pg_variant` treats differently: those that lower the policy's entropy most.
-
 Cov_t = (A_t − Ā)·(old_t − mean old) is a token's share of the covariance of advantage and log-prob. That covariance is the rate
 at which the entropy falls (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens of the step."""
 

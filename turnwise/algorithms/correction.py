@@ -65,9 +65,8 @@ def correction_metrics(batch: Batch, kept: Tensor | None, weights: Tensor | None
 
 def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> list[Metric]:
     """The distance of old from the sampler's log-probs, over the trained tokens of arrays [N]: mean, maximum and 99th
-    percentile of |old − sampled|, mean of ρ, KL(sampled ‖ old) (k3) and effective sample size.
-
-    Over micro-batches and optimiser steps they combine into the statistics of all tokens."""
+    percentile of |old − sampled|, mean of ρ, KL(sampled ‖ old) (k3) and effective sample size. Over micro-batches and optimiser
+    steps they combine into the statistics of all tokens."""
     difference = (old_logprobs - rollout_logprobs).detach()[mask]
     distance = difference.abs()
     ratio = torch.exp(difference.clamp(-MAX_EXPONENT, MAX_EXPONENT))

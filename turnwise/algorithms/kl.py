@@ -2,6 +2,7 @@
 as a penalty on rewards (Ziegler et al. 2019, arXiv:1909.08593, eq. 2)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -50,6 +51,7 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
     return KL_ESTIMATORS[estimator](logprobs - base_logprobs)
 
 
+@dataclass(slots=True)
 class KLController:
     """Holds β, which is saved in checkpoints. Without a `target` it never changes; with one, each batch adapts it:
 
@@ -64,10 +66,9 @@ class KLController:
     0.2001758976
     """
 
-    def __init__(self, coef: float, target: float | None = None, horizon: float = 10_000.0) -> None:
-        self.coef = coef
-        self.target = target
-        self.horizon = horizon
+    coef: float
+    target: float | None = None
+    horizon: float = 10_000.0
 
     def update(self, kl: float, num_trajectories: int) -> None:
         """Adapts β. `kl` is in nats per token: the mean over the batch's trajectories of the mean over their tokens."""
@@ -85,10 +86,9 @@ class KLController:
 
 
 def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController) -> tuple[Array, list[Metric]]:
-    """β·KL_t(old, ref) of each token [R], to be subtracted from its reward; 0 without `add_token_level_kl`. Adapts β.
-
-    The KL is logged only if both log-probs exist, since zeros would look like a KL. Raises ValueError if the penalty is on and
-    a forward pass that it needs hasn't run."""
+    """β·KL_t(old, ref) of each token [R], to be subtracted from its reward; 0 without `add_token_level_kl`. Adapts β. The KL is
+    logged only if both log-probs exist, since zeros would look like a KL. Raises ValueError if the penalty is on and a forward
+    pass that it needs hasn't run."""
     full = [sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs for sample in tokens.samples]
     old = tokens.gather(full)
     ref = tokens.gather([sample.ref_logprobs for sample in tokens.samples])

@@ -1,5 +1,4 @@
 """The losses of a policy (a variant, its aggregation over tokens, a KL to the reference and an entropy bonus) and of a critic.
-
 All four modes of `loss_agg_mode` are linear in the token losses. So a mode is one factor per token, already divided by the
 denominators of the *whole* optimiser step, and sums over micro-batches and ranks give the same loss for every cut."""
 
@@ -203,11 +202,9 @@ def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Te
 
 
 class ValueLoss:
-    """A `protocols.Loss`: the mean of ½(V − R)² over the states before trained tokens or turns (`gae_granularity: turn`).
-
-    With `value_clip` c it is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), where V_old is from before the update.
-    Moving a value by more than c doesn't reduce the loss (PPO's clip for values, OpenAI Baselines' pessimistic bound in
-    ppo2)."""
+    """A `protocols.Loss`: the mean of ½(V − R)² over the states before trained tokens or turns (`gae_granularity: turn`). With
+    `value_clip` c it is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), where V_old is from before the update. Moving a
+    value by more than c gains nothing (PPO's clip for values, OpenAI Baselines' pessimistic bound in ppo2)."""
 
     outputs: frozenset[Output] = frozenset({"values"})
 

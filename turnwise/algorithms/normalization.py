@@ -86,8 +86,7 @@ MIN_STD = 1e-6
 class Normalizer:
     """One resolved way to normalise: (s − μ) / (σ + 1e-6), without the parts whose type is `none`.
 
-    If the mean or σ is the group's, a group of one gives 0; so does σ ≤ 1e-6. `running`, None if unused, adds each call's
-    scores.
+    With the group's mean or σ a group of one gives 0; so does σ ≤ 1e-6. `running`, None if unused, adds each call's scores.
 
     >>> normalize = Normalizer("traj_group_id", "mean_std", "group", "group")
     >>> normalize(np.array([1.0, 0, 0, 1, 3, 3]), np.array([0, 0, 0, 0, 1, 1])).round(6).tolist()
@@ -150,8 +149,7 @@ def group_statistics(scores: Scores, ids: NDArray[np.int64], weights: Scores) ->
 
 
 def resolve_normalizer(asked: RewardNormalization, default: Defaults | Literal["own"]) -> Normalizer:
-    """`asked`, completed by `default` (grouping, method). Raises ConfigError if an estimator with its `own` is asked for
-    one."""
+    """`asked`, completed by `default` (grouping, method). Raises ConfigError if asked of an estimator with its `own`."""
     as_it_is: Defaults = ("traj_group_id", "identity")
     default_grouping, default_method = as_it_is if default == "own" else default
     method = asked.method or default_method

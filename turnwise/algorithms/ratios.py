@@ -33,10 +33,8 @@ class Spans:
 
     def over(self, x: Tensor, granularity: Granularity) -> Tensor:
         """`x` [N] itself (`token`), or for each token the mean over its turn (`segment`) or its sequence (`geometric`), or the
-        sum over its sequence (`sequence`).
-
-        Gradients flow into every token of a mean or sum. Both passes add up token by token, so they use float64: in float32 a
-        span of 64k tokens is off by 1e-3."""
+        sum over its sequence (`sequence`). Gradients flow into every token of a mean or sum. Both passes add up token by token,
+        so they use float64: in float32 a span of 64k tokens is off by 1e-3."""
         if granularity == "token":
             return x
         ids = self.turn_id if granularity == "segment" else self.sequence_id

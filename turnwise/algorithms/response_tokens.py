@@ -1,5 +1,4 @@
 """The response tokens of a batch in the order of sampling, their rewards, discounted sums and advantage estimation (GAE).
-
 Observations, template and padding aren't among them, so no credit passes through these. Arrays [R] hold the steps of T
 trajectories one after another; `lengths` [T] counts each one's steps. A step is a response token or a turn."""
 
@@ -134,10 +133,9 @@ def place_rewards(tokens: ResponseTokens, placement: Placement) -> Array:
 
 
 def turn_rewards(tokens: ResponseTokens) -> Array:
-    """r_k on the last token of turn k, [R]; the rewards of the whole episode (`outcome_rewards`) on its last token.
-
-    The reward of a turn without trained tokens (an empty or a greedy response) goes to the last trained turn before it, else to
-    the first trained turn. No reward is lost: a trajectory's rewards add up to its score."""
+    """r_k on the last token of turn k, [R]; the rewards of the whole episode (`outcome_rewards`) on its last token. The reward
+    of a turn without trained tokens (an empty or a greedy response) goes to the last trained turn before it, else to the first
+    trained turn. No reward is lost: a trajectory's rewards add up to its score."""
     counts = np.array([len(trajectory.turns) for trajectory in tokens.trajectories], dtype=np.int64)
     of_turns = np.array([turn.reward for trajectory in tokens.trajectories for turn in trajectory.turns], dtype=np.float64)
     owner = np.repeat(np.arange(len(counts)), counts)

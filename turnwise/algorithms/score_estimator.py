@@ -31,10 +31,9 @@ class TrajectoryScores:
 
 
 class ScoreEstimator(Estimator):
-    """Base of the estimators on trajectory scores; a subclass defines `transform`.
-
-    The order is: s ← s − β·ΣKL, `transform`, clip to ±`reward_clip`; copy to all trained tokens of the trajectory, in all its
-    contexts; whitening, clip to ±`advantage_clip`. Statistics are over trajectories, so long episodes don't count more."""
+    """Base of the estimators on trajectory scores; a subclass defines `transform`. The order is: s ← s − β·ΣKL, `transform`,
+    clip to ±`reward_clip`; copy to all trained tokens of the trajectory, in all its contexts; whitening, clip to
+    ±`advantage_clip`. Statistics are over trajectories, so long episodes don't count more."""
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
         tokens = tokens_of(groups)
@@ -69,7 +68,6 @@ def runs_of(groups: Sequence[Group]) -> Index:
 
 class GRPO(ScoreEstimator):
     """A = (s − μ) / (σ + 1e-6) over the siblings, on every trained token (Shao et al. 2024, arXiv:2402.03300, section 4.1).
-
     `method: mean` with `loss_agg_mode: seq-mean-token-sum-norm` is Dr. GRPO (Liu et al. 2025, arXiv:2503.20783). Raises
     ConfigError if `reward_normalization` subtracts no mean."""
 
@@ -108,9 +106,8 @@ class GRPOPassK(ScoreEstimator):
 
 class GPG(ScoreEstimator):
     """A = α(s − μ) over the siblings of a task, on every trained token. α = B / (B − M) makes up for groups that teach nothing:
-    of B trajectories in the batch, M are in groups without variance (Chu et al. 2025, arXiv:2504.02546).
-
-    Whole groups are counted, so a score that happens to equal its group's mean doesn't change α."""
+    of B trajectories in the batch, M are in groups without variance (Chu et al. 2025, arXiv:2504.02546). Whole groups are
+    counted, so a score that happens to equal its group's mean doesn't change α."""
 
     spec = ESTIMATORS["gpg"]
 
@@ -138,9 +135,8 @@ class OPO(ScoreEstimator):
 
 class RLOO(ScoreEstimator):
     """A = s minus the weighted mean s of the other siblings, on every trained token; 0 without others (Ahmadian et al. 2024,
-    arXiv:2402.14740).
-
-    The whole run is left out of its baseline: with its other trajectories, the baseline would depend on what the run did."""
+    arXiv:2402.14740). The whole run is left out of its baseline: with its other trajectories, the baseline would depend on what
+    the run did."""
 
     spec = ESTIMATORS["rloo"]
 

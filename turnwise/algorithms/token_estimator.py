@@ -27,10 +27,9 @@ from turnwise.types import FloatArray, Group, Metric, Trajectory
 
 
 class TokenEstimator(Estimator):
-    """Base of the estimators on token rewards; a subclass turns rewards into advantages.
-
-    Rewards are made in this order: r_k on the last token of turn k, or s on the last token of all (`reward_placement: final`);
-    minus β·KL of each token; clipped to ±`reward_clip`; whitened. If s is normalised, β·ΣKL is subtracted from s first."""
+    """Base of the estimators on token rewards; a subclass turns rewards into advantages. Rewards are made in this order: r_k on
+    the last token of turn k, or s on the last token of all (`reward_placement: final`); minus β·KL of each token; clipped to
+    ±`reward_clip`; whitened. If s is normalised, β·ΣKL is subtracted from s first."""
 
     normalizes: ClassVar[Literal["scores", "step returns"]] = "scores"
     """What `reward_normalization` normalises. Rewards of single turns are never normalised."""
@@ -138,11 +137,9 @@ def rewards_by_turn(trajectory: Trajectory) -> list[float]:
 
 
 class PPO(TokenEstimator):
-    """A = GAE(γ, λ) of token rewards against the critic's values, over response tokens or over turns; returns = A + V
-    (Schulman et al. 2017, arXiv:1707.06347).
-
-    With `gae_granularity: turn` a turn is one decision, with the sum of its rewards, V at its first token, one advantage for
-    all its tokens, and γ and λ per turn."""
+    """A = GAE(γ, λ) of token rewards against the critic's values, over response tokens or over turns; returns = A + V (Schulman
+    et al. 2017, arXiv:1707.06347). With `gae_granularity: turn` a turn is one decision, with the sum of its rewards, V at its
+    first token, one advantage for all its tokens, and γ and λ per turn."""
 
     spec = ESTIMATORS["gae"]
 

@@ -71,10 +71,9 @@ def _weighted(inputs: PolicyInputs, weights: Tensor) -> Tensor:
 
 
 def ppo(inputs: PolicyInputs, *, clip_low: float, clip_high: float, dual_clip: float | None) -> VariantResult:
-    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A), and at most −cA where A < 0 (`dual_clip` c, None = off).
-
-    Without the second bound a token with A < 0 whose probability has grown has an unbounded loss.
-    Schulman et al. 2017, arXiv:1707.06347, eq. 7; Ye et al. 2020, arXiv:1912.09729, eq. 5 (dual clip)."""
+    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A), and at most −cA where A < 0 (`dual_clip` c, None = off). Without the second bound a
+    token with A < 0 whose probability has grown has an unbounded loss. Schulman et al. 2017, arXiv:1707.06347, eq. 7; Ye et al.
+    2020, arXiv:1912.09729, eq. 5 (dual clip)."""
     losses, shares = _clipped(inputs.ratio, inputs.advantages, clip_low, clip_high)
     if dual_clip is not None:
         bound = -dual_clip * inputs.advantages

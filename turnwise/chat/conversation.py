@@ -251,10 +251,9 @@ def _parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class TokenContexts:
-    """Opens token ledgers over one server, with request ids of this episode's own.
-
-    `episode_id` must be unique among running episodes, since servers keep KV under request ids made from it. The `parser` reads
-    tool calls in contexts that are opened with tools."""
+    """Opens token ledgers over one server, with request ids of this episode's own. `episode_id` must be unique among running
+    episodes, since servers keep KV under request ids made from it. The `parser` reads tool calls in contexts that are opened
+    with tools."""
 
     template: ChatTemplate
     server: PolicyServer

@@ -267,8 +267,7 @@ class ChatTemplate:
 
     @cached_property
     def _ends(self) -> _Ends:
-        """The ends of an answer with a successor and of the last one. A common beginning ends the turn, else each has its own
-        end."""
+        """The ends of an answer with a successor and of the last one. A common beginning ends the turn, else each end does."""
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)

@@ -1,8 +1,6 @@
-"""Reads tool calls from sampled text, in the forms of seven families of models.
-
-The forms are those of the families' own chat templates and model cards. A call that can't be read becomes a sentence for the
-model. Whoever executes a call checks whether the tool is known and the arguments fit its schema. Thinking is skipped: text
-before `</think>` holds no calls."""
+"""Reads tool calls from sampled text, in the forms of seven families of models. The forms are those of the families' own chat
+templates and model cards. A call that can't be read becomes a sentence for the model. Whoever executes a call checks whether
+the tool is known and the arguments fit its schema. Thinking is skipped: text before `</think>` holds no calls."""
 
 import ast
 import json

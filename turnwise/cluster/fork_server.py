@@ -1,5 +1,4 @@
 """Starts processes in milliseconds, by forking one that has imported their modules and holds no threads, locks or devices.
-
 `multiprocessing` has one forkserver for the whole program: users would share its start method, preloads and signal mask, and
 its daemons may have no children. This module is light to import, so the fork server imports while its starter does."""
 

@@ -121,10 +121,9 @@ def place(
     num_launched: int = 1,
     cluster: str = "auto",
 ) -> Placement:
-    """The placement of training roles by their `device_mapping`. Roles without one share that of the first role.
-
-    `is_apart` asks for a process beside the rollouts. A launcher has started `num_launched` processes: without any mapping,
-    they are the devices. Raises ConfigError if devices don't exist, or a cluster can't hold these ranks."""
+    """The placement of training roles by their `device_mapping`. Roles without one share that of the first role. `is_apart`
+    asks for a process beside the rollouts. A launcher has started `num_launched` processes: without any mapping, they are the
+    devices. Raises ConfigError if devices don't exist, or a cluster can't hold these ranks."""
     main = next(iter(mappings))
     default = tuple(mappings[main] or range(num_launched))
     devices = {role: tuple(mapping) if mapping else default for role, mapping in mappings.items()}

@@ -11,10 +11,9 @@ Step = tuple[str | Observation, float, bool, bool, dict[str, Any]]
 
 
 class TextEnv(ABC):
-    """A synchronous environment. A subclass defines `reset` and `step`; the rest has defaults.
-
-    Subclassing is a convenience: any class with the methods of `protocols.Env` is an environment. If the observation doesn't
-    show the whole state, the environment adds `state_key()`."""
+    """A synchronous environment. A subclass defines `reset` and `step`; the rest has defaults. Subclassing is a convenience:
+    any class with the methods of `protocols.Env` is an environment. If the observation doesn't show the whole state, the
+    environment adds `state_key()`."""
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType({})
     relays_foreign_text: ClassVar[bool] = False

@@ -1,5 +1,5 @@
-"""The common part of servers around another engine (transformers, vLLM, SGLang), which samples, keeps its own caches and ends
-requests by their ids."""
+"""The common part of servers around another engine (transformers, vLLM, SGLang), which samples, caches and ends requests by
+id."""
 
 import asyncio
 import itertools
@@ -187,8 +187,7 @@ class RequestServer(ABC):
         return Completion(token_ids[:length], logprobs[:length], reason, versions, generate_s, *join_kept(kept))
 
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
-        """The number of tokens up to the end of a stop string that begins among the partial tokens, which the engine takes for
-        the prompt; None without one."""
+        """The tokens up to the end of a stop string that begins in the partial ones (the engine's prompt); None without one."""
         if not len(request.partial_ids) or not request.sampling.stop_strings:
             return None
         before, ids, stops = request.partial_ids.tolist(), token_ids.tolist(), request.sampling.stop_strings

@@ -1,7 +1,6 @@
-"""The plain reference server: transformers' own `generate`, one request after another.
-
-Each call samples one token. This keeps the event loop running, so that aborts and deadlines work without a thread, and gives
-every token its own seed. Only transformers decides how a token is sampled."""
+"""The plain reference server: transformers' own `generate`, one request after another. Each call samples one token. This keeps
+the event loop running, so that aborts and deadlines work without a thread, and gives every token its own seed. Only
+transformers decides how a token is sampled."""
 
 import asyncio
 from typing import Any
@@ -21,9 +20,8 @@ from turnwise.types import FinishReason, SamplingParams, derive_seed
 
 class HFServer(HoldsModel, RequestServer):
     """Samples with `model.generate` and keeps nothing between requests. It serves to check other servers, not for speed.
-
-    `max_length` bounds contexts (default: the model's own). Responses include the stop token, or the token that completed a
-    stop string."""
+    `max_length` bounds contexts (default: the model's own). Responses include the stop token, or the last token of a stop
+    string."""
 
     name = "the hf server"
 

@@ -21,8 +21,7 @@ T = TypeVar("T")
 
 _SETTING = "deadlines.request_s"
 _MAX_IMBALANCE = 1.1
-"""A conversation leaves a replica with more than this many times the tokens of the least loaded one, plus the
-conversation's."""
+"""A conversation leaves a replica with over this many times the tokens of the least loaded one, plus its own."""
 
 
 class LLMServerManager:

@@ -38,8 +38,7 @@ _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort"
 
 class VLLMServer(EngineServer):
     """Samples with `engine`, an `AsyncLLM`. Log-probs are those of the distribution that tokens are drawn from. Every request
-    has its own seed; a response that goes on after an interruption gets another one. Only a response with stop strings is
-    decoded."""
+    has its own seed, and another one after an interruption. Only a response with stop strings is decoded."""
 
     name = "vLLM"
 

@@ -66,7 +66,6 @@ def supports_fast_path(model: PreTrainedModel) -> bool:
 
 def fuse_projections(model: PreTrainedModel) -> None:
     """Makes q/k/v and gate/up weights and biases of every layer views of one tensor, in place. Calling it again is harmless.
-
     Parameters stay the same objects with the same values, so existing optimisers still work. Moving the model to another device
     or dtype, or copying it, undoes the fusion: call this again. Raises ModelError if the model doesn't have the shape."""
     obstacle = fast_path_obstacle(model)

@@ -238,10 +238,9 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """Gives an empty folder to write into, and afterwards renames it to `folder`, replacing an old one.
-
-    If writing fails, `folder` stays as it was and nothing else is left behind. The data reach the disk before the renaming:
-    otherwise, after a power cut, the new name might stand for empty files."""
+    """Gives an empty folder to write into, and afterwards renames it to `folder`, replacing an old one. If writing fails,
+    `folder` stays as it was and nothing else is left behind. The data reach the disk before the renaming: otherwise, after a
+    power cut, the new name might stand for empty files."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -42,10 +42,9 @@ def make_model(
     vocab_size: int | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelSummary:
-    """Makes a model of a preset size and a tokenizer trained on `corpus`, and writes both to `out`.
-
-    `vocab_size` replaces the preset's, and `overrides` replace fields of its config. Equal arguments give equal bytes. Raises
-    ModelError if the size or a config field is unknown, the vocabulary is too small, or shapes don't fit together."""
+    """Makes a model of a preset size and a tokenizer trained on `corpus`, and writes both to `out`. `vocab_size` replaces the
+    preset's, and `overrides` replace fields of its config. Equal arguments give equal bytes. Raises ModelError if the size or a
+    config field is unknown, the vocabulary is too small, or shapes don't fit together."""
     shape, overrides = preset(size), dict(overrides or {})
     check_sizes("--set", overrides)
     is_exact = "vocab_size" in overrides or (shape.keeps_vocab_size and vocab_size is None)

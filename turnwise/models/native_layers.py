@@ -1,7 +1,6 @@
-"""Decoder layers of the plain shape with the library's own kernels between matrix products: float32 on a CPU.
-
-transformers' modules stay, with their parameters, hooks and adapters; only `forward` of each module is replaced. A module's own
-forward pass runs where the kernels don't fit: on another device or dtype, under autocast, or with attention over a cache."""
+"""Decoder layers of the plain shape with the library's own kernels between matrix products: float32 on a CPU. transformers'
+modules stay, with their parameters, hooks and adapters; only `forward` of each module is replaced. A module's own forward pass
+runs where the kernels don't fit: on another device or dtype, under autocast, or with attention over a cache."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ Forward = Callable[..., Any]
 
 def use_native_layers(model: PreTrainedModel) -> bool:
     """Makes a model of the plain shape run its norms, rotations and gates on the library's kernels; returns whether it does.
-
     Calling it again changes nothing. The model needs packed attention, which knows where sequences lie. Projections with the
     same input are laid together (`models.fused`), so that one product serves them."""
     is_packed = model.config._attn_implementation == PACKED_ATTENTION

@@ -1,9 +1,8 @@
 """Causal attention over sequences that are packed one after another, without padding and without a mask.
 
-transformers' attention registry has it as `PACKED_ATTENTION`, for every architecture that uses the registry. The lengths are
-the keyword `sequences` of the model's forward call. A call without them (generation with a cache, a padded batch) is plain
-SDPA. If sequences share prefixes (`models.prefix_tree`), only the distinct tokens are packed, and a branch attends to its
-path."""
+transformers' attention registry has it as `PACKED_ATTENTION`, for every architecture that uses it. The lengths are the keyword
+`sequences` of the model's forward call. A call without them (generation with a cache, a padded batch) is plain SDPA. If
+sequences share prefixes (`models.prefix_tree`), only the distinct tokens are packed, and a branch attends to its path."""
 
 import inspect
 from collections.abc import Sequence

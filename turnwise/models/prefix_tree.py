@@ -1,7 +1,6 @@
-"""Computes prefixes that sequences of a packed batch share only once, and leaves out tokens whose states nobody reads.
-
-Siblings of a group begin with the same prompt and often with the same turns. With causal attention, equal prefixes have equal
-states. So the model runs over the distinct tokens only; an index leads to each sequence's states."""
+"""Computes prefixes that sequences of a packed batch share only once, and leaves out tokens whose states nobody reads. Siblings
+of a group begin with the same prompt and often with the same turns. With causal attention, equal prefixes have equal states. So
+the model runs over the distinct tokens only; an index leads to each sequence's states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +18,9 @@ up to `_SHORT` (CPU, torch 2.13). Beyond `_LONGEST` a mask would take more than 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """The U distinct tokens among N, laid out branch after branch.
-
-    A branch is the part of a sequence after the prefix that it shares with an earlier one. Its path is all tokens from the root
-    to its end; `path_lengths[i] − branch_lengths[i]` of them come before the branch."""
+    """The U distinct tokens among N, laid out branch after branch. A branch is the part of a sequence after the prefix that it
+    shares with an earlier one. Its path is all tokens from the root to its end; `path_lengths[i] − branch_lengths[i]` of them
+    come before the branch."""
 
     tokens: Tensor  # int64 [U]: the first position of each distinct token in the batch
     nodes: Tensor  # int64 [N]: the distinct token that each token of the batch is

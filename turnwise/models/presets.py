@@ -11,10 +11,9 @@ from turnwise.errors import ModelError, nearest
 
 @dataclass(frozen=True, slots=True)
 class ModelPreset:
-    """One size: a Hugging Face `model_type`, its config fields and its vocabulary.
-
-    `vocab_size` bounds the tokenizer. The embedding has as many rows as the trained tokenizer has tokens, or, where
-    `keeps_vocab_size` is set, exactly `vocab_size` rows as the published model has."""
+    """One size: a Hugging Face `model_type`, its config fields and its vocabulary. `vocab_size` bounds the tokenizer. The
+    embedding has as many rows as the trained tokenizer has tokens, or, where `keeps_vocab_size` is set, exactly `vocab_size`
+    rows as the published model has."""
 
     model_type: str
     config: Mapping[str, Any]

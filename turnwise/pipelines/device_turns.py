@@ -26,9 +26,8 @@ class Resident:
 
 class DeviceTurns:
     """Knows whose memory is on which device. Before a role computes, the other roles on its devices move their memory away;
-    then its own comes back. Optimiser state and KV are never there together.
-
-    A role calls `take` itself, so the training loop knows nothing of it."""
+    then its own comes back. Optimiser state and KV are never there together. A role calls `take` itself, so the training loop
+    knows nothing of it."""
 
     def __init__(self, residents: Mapping[str, Resident]) -> None:
         self._residents = residents

@@ -1,7 +1,6 @@
-"""Finds out why sampler and trainer disagree, by trying every known fault on the tokens at hand.
-
-Each fault predicts the log-probs that the server would have given if it were the cause. The message names the fault whose
-prediction matches, and what to do about it."""
+"""Finds out why sampler and trainer disagree, by trying every known fault on the tokens at hand. Each fault predicts the
+log-probs that the server would have given if it were the cause. The message names the fault whose prediction matches, and what
+to do about it."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,10 +29,9 @@ _ROUNDING_SPREAD = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """The models and settings that a server can be compared with.
-
-    `weights` are the trainer's `(Hugging Face name, tensor)` pairs. `folders` are the model folders of the config, with a
-    setting that names each; training started from the first. `without_adapter` scores like `score`, with a LoRA adapter off."""
+    """The models and settings that a server can be compared with. `weights` are the trainer's `(Hugging Face name, tensor)`
+    pairs. `folders` are the model folders of the config, with a setting that names each; training started from the first.
+    `without_adapter` scores like `score`, with a LoRA adapter off."""
 
     score: ScoreSamples
     weights: Callable[[], Iterable[tuple[str, Tensor]]]

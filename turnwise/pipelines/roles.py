@@ -16,10 +16,9 @@ LogprobField = Literal["old_logprobs", "ref_logprobs"]
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How a role cuts its samples.
-
-    A micro-batch holds up to `max_tokens` tokens where that is set (dynamic batching), else `max_sequences` samples; this
-    changes memory and speed, never results. An optimiser step takes `samples_per_step` samples."""
+    """How a role cuts its samples. A micro-batch holds up to `max_tokens` tokens where that is set (dynamic batching), else
+    `max_sequences` samples; this changes memory and speed, never results. An optimiser step takes `samples_per_step`
+    samples."""
 
     samples_per_step: int
     max_length: int
@@ -116,10 +115,9 @@ class ModelRole:
         return metrics
 
     def compute_old_log_probs(self, samples: Sequence[Sample], version: int) -> list[Metric]:
-        """Fills `old_logprobs`, the log-probs of the policy at the start of an update, if the update needs them in advance.
-
-        One optimiser step on samples of the current policy, `version`, needs none: its own forward pass computes the same
-        numbers, so the ratio is exactly 1, and the loss uses that."""
+        """Fills `old_logprobs`, the log-probs of the policy at the start of an update, if the update needs them in advance. One
+        optimiser step on samples of the current policy, `version`, needs none: its own forward pass computes the same numbers,
+        so the ratio is exactly 1, and the loss uses that."""
         if self.old_log_probs == "rollouts":
             for sample in samples:
                 sample.old_logprobs = sample.rollout_logprobs
@@ -152,9 +150,8 @@ class ModelRole:
 
     def optimizer_step(self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0) -> list[Metric]:
         """One optimiser step on all of the samples, or none if the loss counts no token of them. `position` is its place in the
-        learning-rate schedule, `seed` for what a loss draws.
-
-        Metrics of the strategy get this role's name in its published spelling: `actor_train/grad_norm`, but `actor/lr`."""
+        learning-rate schedule, `seed` for what a loss draws. Metrics of the strategy get this role's name in its published
+        spelling: `actor_train/grad_norm`, but `actor/lr`."""
         samples, metrics = self.prepare(samples, loss, seed)
         divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens:

@@ -95,9 +95,8 @@ class RolloutScheduler:
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
         """Plays and returns `num_trajectories` trajectories in complete groups, ordered by group index; fewer, perhaps none, if
-        the filter rejected more than may be refilled.
-
-        If it ends early, all episodes stop and the task position is restored, so that the next batch plays the same tasks."""
+        the filter rejected more than may be refilled. If it ends early, all episodes stop and the task position is restored, so
+        that the next batch plays the same tasks."""
         [part] = self.parts(num_trajectories, is_streamed=False)
         return part.groups
 

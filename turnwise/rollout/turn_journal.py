@@ -1,7 +1,6 @@
-"""`turns.jsonl`: every turn as soon as it is sampled, so that an episode that never ended can be replayed.
-
-A turn has two lines: first the messages that the model is shown, including results of tools, then the sampled response with its
-calls. The first line of an episode holds its task."""
+"""`turns.jsonl`: every turn as soon as it is sampled, so that an episode that never ended can be replayed. A turn has two
+lines: first the messages that the model is shown, including results of tools, then the sampled response with its calls. The
+first line of an episode holds its task."""
 
 import json
 import logging

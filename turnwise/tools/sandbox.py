@@ -1,7 +1,6 @@
-"""Runs untrusted Python code in a process without network, other processes, or files outside its own folder.
-
-Each wait here has a deadline. None waits for the end of the output, since a process that was forked elsewhere at the same
-moment may hold the pipe open. A run ends with its process, and the process is ended when a limit is reached."""
+"""Runs untrusted Python code in a process without network, other processes, or files outside its own folder. Each wait here has
+a deadline. None waits for the end of the output, since a process that was forked elsewhere at the same moment may hold the pipe
+open. A run ends with its process, and the process is ended when a limit is reached."""
 
 import asyncio
 import json

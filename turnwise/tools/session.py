@@ -183,11 +183,9 @@ class ToolSession:
         return ToolResult(readable(text))
 
     async def _answer(self, offered: OfferedTool, method: str, *arguments: Any) -> Any:
-        what = f"{offered.name}.{method}"
-        waiter = f"an episode of {self._task.tag}"
-        own = offered.timeout_s
+        what, own = f"{offered.name}.{method}", offered.timeout_s
         timeout_s, setting = (self._box.timeout_s, "agent.tool_timeout_s") if own is None else (own, "timeout_s of the tool")
-        limit = self._box.watchdog.waiting(waiter, what, timeout_s, setting, ToolFault)
+        limit = self._box.watchdog.waiting(f"an episode of {self._task.tag}", what, timeout_s, setting, ToolFault)
         with Foreign(what, self._task.id):
             async with limit:
                 result = getattr(offered.tool, method)(*arguments)

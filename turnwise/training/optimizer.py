@@ -20,7 +20,6 @@ _SCHEDULES = {
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
     """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules, in planned optimiser steps (see `LRSchedule`).
-
     `warmup_steps` takes precedence over `warmup_ratio`, a share of `total_steps`. Raises ConfigError if the schedule is
     unknown, or needs `total_steps` and there is none."""
 

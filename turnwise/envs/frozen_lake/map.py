@@ -1,7 +1,6 @@
-"""Maps of the frozen lake: drawing them, telling them apart, and finding the way.
-
-A map is a tuple of rows of the letters S (start), F (ice), H (hole) and G (goal); a position is row · width + column; an
-action is gymnasium's number: 0 left, 1 down, 2 right, 3 up."""
+"""Maps of the frozen lake: drawing them, telling them apart, and finding the way. A map is a tuple of rows of the letters S
+(start), F (ice), H (hole) and G (goal); a position is row · width + column; an action is gymnasium's number: 0 left, 1 down, 2
+right, 3 up."""
 
 import hashlib
 from collections.abc import Sequence
@@ -64,9 +63,8 @@ def in_split(rows: Sequence[str], split: Split | None) -> bool:
 
 
 def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = None) -> Rows:
-    """A solvable map of `split` whose other cells are ice with probability `p`; it depends on the arguments alone.
-
-    With `split` None it is gymnasium's `generate_random_map(size, p, seed)`, else the first map of that stream in the split."""
+    """A solvable map of `split` whose other cells are ice with probability `p`; it depends on the arguments alone. With `split`
+    None it is gymnasium's `generate_random_map(size, p, seed)`, else the first map of that stream in the split."""
     check_map_arguments(size, p)
     return _drawn(seed, size, p, split)
 

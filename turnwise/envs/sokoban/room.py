@@ -93,10 +93,9 @@ def in_split(layout: Layout, split: Split | None) -> bool:
 def random_room(
     seed: int, dim_room: tuple[int, int] = (6, 6), num_boxes: int = 1, search_depth: int = 300, split: Split | None = None
 ) -> tuple[Layout, State]:
-    """A solvable, unsolved room of `dim_room` (height, width; walls included); it depends on the arguments alone.
-
-    A floor grows cell by cell and gets targets. Then a game is played backwards from the solved room, by `search_depth` random
-    moves that pull. The room starts in the state without a box on a target that this game discovered last."""
+    """A solvable, unsolved room of `dim_room` (height, width; walls included); it depends on the arguments alone. A floor grows
+    cell by cell and gets targets. Then a game is played backwards from the solved room, by `search_depth` random moves that
+    pull. The room starts in the state without a box on a target that this game discovered last."""
     check_room_arguments(dim_room, num_boxes, search_depth)
     height, width = dim_room
     rng = random.Random(seed)

@@ -1,5 +1,4 @@
-"""A decoder layer's work between matrix products, in torch. Rows of similar lengths share one kernel call in the attention of
-packed new tokens over the cache."""
+"""A decoder layer's work between matrix products, in torch. Rows of similar lengths share one kernel call of attention."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,6 @@
-"""The synchronous core of the embedded server: requests in, tokens out, one step at a time.
-
-A step takes the uncomputed tokens of running rows through one forward pass: the last sampled token, the tail of a new prompt,
-or a chunk of a long one. It samples one token for each completed row. The engine has no clock, no thread and no text."""
+"""The synchronous core of the embedded server: requests in, tokens out, one step at a time. A step takes the uncomputed tokens
+of running rows through one forward pass: the last sampled token, the tail of a new prompt, or a chunk of a long one. It samples
+one token for each completed row. The engine has no clock, no thread and no text."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -41,10 +40,9 @@ class StepSize(NamedTuple):
 
 
 class Engine:
-    """Continuous batching over a runner. A conversation's cache is kept for its next request.
-
-    A forward pass computes one token of each decoding row, and prompt tokens up to the rest of `max_step_tokens`. A cache
-    depends on token ids and weights alone, so any conversation with the same prefix can use it."""
+    """Continuous batching over a runner. A conversation's cache is kept for its next request. A forward pass computes one token
+    of each decoding row, and prompt tokens up to the rest of `max_step_tokens`. A cache depends on token ids and weights alone,
+    so any conversation with the same prefix can use it."""
 
     def __init__(
         self,

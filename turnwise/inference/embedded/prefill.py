@@ -1,4 +1,4 @@
-"""Chooses the prompt tokens that each new row computes in a step: a chunk within a budget, and no token that another row has
+"""Chooses which prompt tokens each new row computes in a step: a chunk within a budget, and nothing that another row
 computed."""
 
 from bisect import bisect_left, insort
@@ -67,11 +67,9 @@ vectors of a shared prefix's keys in place, and copy the rest."""
 
 
 class Prefill:
-    """The rows whose prompts aren't computed yet, in the order of their admission.
-
-    A prompt copies a prefix that another slot has cached. If another row is computing that prefix, the prompt waits and copies
-    it in the next step, so that siblings of a group compute their common prompt once. A row that has begun to compute never
-    waits, so no two rows wait for each other."""
+    """The rows whose prompts aren't computed yet, in the order of their admission. A prompt copies a prefix that another slot
+    has cached. If another row is computing that prefix, the prompt waits and copies it in the next step, so that siblings of a
+    group compute their common prompt once. A row that has begun to compute never waits, so no two rows wait for each other."""
 
     def __init__(self, rows: Rows, runner: Runner) -> None:
         self._rows = rows

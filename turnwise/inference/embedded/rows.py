@@ -31,7 +31,6 @@ _NO_TOKEN = -1
 
 class Rows:
     """The arrays of S slots: `state` [S] of dtype `ROW`, `ids` and `logprobs` [S, capacity], `stop_ids` [S, K] padded with −1.
-
     Between steps every running row has `cached < length`. The tokens in between are computed next, `num_new` at a time."""
 
     def __init__(self) -> None:

@@ -101,8 +101,8 @@ class Runner(Protocol):
         """Makes room for at least this many slots, and tokens per slot. What is cached stays."""
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
-        """Number of cached tokens that can stay, if the next context shares `num_common` of the slot's `num_cached`. The rest
-        is overwritten."""
+        """Cached tokens that can stay if the next context shares `num_common` of the slot's `num_cached`; the rest is
+        overwritten."""
 
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
         """Copies the cache of positions `start` to `stop` from slot `source` to slot `target`, if `can_copy`."""
@@ -118,11 +118,9 @@ class Runner(Protocol):
 
 
 class GenericRunner:
-    """Forward passes through `model(input_ids, past_key_values)`.
-
-    Caches of some architectures (windows, recurrent states) can't be cut back, so a prefix is used whole or not at all. The
-    memory bound counts as many key heads as there are query heads. Raises ConfigError if `kv_cache_bytes` has no room for
-    one sequence of `max_length` tokens."""
+    """Forward passes through `model(input_ids, past_key_values)`. Caches of some architectures (windows, recurrent states)
+    can't be cut back, so a prefix is used whole or not at all. The memory bound counts as many key heads as there are query
+    heads. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of `max_length` tokens."""
 
     def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int) -> None:
         config = model.config

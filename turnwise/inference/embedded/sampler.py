@@ -1,7 +1,5 @@
-"""Draws the next token of every row at once, from counter-based random numbers.
-
-The uniform number behind token t of a request is a hash of (seed, t). It depends on no other row, no earlier draw and no
-device."""
+"""Draws the next token of every row at once, from counter-based random numbers. The uniform number behind token t of a request
+is a hash of (seed, t). It depends on no other row, no earlier draw and no device."""
 
 import ctypes
 import math
@@ -47,11 +45,9 @@ class Drawn(NamedTuple):
 
 
 def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Drawn:
-    """Draws a token for each row.
-
-    `logits` [B, V] float32 may be overwritten; `rows` [B] has dtype `rows.ROW`; the context of row i is the first
-    `rows["length"][i]` tokens of `ids[slots[i]]`. The order is: repetition penalty, temperature, top-k, top-p, min-p. Raises
-    FloatingPointError if logits aren't finite."""
+    """Draws a token for each row. `logits` [B, V] float32 may be overwritten; `rows` [B] has dtype `rows.ROW`; the context of
+    row i is the first `rows["length"][i]` tokens of `ids[slots[i]]`. The order is: repetition penalty, temperature, top-k,
+    top-p, min-p. Raises FloatingPointError if logits aren't finite."""
     kept: dict[int, KeptIds] = {}
     scores = logits if rows["is_plain"].all() else _processed(logits, rows, ids, slots, kept)
     numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])
@@ -121,8 +117,7 @@ def _checked(values: Tensor) -> Tensor:
 
 
 def _penalise(logits: Tensor, chosen: IntArray, rows: NDArray, ids: IntArray, slots: IntArray) -> None:
-    """Divides positive logits of tokens in the context by the penalty, multiplies negative ones (Keskar et al. 2019, section
-    4.1)."""
+    """Divides positive logits of tokens in the context by the penalty, multiplies negative ones (Keskar et al. 2019, § 4.1)."""
     lengths = rows["length"][chosen]
     contexts = ids[slots[chosen], : lengths.max()]
     is_beyond = np.arange(contexts.shape[1]) >= lengths[:, None]

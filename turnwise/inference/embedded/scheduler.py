@@ -8,9 +8,8 @@ from turnwise.inference.request import Request
 
 
 class Scheduler:
-    """Serves requests in the order of their arrival, in at most `max_slots` slots. One conversation owns a slot, and keeps it
-    between its requests. If no slot is free, the least recently used idle conversation loses its slot; if all conversations
-    run, requests wait."""
+    """Serves requests in order of arrival, in at most `max_slots` slots. One conversation owns a slot, and keeps it between its
+    requests. If no slot is free, the least recently used idle conversation loses its slot; if all run, requests wait."""
 
     def __init__(self, *, max_slots: int, max_concurrency: int) -> None:
         self.max_slots = max_slots
