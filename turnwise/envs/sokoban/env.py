@@ -61,7 +61,9 @@ class SokobanEnv(GridEnv):
 
     >>> room = SokobanEnv(room_rows=["######", "#@$ .#", "######"])
     >>> print(room.reset(seed=0)[0])
-    # # # # # # P X _ O # # # # # #
+    # # # # # #
+    # P X _ O #
+    # # # # # #
     >>> room.step("right")[1], room.step("Right")[1:3]
     (-0.1, (10.9, True))
     """
