@@ -14,6 +14,7 @@ from turnwise.hub import HOW_TO_NAME, cached_folder, looks_like_hub_name, model_
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+NO_TOKENIZER = "has no tokenizer (tokenizer.json); copy it from the model that the weights belong to"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -82,6 +83,11 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{file}: holds a {type(content).__name__}; expected an object, {{…}}")
     return content
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a file of a tokenizer; without it transformers makes one up."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"))
 
 
 def base_of_adapter(path: str | Path) -> str | None:

@@ -24,7 +24,17 @@ from transformers import (
 from transformers.utils import is_flash_attn_2_available, logging as transformers_logging
 
 from turnwise.errors import ModelError, TurnwiseError, first_line, nearest
-from turnwise.model_folder import NOTHING, Trust, base_of_adapter, check_folder, read_object, require_rows, text_sizes
+from turnwise.model_folder import (
+    NO_TOKENIZER,
+    NOTHING,
+    Trust,
+    base_of_adapter,
+    check_folder,
+    has_tokenizer,
+    read_object,
+    require_rows,
+    text_sizes,
+)
 from turnwise.models.lora import is_value_adapter, merge_adapter
 from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
 from turnwise.runtime_info import PolicyInfo
@@ -33,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ATTENTION = {"auto": None, "sdpa": "sdpa", "eager": "eager", "fa2": "flash_attention_2"}
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-"""Files of a tokenizer. A folder needs one of them; without it transformers makes up a tokenizer."""
 _REMOTE_MODULES = "transformers_modules."  # prefix of the modules that transformers makes from a model folder's Python files
 _MANY_WITHOUT_TOKEN = 0.05  # largest share of ids without a token that still looks like padding
 
@@ -128,12 +136,12 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
     no such folder, no tokenizer or chat template in it, or more tokens than the model has rows."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
-    has_files = any((folder / name).is_file() for name in _TOKENIZER_FILES)
+    has_files = has_tokenizer(folder)
     if base is None:
         check_folder(folder, trust)
     elif not has_files:
         return load_tokenizer(base, trust)
-    missing = f"{path}: has no tokenizer (tokenizer.json); copy it from the model that the weights belong to"
+    missing = f"{path}: {NO_TOKENIZER}"
     if not has_files:
         raise ModelError(missing)
     with told_as_one_sentence(path, "has no usable tokenizer (tokenizer.json, config.json)"):

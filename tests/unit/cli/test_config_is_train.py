@@ -135,6 +135,7 @@ LACKING = [
         ["use_kl_loss=true", "reference.model_args.model_name_or_path=./x"],
         "reference.model_args.model_name_or_path: x: no such",
     ),
+    (["pretrain=untold"], "pretrain: untold: has no tokenizer (tokenizer.json); copy it from the model that the weights"),
     (["output_dir=taken/runs"], "output_dir: taken/runs/own can't be written ("),
     (["output_dir=taken"], "output_dir: taken/own can't be written ("),
     (["output_dir=/proc/runs"], "output_dir: /proc/runs/own can't be written (/proc: No such file or directory)"),
@@ -154,8 +155,9 @@ LACKING = [
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("overrides", "message"), LACKING, ids=lambda value: value[-1] if isinstance(value, list) else "")
-def test_what_train_refuses_on_this_machine_config_says(overrides, message, config, tmp_path, capsys):
+def test_what_train_refuses_on_this_machine_config_says(overrides, message, config, tmp_path, tiny_model, capsys):
     (tmp_path / "taken").touch()
+    shutil.copytree(tiny_model, tmp_path / "untold", ignore=shutil.ignore_patterns("tokenizer*"))
     before = set(tmp_path.iterdir())
     overrides = ["actor_train.model_args.lora_rank=null", *overrides]
     assert main(["config", config, *overrides]) == 0
