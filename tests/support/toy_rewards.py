@@ -108,3 +108,9 @@ def failing_on_nine(completions: list[str], answer: list[str]) -> list[float]:
     if answer[0] == "nine":
         raise ValueError("nine is no answer")
     return [1.0] * len(completions)
+
+
+def failing_in_validation(completions: list[str], answer: list[str]) -> list[float]:
+    if answer[0] not in "eight nine ten":
+        return [1.0] * len(completions)
+    raise ValueError("the judge is away")

@@ -8,7 +8,7 @@ import torch
 from turnwise.build.reward_model import ModelReward
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, Applied, SFTConfig, describe
-from turnwise.config.describe import IN_POLICY, environments, profile, start_of
+from turnwise.config.describe import IN_POLICY, environments, profile, start_of, validation
 from turnwise.config.sizes import bytes_text
 from turnwise.data.rewards import RewardStage
 from turnwise.errors import counted
@@ -17,6 +17,7 @@ from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.protocols import PolicyServer
+from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.source import RolloutSource
 from turnwise.runtime_info import LoadedModel, ServerInfo, StrategyInfo
 from turnwise.types import Split
@@ -65,6 +66,8 @@ def _agentic(pipeline: AgenticPipeline) -> dict[str, str]:
         "steps": f"{pipeline.checkpoints.num_steps}, {source.describe()}",
         "adapters": actor.adapters,
     }
+    if isinstance(val := pipeline.val_rollout_scheduler, RolloutScheduler):
+        built["validation"] = validation(config, val.num_trajectories(config.val_batch_size))
     if pipeline.critic:
         critic = info_of(pipeline.critic)
         alone = f", alone in the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""

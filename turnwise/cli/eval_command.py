@@ -55,9 +55,9 @@ def _report(results: Sequence[Result], json_file: str | None) -> None:
     from turnwise.pipelines.evaluate import score_table
 
     print(score_table(list(_rows(results))))
-    num_failed = sum(result.evaluation.num_failed for result in results)
-    if num_failed:
-        print(f"{num_failed} episodes failed outside the policy and are not counted")
+    for model, mode, evaluation in results:
+        for sentence in evaluation.failures():
+            print(f"{_short(model, results)}, {mode}: {sentence}")
     if json_file:
         # The first entry is also at the top level.
         entries = [{"model": model, "mode": mode, **evaluation.to_json()} for model, mode, evaluation in results]

@@ -117,7 +117,7 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
     if shape:
         yield "memory", memory(config, shape)
         yield "checkpoints", checkpoints(config, shape)
-    yield "validation", _validation(config)
+    yield "validation", validation(config)
     yield "profile", profile(config)
     yield "tracking", _tracking(config)
 
@@ -292,12 +292,14 @@ def _asynchronous(config: AgenticConfig) -> str:
     return f"{responses}; groups are trained on {trained_on}; {stale}"
 
 
-def _validation(config: AgenticConfig) -> str:
+def validation(config: AgenticConfig, num_trajectories: int | None = None) -> str:
+    """How a run validates, with as many trajectories as the built tasks have; without them, rows may be fewer."""
     if not config.uses_validation:
         return "never (eval_steps 0)"
     manager = config.val_env_manager
     few = _few(manager, config.val_batch_size // manager.group_size, "in validation, always the same ones")
-    trajectories = f"{config.val_batch_size} trajectories from {_tags(manager)}{few}"
+    most = f"{'at most ' * manager.has_rows}{config.val_batch_size}"
+    trajectories = f"{num_trajectories or most} trajectories from {_tags(manager)}{few}"
     parts = [f"every {counted(config.eval_steps, 'step')}, {sampling(config, 'val')}, {trajectories}"]
     if config.save_best:
         parts.append(f"the model with the best {config.save_best.metric} ({config.save_best.mode}) goes to best")

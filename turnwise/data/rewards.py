@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 import math
 import re
 import traceback
@@ -16,6 +17,8 @@ from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.threads import DaemonPool
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Group, Message, Trajectory
+
+logger = logging.getLogger(__name__)
 
 GIVEN = ("completions", "messages", "prompts")
 """Arguments of a reward function that aren't columns; each holds one value a run."""
@@ -175,6 +178,7 @@ class RewardStage:
     rewards: Sequence[WeightedReward]
     timeout_s: float
     watchdog: Watchdog
+    _told: set[str] = field(default_factory=set)
 
     async def __call__(self, group: Group) -> list[Trajectory]:
         """Returns the trajectories that failed because a reward broke: all of the group, each with the reason, or none."""
@@ -185,6 +189,9 @@ class RewardStage:
             results = await asyncio.gather(*(self._result(weighted, group) for weighted in self.rewards))
         except EnvironmentFault as fault:
             failed = [trajectory for run in runs for trajectory in run]
+            if (kind := str(fault).replace(group.task.id, "…")) not in self._told:
+                self._told.add(kind)
+                logger.warning("the episodes of %s fail: %s", group.task.id, fault)
             for trajectory in failed:
                 trajectory.status, trajectory.error = "failed", str(fault)
             return failed

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from math import comb
 from typing import Any, NamedTuple
 
+from turnwise.errors import counted
 from turnwise.report.intervals import clustered_interval
 from turnwise.types import Group, Trajectory
 
@@ -97,7 +98,11 @@ class Evaluation:
 
     def __str__(self) -> str:
         rows = [("all", self.overall), *self.by_tag.items()]
-        return score_table(rows if len(self.by_tag) > 1 else rows[:1])
+        return "\n".join([score_table(rows if len(self.by_tag) > 1 else rows[:1]), *self.failures()])
+
+    def failures(self) -> list[str]:
+        """A sentence about the failed episodes, if there are any."""
+        return [f"not counted: {counted(self.num_failed, 'episode')} that failed outside the policy"] if self.num_failed else []
 
 
 def evaluate(groups: Sequence[Group]) -> Evaluation:

@@ -1,17 +1,19 @@
 """Counts failures of episodes by kind, and stops the run at too many."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
-from turnwise.errors import RolloutError
+from turnwise.errors import RolloutError, counted
 from turnwise.types import Task, Trajectory
 
 
 class Failures:
-    """Counts the failed episodes of one batch, and stops the run if there are more than `allowed`."""
+    """Counts the failed episodes of one batch, and stops the run if more than `allowed` of its `num_episodes` fail."""
 
-    def __init__(self, allowed: float = 0.0) -> None:
+    def __init__(self, allowed: float = 0.0, num_episodes: int = 0) -> None:
         self.allowed = allowed
+        self.num_episodes = num_episodes
         self._counts: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
 
@@ -25,11 +27,18 @@ class Failures:
         if (total := self._counts.total()) > self.allowed:
             kind, count = self._counts.most_common(1)[0]
             raise RolloutError(
-                f"{total} episode{'s' if total > 1 else ''} of this batch failed for good, more than "
-                f"max_failed_fraction allows ({self.allowed:g}). The most frequent error ({count}×):\n"
+                f"{counted(total, 'episode')} of this batch of {self.num_episodes} failed for good, more than "
+                f"max_failed_fraction allows ({int(self.allowed)}). The most frequent error ({count}×):\n"
                 f"{self._examples[kind]}\n"
-                "Fix the environment, or raise max_failed_fraction or max_env_retries of its environment manager."
+                f"{_advice(self._examples[kind])} of its environment manager."
             )
+
+
+def _advice(error: str) -> str:
+    """What may be done about an error. Only episodes are tried again, not rewards."""
+    if reward := re.search(r"data\.reward [^\s;]+", error):
+        return f"Fix {reward[0].rstrip(':')}, or raise max_failed_fraction"
+    return "Fix the environment, or raise max_failed_fraction or max_env_retries"
 
 
 def kind_of_failure(error: str, task: Task) -> str:

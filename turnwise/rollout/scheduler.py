@@ -117,15 +117,15 @@ class RolloutScheduler:
             self._replay_log.begin_validation()
             self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
         before = self._buffer.state_dict()
-        num_episodes = num_trajectories // self.group_size * self._episodes_of_group
-        self._work = Work("episodes", num_episodes, count=self._num_done)
         self.finished, self.rejected = [], []
-        self._failures.allowed = self.settings.max_failed_fraction * num_trajectories
         part, parts = Part([], is_last=False), list[list[int]]()
         with ExitStack() as on_error:
             on_error.callback(self._go_back, before)
             on_error.callback(self._halt)
             self._buffer.begin(num_trajectories // self.settings.group_size)
+            num_groups = self._buffer.num_missing  # fewer at the end of the tasks
+            self._work = Work("episodes", num_groups * self._episodes_of_group, count=self._num_done)
+            self._allow_failures(num_groups * self.group_size)
             while not part.is_last:
                 part = self._run_async(self._collect(parts, is_streamed))
                 if not part.is_last:
@@ -134,12 +134,23 @@ class RolloutScheduler:
         self.num_episodes += len(self.finished) * self.settings.group_size
         yield part
 
+    def _allow_failures(self, num_episodes: int) -> None:
+        """Has the batch end if too many of its episodes fail; a validation, which measures nothing then, also if all do."""
+        allowed = self.settings.max_failed_fraction * num_episodes
+        self._failures.num_episodes = num_episodes
+        self._failures.allowed = min(allowed, num_episodes - 1) if self._is_fixed else allowed
+
+    def num_trajectories(self, asked: int) -> int:
+        """How many trajectories a batch has that was `asked` for so many: fewer if there are fewer tasks."""
+        most = self._tasks.num_tasks
+        return asked if most is None else min(asked, most * self.group_size)
+
     def _go_back(self, before: Mapping[str, Any]) -> None:
         """Restores the state before a dropped step, so that the step is played again, also after Ctrl-C."""
         self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
         self._buffer.load_state_dict(before)
         self._fault = None
-        self._failures = Failures(self._failures.allowed)
+        self._failures = Failures(self._failures.allowed, self._failures.num_episodes)
         self._hand_out()
         self.rejected += self._failing.values()
         self._failing.clear()
@@ -184,7 +195,7 @@ class RolloutScheduler:
             self._failing.pop(index, None)
             group = self._played.setdefault(index, Group(self._task(index), [], index))
             group.rejected = "stale"
-        self._failures = Failures(self._failures.allowed)
+        self._failures = Failures(self._failures.allowed, self._failures.num_episodes)
         self._hand_out(None if self._is_fixed else self._replay_log.batch(self._buffer.step))
         if not self._is_fixed:
             self._tasks.observe(self.finished + [group for group in self.rejected if group.rejected == "filtered"])

@@ -33,7 +33,7 @@ EmbeddedServer.generate = never
         (
             STUCK_ENV,
             [
-                "1 episode of this batch failed for good",
+                "1 episode of this batch of",
                 "an episode of Toy waited 0.2 s for Mine.step; raise env_step_timeout_s if that may take longer",
                 "in step: time.sleep(1)",
             ],

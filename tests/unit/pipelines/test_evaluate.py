@@ -31,6 +31,8 @@ def test_a_task_of_which_all_episodes_failed_is_not_scored():
     evaluation = evaluate([group("A", [1]), group("B", [], failed=2)])
     assert (evaluation.overall.num_tasks, evaluation.overall.success, evaluation.num_failed) == (1, 1.0, 2)
     assert list(evaluation.by_tag) == ["A"]
+    assert str(evaluation).endswith("\nnot counted: 2 episodes that failed outside the policy")
+    assert "not counted" not in str(evaluate([group("A", [1])]))
     assert evaluate([group("B", [], failed=1)]).overall.num_episodes == 0
 
 

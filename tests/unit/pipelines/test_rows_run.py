@@ -237,6 +237,22 @@ def test_validation_counts_broken_rewards_apart(make_config, tmp_path: Path) -> 
     assert evaluation.num_failed == 1 and evaluation.overall.mean_score == 1.0
 
 
+@pytest.mark.parametrize("verb", ["eval", "train"])
+def test_a_validation_without_scores_ends_with_the_error_of_its_reward(make_config, tmp_path: Path, capsys, verb: str) -> None:
+    """There are fewer rows than val_batch_size, which the table says too."""
+    data = {"val_files": str(tmp_path / "val.jsonl"), "reward": "toy_rewards:failing_in_validation"}
+    (tmp_path / "job.yaml").write_text(dump_yaml(make_config(data, eval_steps=2, val_batch_size=128)))
+    assert main([verb, str(tmp_path / "job.yaml")]) == 2
+    said = capsys.readouterr()
+    assert "ValueError: the judge is away" in said.err and "Fix data.reward failing_in_validation" in said.err
+    assert "success" not in said.out and ("3 trajectories from" in said.out or verb == "eval")
+    logs = list((tmp_path / "runs").rglob("*.log"))
+    assert len(logs) == (verb == "train")
+    for log in logs:
+        lines = [line for line in log.read_text().splitlines() if "the episodes of" in line]
+        assert len(lines) == 1 and "the judge is away" in lines[0]
+
+
 def test_a_reward_model_that_prefers_short_answers_makes_them_shorter(make_config, tiny_model, tmp_path: Path) -> None:
     config = make_config(
         {"reward": "reward_model"},

@@ -12,7 +12,7 @@ import pytest
 from turnwise.errors import BlockingFault, CheckpointError, ConfigError, DeadlineError, EnvironmentFault, RolloutError
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.scheduler import RolloutScheduler, SchedulerSettings
-from turnwise.rollout.tasks import SeededTasks
+from turnwise.rollout.tasks import DataRow, RowTasks, SeededTasks
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import SamplingParams, Trajectory, Turn
@@ -86,10 +86,10 @@ def runner():
     assert Contexts.num_open == 0
 
 
-def make(runner, agent, watchdog=None, *, is_fixed=False, keep=None, **settings):
+def make(runner, agent, watchdog=None, *, is_fixed=False, keep=None, tasks=None, **settings):
     return RolloutScheduler(
         run_async=runner.run,
-        tasks=SeededTasks(run_seed=1, split="train", tags=("A", "B"), partition=(1, 1)),
+        tasks=tasks or SeededTasks(run_seed=1, split="train", tags=("A", "B"), partition=(1, 1)),
         agents=lambda task: agent,
         contexts=Contexts,
         sampling=SamplingParams(max_new_tokens=4),
@@ -155,7 +155,7 @@ def test_failures_are_judged_as_they_come(runner):
         return ValueError("the lake is dry")
 
     scheduler = make(runner, Agent(fails), group_size=16, max_env_retries=0)
-    with pytest.raises(RolloutError, match=r"^4 episodes of this batch failed"):
+    with pytest.raises(RolloutError, match=r"^4 episodes of this batch of 16 failed"):
         scheduler.get_batch(16)
     assert len(failed) < 8, "no other sibling is waited for"
     [group] = scheduler.rejected
@@ -359,3 +359,31 @@ def test_what_was_finished_is_there_when_something_ends_a_batch(runner):
 def test_a_position_in_a_file_is_no_position_in_the_tasks(runner):
     with pytest.raises(CheckpointError, match="--from-rollouts"):
         make(runner, Agent()).load_state_dict({"num_episodes": 4, "replayed_sha256": "0"})
+
+
+ROWS = RowTasks(1, "val", [DataRow("data", "single_turn_agent", {"prompt": word}) for word in "abc"], num_epochs=1)
+
+
+@pytest.mark.parametrize(("fraction", "bad"), [(0.5, "ab"), (1.0, "abc")])
+def test_the_share_of_failures_is_of_the_episodes_that_are_played(runner, fraction, bad):
+    """There are three rows, and places for 128; a validation of which nothing is left measures nothing."""
+    agent = Agent(fails=lambda task, *_: ValueError("no key") if task.payload["prompt"] in bad else None)
+    scheduler = make(runner, agent, tasks=ROWS, is_fixed=True, group_size=1, max_failed_fraction=fraction)
+    assert scheduler.num_trajectories(128) == 3
+    with pytest.raises(RolloutError, match=rf"(?s){len(bad)} episodes .*of 3 .*allows .{len(bad) - 1}.*ValueError: no key"):
+        scheduler.get_batch(128)
+    agent = Agent(fails=lambda task, *_: ValueError("no key") if task.payload["prompt"] in bad[1:] else None)
+    scheduler = make(runner, agent, tasks=ROWS, is_fixed=True, group_size=1, max_failed_fraction=fraction)
+    assert [t.status for g in scheduler.get_batch(128) for t in g.trajectories].count("failed") == len(bad) - 1
+
+
+def test_a_fault_of_a_reward_is_not_blamed_on_the_environment(runner):
+    async def score(group):
+        for trajectory in group.trajectories:
+            trajectory.status, trajectory.error = "failed", "data.reward odd_rewards:judge: it returned None"
+        return group.trajectories
+
+    scheduler = make(runner, Agent())
+    scheduler.score = score
+    with pytest.raises(RolloutError, match=r"\nFix data.reward odd_rewards:judge, or raise max_failed_fraction of its"):
+        scheduler.get_batch(4)
