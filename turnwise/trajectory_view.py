@@ -21,6 +21,17 @@ def summary(trajectory: Any) -> str:
     )
 
 
+def _shown(turn: Any) -> str:
+    """The turn's new messages before its response, each with its role; of a turn that was read from a file, the observation."""
+    lines = []
+    for message in turn.messages[:-1] or ({"role": "user", "content": turn.observation},):
+        content = message["content"]
+        is_text = isinstance(content, str)
+        text = content if is_text else "".join(part.get("text", f"[{part.get('type')}]") for part in content or ())
+        lines.append(f"{message['role']}: {text}")
+    return "\n".join(lines)
+
+
 def _cells(turn: Any, credit: Any) -> str:
     cells = []
     top = float(np.abs(credit).max()) if credit is not None and len(credit) else 0.0
@@ -48,14 +59,14 @@ class ViewedTrajectory:
         return "\n".join([summary(self), *turns])
 
     def _repr_html_(self: Any) -> str:
-        """What the model saw and wrote in each turn, with a cell for each sampled token. The cell's colour shows the advantage,
-        if there is one (green above 0, red below), else the log-prob (the redder, the less likely)."""
+        """The messages that were new in each turn and the response, with a cell for each sampled token. The cell's colour shows
+        the advantage, if there is one (green above 0, red below), else the log-prob (the redder, the less likely)."""
         rows = [f"<b>{escape(summary(self))}</b>"]
         advantages = self.advantages_by_turn
         for number, turn in enumerate(self.turns):
             rows.append(
                 f"<div style='{_BOX}'><small>turn {number + 1}, reward {turn.reward:g}</small>\n<span style='opacity:0.7'>"
-                f"{escape(turn.observation)}</span>\n{escape(turn.text)}\n{_cells(turn, advantages.get(number))}</div>"
+                f"{escape(_shown(turn))}</span>\n{escape(turn.text)}\n{_cells(turn, advantages.get(number))}</div>"
             )
         return "<div>" + "".join(rows) + "</div>"
 

@@ -112,6 +112,9 @@ class Turn:
     """What it was sampled with. Files leave out the seed and the stop tokens; None is unknown, and taken for the run's own."""
     tool_results: tuple[str, ...] | None = None
     """What the model was shown in answer to the calls of this response, for replays."""
+    messages: Sequence[Message] = ()
+    """What was said anew in this turn: the messages before the response, as the model was shown them, and the response with its
+    `tool_calls`. The conversation sets them; files leave them out."""
 
     @property
     def num_tokens(self) -> int:

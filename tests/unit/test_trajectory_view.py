@@ -25,6 +25,12 @@ def test_html_is_escaped_and_colours_by_logprob_or_advantage():
     plain = trajectory()
     page = plain._repr_html_()
     assert "&lt;b&gt;go" in page and "A &amp; B" in page and "<b>go" not in page and "<script" not in page
+    assert "user: A &amp; B" in page, "a turn that was read from a file has only its observation"
+    image = [{"type": "image", "image": None}, {"type": "text", "text": "Where?"}]
+    said = [("system", "Rules"), ("user", "first"), ("assistant", "middle"), ("user", image), ("assistant", "<b>go")]
+    plain.turns[0].messages = [{"role": role, "content": content} for role, content in said]
+    page = plain._repr_html_()
+    assert "system: Rules\nuser: first\nassistant: middle\nuser: [image]Where?" in page and page.count("&lt;b&gt;go") == 1
     assert "log-prob -2.00" in page and "advantage" not in page
     mask = np.array([False, True, True])
     sample = Sample(np.array([1, 7, 8]), mask, np.zeros(3, np.float32), (TurnSpan(0, 1, 3),))

@@ -44,7 +44,9 @@ class ModelReward:
 
     def _sample(self, messages: list[Message]) -> Sample:
         try:
-            ids = self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+            # The texts hold the calls as the policy wrote them; with `tool_calls` the template would write them twice.
+            texts = [{name: value for name, value in m.items() if name not in ("tool_calls", "call_errors")} for m in messages]
+            ids = self.tokenizer.apply_chat_template(texts, tokenize=True, return_dict=False)
         except (TemplateError, ValueError) as fault:
             raise RewardFault(f"data.reward reward_model: its chat template refuses a conversation: {fault}") from fault
         if len(ids) > self.role.plan.max_length:

@@ -129,7 +129,8 @@ class TokenConversation:
         self._context_ids = prompt_ids + array("q", token_ids)
         self._media, self._tools = media, tools
         reply = {"role": "assistant", "content": turn.text, **self._calls(token_ids)}
-        self._said += [*new_messages, dict(reply)]
+        turn.messages = [*new_messages, dict(reply)]
+        self._said += turn.messages
         return reply
 
     def remaining_tokens(self) -> int:
@@ -353,6 +354,7 @@ class TextConversation:
                 starts_context=not self.turns,
                 generate_s=answer.generate_s,
                 sampling=sampling,
+                messages=[*new_messages, reply],
             )
         )
         return reply

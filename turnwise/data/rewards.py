@@ -40,12 +40,16 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
 
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
-    """The conversation, turn by turn. The first message is a row's own prompt, else the environment's observation."""
-    messages: list[Message] = prompt_of(trajectory.task.payload, prompt_key) if trajectory.task.row is not None else []
+    """The conversation, turn by turn, as the model saw it; a system message that is said again in a later context is left out.
+    A turn that was read from a file has its observation as a message of the user, and the first turn the row's prompt."""
+    messages: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
-        if number or not messages:
-            messages.append({"role": "user", "content": turn.observation})
-        messages.append({"role": "assistant", "content": turn.text})
+        said = list(turn.messages)
+        if not said:
+            is_prompt = number == 0 and trajectory.task.row is not None
+            said = prompt_of(trajectory.task.payload if is_prompt else {prompt_key: turn.observation}, prompt_key)
+            said.append({"role": "assistant", "content": turn.text})
+        messages += [dict(message) for message in said if message["role"] != "system" or message not in messages]
     return messages
 
 

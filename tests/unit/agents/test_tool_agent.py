@@ -15,6 +15,7 @@ from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits, shortened
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
+from turnwise.data.rewards import messages_of
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.session import OfferedTool, ToolBox
@@ -150,3 +151,8 @@ def test_tokens_calls_and_results_go_through_a_real_context() -> None:
     contexts.verify()
     assert (trajectory.status, [turn.text for turn in trajectory.turns]) == ("finished", said)
     assert trajectory.turns[1].observation == "2.0" and trajectory.metrics["unreadable_calls"] == 1
+    # What a reward is given as `messages`: results under the role `tool`, calls in OpenAI's form.
+    heard = messages_of(trajectory, "prompt")
+    assert [message["role"] for message in heard] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert heard[1]["tool_calls"][0]["function"] == {"name": "divide", "arguments": {"a": 6, "b": 3}}
+    assert (heard[2]["name"], heard[2]["content"]) == ("divide", "2.0") and heard[1]["content"] == said[0]

@@ -86,6 +86,7 @@ def test_turns_record_the_response_and_leave_the_stop_token_out_of_the_text(chat
     first, second = conversation.turns
     assert answers[0] == {"role": "assistant", "content": "<answer>Right</answer>"}
     assert (first.text, first.finish_reason, first.observation) == ("<answer>Right</answer>", "stop", "P _\n_ G")
+    assert first.messages == [{"role": "user", "content": "P _\n_ G"}, answers[0]] and second.messages[-1] == answers[1]
     assert first.response_ids[-1] == chatml.stop_token_ids[0]
     assert (first.starts_context, first.parent) == (True, 4) and (second.starts_context, second.parent) == (False, None)
     assert (second.text, second.finish_reason) == ("Left", "length")

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import toy_rewards
 
+from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
+from turnwise.chat.conversation import TextAnswer, TextConversation
 from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, messages_of
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.errors import ConfigError
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.types import Group, Task, Trajectory, Turn
+from turnwise.types import Group, SamplingParams, Task, Trajectory, Turn
 
 TASK = Task("train/data/0", "data", "train", 1, payload={"prompt": "Say it", "reward_model": {"ground_truth": "abc"}}, row=0)
 
@@ -82,6 +85,24 @@ def test_messages_and_prompts_are_there_for_those_that_ask() -> None:
         {"role": "user", "content": "Say it"},
         {"role": "assistant", "content": "Left"},
     ]
+
+
+@pytest.mark.parametrize("mode", ["trajectory", "step"])
+def test_messages_of_an_environment_have_its_templates_and_the_system_message_once(mode) -> None:
+    async def answer(messages, sampling, tools):
+        return TextAnswer("Down", "stop")
+
+    settings = EnvAgentSettings("Lake", 2, 8, "RULES", "Seen: {observation}", None, mode, history_length=0)
+    agent = EnvAgent(lambda task: FrozenLakeEnv(map_rows=["SFF", "FHF", "FFG"], is_slippery=False), settings)
+    task, sampling = Task("train/Lake/0", "Lake", "train", 1), SamplingParams(8)
+    [played] = asyncio.run(agent.run(task, 0, lambda sampling, **_: TextConversation(answer, sampling), sampling))
+    heard = messages_of(played, "prompt")
+    assert [message["role"] for message in heard] == ["system", "user", "assistant", "user", "assistant"]
+    assert heard[0]["content"] == "RULES"
+    seen = zip(heard[1::2], played.turns, strict=True)
+    assert all(message["content"].endswith(f"Seen: {turn.observation}") for message, turn in seen)
+    heard[0]["content"] = "changed by a reward"
+    assert messages_of(played, "prompt")[0]["content"] == "RULES"
 
 
 @pytest.mark.parametrize(
