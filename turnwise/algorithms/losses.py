@@ -188,8 +188,8 @@ def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
 
 
 def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Tensor) -> list[Metric]:
-    """The policy's distance from `old`, the variant's quantities [N] and the extremes of the ratio. Means are over trained
-    tokens, whatever the aggregation of the loss."""
+    """The policy's distance from `old`, the variant's quantities [N] and the ratio's extremes; means are over trained
+    tokens."""
     mask, ratio = inputs.mask, inputs.ratio.detach()
     difference = (inputs.logprobs - inputs.old_logprobs).detach()
     count = replace_outside(weights, mask).sum()

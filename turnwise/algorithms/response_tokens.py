@@ -105,8 +105,8 @@ class ResponseTokens:
         return np.bincount(of_token, values, len(self.trajectories)).astype(np.float64)
 
     def gather(self, arrays: Sequence[FloatArray | None]) -> Array | None:
-        """The tokens' entries [R] of one array [N] per sample, None if a sample with trained tokens has no array. Entries
-        outside the response mask are not read."""
+        """The tokens' entries [R] of one array [N] per sample, read only in the masks; None if a trained sample has no
+        array."""
         known: list[FloatArray] = []
         for sample, array in zip(self.samples, arrays, strict=True):
             if array is None and sample.num_trained:

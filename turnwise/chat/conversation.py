@@ -290,8 +290,7 @@ class TokenContexts:
         return conversation
 
     def verify(self) -> None:
-        """Checks that the turns of every context, closed ones too, add up to what the server saw. Raises RolloutError if a turn
-        was changed after it was sampled."""
+        """Raises RolloutError unless the turns of every context, closed ones too, are what the server saw."""
         for conversation in self._conversations:
             conversation.verify()
 

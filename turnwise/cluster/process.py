@@ -34,8 +34,8 @@ _POLL_S = 0.05
 
 
 class TrainerProcess(ABC):
-    """A process that holds ranks, and the thread of this process that talks to it. A call past its deadline (the caller's, or
-    `deadline_s`) blocks new calls until it returns."""
+    """A process that holds ranks, and the thread that talks to it. A call past its deadline (or `deadline_s`) blocks new
+    calls."""
 
     def __init__(
         self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None, name: str

@@ -32,8 +32,7 @@ class HoldsModel:
         return cls(model, reads_trainer=reads_trainer, **own, **options)  # type: ignore[call-arg]
 
     async def receive(self, weights: NamedTensors) -> int:
-        """Writes the tensors into the model in place, and returns their bytes. Raises ModelError if a name or shape doesn't fit
-        the model, or one of the model's tensors gets no value."""
+        """Copies tensors into the model; returns their bytes. Raises ModelError if one doesn't fit the model or is missing."""
         targets = self.model.state_dict()
         written: set[int] = set()
         num_bytes = 0

@@ -59,7 +59,7 @@ def _read_state_key(value: Any) -> Hashable:
 
 
 def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
-    """The line of a trajectory, with its advantages if it has any. `read_record` reads all of it but advantages and media.
+    """The line of a trajectory. `read_record` reads all of it but advantages and media.
     `keys` writes the state keys of its group."""
     advantages = trajectory.advantages_by_turn
     record = {
