@@ -141,6 +141,7 @@ def test_a_resume_that_fails_in_the_start_changes_no_file(make_config, tmp_path)
     (stopped.checkpoints.path / "checkpoint-3" / "model.safetensors").write_bytes(b"")
     (nowhere := tmp_path / "nowhere").mkdir()
     (nowhere / "config.json").write_text('{"model_type": "qwen3"}')
+    (nowhere / "tokenizer.json").write_text("{}")
     changed = make_config(resume_from_checkpoint=True, pretrain=str(nowhere), sequence_length=256)
     with pytest.raises(ModelError):
         run_to_end(folder := start_run(changed), lambda: build_agentic(changed, folder))
