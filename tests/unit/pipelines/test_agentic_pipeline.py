@@ -220,6 +220,7 @@ def test_own_estimators_and_agents_come_as_module_and_class(tiny_model, tmp_path
 def test_wrong_parts_are_named_before_a_model_is_loaded(tmp_path, changes, error, message):
     (tmp_path / "no_model").mkdir()
     (tmp_path / "no_model" / "config.json").write_text('{"model_type": "qwen3"}')
+    (tmp_path / "no_model" / "tokenizer.json").write_text("{}")
     config = make_config(tmp_path / "no_model", tmp_path, **changes)
     with pytest.raises(error, match=message):
         build_agentic(config, start_run(config))
