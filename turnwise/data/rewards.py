@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.data.tables import TableRow, Wanted
-from turnwise.errors import ConfigError, EnvironmentFault
+from turnwise.data.tables import TableRow, Wanted, leaves
+from turnwise.errors import ConfigError, DataError, EnvironmentFault
 from turnwise.protocols import Reward, RewardResult
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.threads import DaemonPool
@@ -87,8 +87,17 @@ class FunctionReward:
         self._given = tuple(name for name in GIVEN if name in parameters or takes_all)
 
     def check(self, rows: Sequence[TableRow]) -> None:
-        """Raises DataError if a row lacks a column that the function needs."""
+        """Raises DataError if a row lacks a column that the function needs, or has one of a name that means something else."""
         self.wanted.check(rows, f"data.reward {self.name}")
+        named = {name: "from the run" for name in inspect.signature(self.function).parameters if name in GIVEN}
+        named.pop(self.prompt_key, None)
+        named |= dict.fromkeys(self.arguments, "from its args in the config")
+        for row in rows:
+            for path in (path for path, _ in leaves(row.columns) if path[-1] in named):
+                raise DataError(
+                    f"{row.place}: data.reward {self.name} gets `{path[-1]}` {named[path[-1]]}, which would hide the column "
+                    f"{'.'.join(path)!r}; rename the column, or the function's parameter"
+                )
 
     async def __call__(self, group: Group) -> RewardResult:
         runs = runs_of(group)

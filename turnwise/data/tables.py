@@ -173,8 +173,11 @@ def noting(rows: Iterable[T], what: str) -> Iterator[T]:
 
 
 def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """`(path, value)` of every column, and of everything nested in one, except in `tools_kwargs`, which are for tools."""
+    """`(path, value)` of every column, and of everything nested in one, except in `tools_kwargs`, which are for tools. A nested
+    null is left out, since Parquet writes one where another row has a value."""
     for name, value in columns.items():
+        if path and value is None:
+            continue
         yield (*path, str(name)), value
         if isinstance(value, Mapping) and name != "tools_kwargs":
             yield from leaves(value, (*path, str(name)))
@@ -223,16 +226,15 @@ class Wanted:
         )
 
     def choose(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments for one row."""
+        """The arguments for one row. Where a column is null, a parameter keeps its default."""
         found = arguments_of(columns)
-        if self.takes_all:
-            return found
-        return {name: found[name] for name in (*self.required, *self.optional) if name in found}
+        names = found if self.takes_all else (*self.required, *self.optional)
+        return {name: found[name] for name in names if name in found and (found[name] is not None or name not in self.optional)}
 
     def check(self, rows: Sequence[TableRow], what: str) -> None:
-        """Raises DataError, which names the row, if a row lacks a column or has two of that name."""
+        """Raises DataError, which names the row, if a row lacks a column, has null in it, or has two of that name."""
         for row in rows:
-            found = arguments_of(row.columns)
+            found = {name: value for name, value in arguments_of(row.columns).items() if value is not None}
             doubled = clashes(row.columns)
             for name in doubled if self.takes_all else [*self.required, *self.optional]:
                 if name in doubled:
@@ -244,6 +246,6 @@ class Wanted:
                 if name not in found:
                     known = ", ".join(sorted(found)) or "none"
                     raise DataError(
-                        f"{row.place}: {what} needs the column {name!r}, and the row has {known}; add it, or give the "
-                        f"parameter a default.{nearest(name, found)}"
+                        f"{row.place}: {what} needs the column {name!r}, and the row has {known} (null is none); add it, or "
+                        f"give the parameter a default.{nearest(name, found)}"
                     )

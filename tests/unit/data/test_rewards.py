@@ -11,8 +11,9 @@ import toy_rewards
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.chat.conversation import TextAnswer, TextConversation
 from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, messages_of
+from turnwise.data.tables import TableRow
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, DataError
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Group, SamplingParams, Task, Trajectory, Turn
 
@@ -130,6 +131,24 @@ def test_one_that_hangs_is_ended_by_its_deadline() -> None:
     for function in (for_ever, toy_rewards.slow):
         [failed] = scored(group("abc"), (of(function), 1.0), timeout_s=0.01)
         assert "data.reward_timeout_s" in str(failed.error) and function.__name__ in str(failed.error)
+
+
+def test_a_column_that_an_argument_of_the_same_name_would_hide_is_refused() -> None:
+    def judged(completions, messages, answer="x"):
+        return [0.0] * len(completions)
+
+    def taking_all(completions, **columns):
+        return [0.0] * len(completions)
+
+    row = TableRow("rows.jsonl, line 3", {"prompt": "?", "messages": ["mine"], "extra": {"answer": "4"}})
+    with pytest.raises(DataError, match=r"line 3: data.reward judged gets `messages` from the run.*; rename the column"):
+        of(judged).check([row])
+    FunctionReward("judged", judged, str, "messages").check([row])  # the prompt itself
+    of(taking_all).check([row])
+    with pytest.raises(DataError, match=r"gets `answer` from its args in the config, .* the column 'extra.answer'"):
+        of(taking_all, answer="fixed").check([row])
+    with pytest.raises(DataError, match="gets `completions` from the run"):
+        of(taking_all).check([TableRow("line 1", {"completions": "mine"})])
 
 
 def test_what_cannot_be_called_so_is_refused() -> None:

@@ -127,6 +127,22 @@ def test_a_missing_column_is_named_with_its_row() -> None:
         wanted.check([TableRow("rows.jsonl, line 2", {"answers": "4"})], "data.reward function")
 
 
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_a_row_without_a_column_is_refused_from_every_form_of_file(tmp_path: Path, is_nested: bool) -> None:
+    parts = [{"answer": "4", "level": 1}, {"level": None, "style": "rule"}]
+    rows = [{"prompt": "?", **({"reward_model": part} if is_nested else part)} for part in parts]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    wanted = Wanted.by(function, ["completions"])
+    for name in ("rows.jsonl", "rows.parquet"):
+        first, second = read_tables([str(tmp_path / name)], "data.train_files")
+        wanted.check([first], "data.reward function")
+        with pytest.raises(DataError, match=r"2: data.reward function needs the column 'answer', and the row has .* \(null is"):
+            wanted.check([second], "data.reward function")
+        assert wanted.choose(first.columns) == {"answer": "4", "level": 1}
+        assert "level" not in wanted.choose(second.columns), "null would take the place of the parameter's default"
+
+
 def test_a_clash_of_names_is_an_error_for_whom_it_reaches() -> None:
     row = TableRow("line 1", {"answer": "4", "extra": {"level": 1}, "info": {"level": 2}})
     with pytest.raises(DataError, match=r"gets the column 'level', and the row has it twice: extra.level and info.level"):
