@@ -44,7 +44,7 @@ def is_entry_point(name: str) -> bool:
     module, _, attribute = name.partition(":")
     if attribute and module.split(".")[0] in sys.stdlib_module_names:
         raise ValueError(f"{name!r} names a module of Python itself; a plug-in of your own needs a module of another name")
-    return attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
+    return all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")])  # Class.method, from a Trainer
 
 
 def derived() -> Any:

@@ -15,6 +15,8 @@ class Callbacks:
     Returning "stop" ends the run in an orderly way: a checkpoint, the final validation, and nothing more."""
 
     def __init__(self, callbacks: Sequence[object]) -> None:
+        if not isinstance(callbacks, list | tuple):
+            raise ConfigError(f"callbacks: got {callbacks!r}; it is a list of objects, if only of one: callbacks=[…]")
         self._callbacks = callbacks
         for callback in callbacks:
             if not any(hasattr(callback, event) for event in EVENTS):

@@ -4,10 +4,11 @@ import hashlib
 import inspect
 import marshal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from turnwise.entry_points import OBJECT_PREFIX
@@ -29,8 +30,9 @@ class Objects:
 
     def text_of(self, value: Any) -> str:
         """The text that from now on stands for a class, a function, another callable, or rows."""
-        named = value if isinstance(value, type | FunctionType) else type(value)
-        module, name = (_identifier(part) for part in (named.__module__, named.__name__))
+        named = _named(value)
+        owner = f"{_owner(value).__name__}." if isinstance(value, MethodType) else ""
+        module, name = (_identifier(part) for part in (named.__module__ or "", f"{owner}{named.__name__}"))
         if module.startswith("turnwise.") and named is value and vars(sys.modules[module]).get(name) is value:
             return f"{module}:{name}"
         first = text = f"{OBJECT_PREFIX}{_digest(value)}.{module}:{name}"
@@ -53,14 +55,49 @@ def _identifier(text: str) -> str:
 
 
 def _digest(value: Any) -> str:
-    """A hash of the source of a callable, or of rows."""
-    if isinstance(value, partial):
-        parts = [_source(value.func), repr(value.args), repr(value.keywords)]
-    elif isinstance(value, type | FunctionType):
-        parts = [_source(value)]
-    else:
-        parts = [_source(type(value))] if callable(value) else [repr(row) for row in value]
+    """A hash of the source of a callable and of the plain values that it holds, or of rows."""
+    match value:
+        case type():
+            parts = [_source(value)]
+        case FunctionType():
+            cells = [cell for cell in value.__closure__ or () if cell != CellType()]  # an empty one has no contents
+            parts = [_source(value), *_plain(enumerate(cell.cell_contents for cell in cells))]
+        case MethodType():
+            parts = [value.__name__, _source(_owner(value)), *_plain(_attributes(value.__self__))]
+        case partial():
+            parts = [_digest(value.func), *_plain([*enumerate(value.args), *value.keywords.items()])]
+        case _ if callable(value):
+            named = _named(value)
+            parts = [_digest(named) if isinstance(named, FunctionType) else _source(named), *_plain(_attributes(value))]
+        case _:
+            parts = [repr(row) for row in value]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def _named(value: Any) -> Any:
+    """What an object has its name and source from: itself, the function that a cache wraps, or its class."""
+    match value:
+        case type() | FunctionType() | MethodType() | BuiltinFunctionType():
+            return value
+        case object(__wrapped__=FunctionType() as wrapped):
+            return wrapped
+    return type(value)
+
+
+def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
+    try:
+        return vars(value).items()
+    except TypeError:  # it has slots
+        return ()
+
+
+def _owner(method: MethodType) -> type:
+    return method.__self__ if isinstance(method.__self__, type) else type(method.__self__)
+
+
+def _plain(values: Iterable[tuple[Any, Any]]) -> list[str]:
+    """The values that read the same in every process."""
+    return [f"{key}={value!r}" for key, value in values if isinstance(value, bool | int | float | str | None)]
 
 
 def _source(value: Any) -> str:
@@ -119,9 +156,11 @@ def data_section(
     if reward_funcs is not None:
         functions = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         weights = [1.0] * len(functions) if reward_weights is None else reward_weights
+        if not isinstance(weights, Collection) or not all(isinstance(weight, Real) for weight in weights):
+            raise ConfigError(f"reward_weights: got {weights!r}; give one number for each of the reward_funcs")
         if len(weights) != len(functions):
-            raise ConfigError(f"reward_weights: {len(weights)} numbers for {len(functions)} reward_funcs; give one for each")
-        section["reward"] = [{"name": name, "weight": float(w)} for name, w in zip(functions, weights, strict=True)]
+            raise ConfigError(f"reward_weights: {len(weights)} weights for {len(functions)} reward_funcs; give one for each")
+        section["reward"] = [{"name": name, "weight": float(weight)} for name, weight in zip(functions, weights, strict=True)]
     elif reward_weights is not None:
         raise ConfigError("reward_weights: there are no reward_funcs that they could weigh; add those, or leave this out")
     return section

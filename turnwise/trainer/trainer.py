@@ -66,6 +66,9 @@ class Trainer:
         self._file = config_file
         self._objects = Objects()
         given = {"pretrain": model, "adv_estimator": algorithm}
+        for name, (key, value) in zip(("model", "algorithm"), given.items(), strict=True):
+            if value is not None and key in config:
+                raise ConfigError(f"{name} and {key} are the same setting, and both are given; leave one out")
         config |= {key: value for key, value in given.items() if value is not None}
         if env is not None:
             config["custom_envs"] = custom_envs(env)

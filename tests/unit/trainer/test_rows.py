@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 
 import pytest
 
@@ -10,6 +10,7 @@ from turnwise import Trainer
 from turnwise.agents.single_turn_agent import SingleTurnAgent
 from turnwise.errors import TurnwiseError
 from turnwise.tracking.jsonl import read_metrics
+from turnwise.trainer.objects import Objects
 
 ROWS = [{"prompt": f"write {letter}", "letter": letter} for letter in "abcd"]
 
@@ -69,6 +70,72 @@ def test_other_rows_have_another_text_and_equal_ones_the_same(keys):
     datasets = pytest.importorskip("datasets")
     [name] = text(datasets.Dataset.from_list(ROWS))
     assert name.endswith(".datasets.arrow_dataset:Dataset")
+
+
+class Judge:
+    def __init__(self, bonus=0.0):
+        self.bonus = bonus
+
+    def short(self, completions):
+        return [self.bonus - len(text) for text in completions]
+
+    def long(self, completions):
+        return [self.bonus + len(text) for text in completions]
+
+    @classmethod
+    def fixed(cls, completions):
+        return [1.0] * len(completions)
+
+
+class Kind:
+    def short(self, completions):
+        return [1.0] * len(completions)
+
+
+def above(limit):
+    def reward(completions):
+        return [float(len(text) > limit) for text in completions]
+
+    return reward
+
+
+def test_methods_closures_and_instances_are_told_apart_by_what_they_are():
+    def text(value):
+        return Objects().text_of(value)
+
+    alike = [text(Judge().short), text(Judge().short), text(Judge(0.0).short)]
+    assert len(set(alike)) == 1 and alike[0].endswith(f".{__name__}:Judge.short")
+    assert text(Judge.fixed).endswith(f".{__name__}:Judge.fixed")
+    different = [
+        Judge().short,
+        Judge().long,
+        Judge(1.0).short,
+        Kind().short,
+        Judge.fixed,
+        above(1),
+        above(2),
+        lru_cache(above(1)),
+    ]
+    different += [partial(longer, than=1), partial(longer, than=2), partial(longer, 1)]
+    texts = [text(value) for value in different]
+    assert len({text.partition(".")[0] for text in texts}) == len(texts), texts
+    assert text(above(1)) == text(above(1)) and "e3b0c44298fc" not in "".join(texts)
+
+
+def test_a_function_without_a_module_is_an_object_too():
+    names = {}
+    exec("def score(completions): return [0.0] * len(completions)", names)
+    assert Objects().text_of(names["score"]).endswith(".nameless:score")
+
+
+def test_another_method_is_noted_when_a_run_goes_on(keys, capsys):
+    keys |= {"eval_steps": 0, "max_steps": 1, "train_dataset": ROWS}
+    trainer = Trainer(**keys, reward_funcs=[Judge().short, Kind().short])
+    [report] = trainer.steps()
+    assert {*report.groups[0].trajectories[0].outcome_rewards} == {"Judge.short", "Kind.short"}
+    Trainer(**keys | {"max_steps": 2}, reward_funcs=[Judge().long, Kind().short], resume_from_checkpoint=True).train()
+    said = capsys.readouterr().err
+    assert "Judge.short" in said and "Judge.long" in said
 
 
 def test_a_run_on_rows_goes_on_with_the_same_rows(keys):
