@@ -314,6 +314,13 @@ def test_a_warm_up_longer_than_the_run_is_said(steps: int, is_long: bool) -> Non
     )
 
 
+def test_a_curriculum_says_that_shares_have_no_effect() -> None:
+    asked = {"custom_envs": {"Lake": LAKE, "Pond": LAKE}, "train_env_manager": {"num_groups_partition": [2, 6]}}
+    assert ineffective(config_of(**asked)) == []
+    [line] = ineffective(config_of(**asked, data={"curriculum": True}))
+    assert line.startswith("train_env_manager.num_groups_partition: has no effect: data.curriculum draws the tags")
+
+
 def test_keys_that_work_or_ask_for_their_default_are_silent() -> None:
     assert ineffective(config_of(init_kl_coef=0.0, pg_clip=0.2, gamma=1.0, dual_clip_loss=False)) == []
     assert ineffective(config_of(custom_envs={"Lake": LAKE | STEP | {"history_length": 2}})) == []
