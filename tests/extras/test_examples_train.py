@@ -90,6 +90,13 @@ def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.
     assert main(["train", str(path), *changes, "--quiet"]) == 0, capsys.readouterr().err
 
 
+def test_the_sums_train_from_python(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    (tmp_path / "sft_model").symlink_to(model)
+    monkeypatch.setattr("sys.argv", ["train.py", "--out", str(tmp_path), "--steps", "1"])
+    runpy.run_path(str(ROOT / "examples" / "arithmetic" / "train.py"), run_name="imported")["main"]()
+    assert (tmp_path / "trained" / "model.safetensors").is_file() and "success" in capsys.readouterr().out
+
+
 def test_the_word_problems_go_through_six_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     sizes = ["--rounds", "2", "--round-size", "32", "--prompts", "32", "--tests", "4"]
     monkeypatch.setattr("sys.argv", ["word_problems.py", "--out", str(tmp_path), *sizes])

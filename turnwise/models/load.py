@@ -116,10 +116,9 @@ def load_pretrained(
             ignore_mismatched_sizes=True,
         )
     for name, saved, expected in sorted(report["mismatched_keys"]):
-        raise ModelError(
-            f"{path}: {name} is {_shape(saved)} in the weights and {_shape(expected)} by config.json; they don't belong "
-            "together"
-        )
+        is_head = kind is not AutoModelForCausalLM and not name.startswith(f"{model.base_model_prefix}.")
+        reason = "for one label, which is what a critic and a reward model have" if is_head else "by config.json"
+        raise ModelError(f"{path}: {name} is {_shape(saved)} in the weights and {_shape(expected)} {reason}; they don't fit")
     if attn_implementation == "auto" and supports_packing(model):
         model.set_attn_implementation(PACKED_ATTENTION)
     return model.to(device).eval(), sorted(report["missing_keys"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.envs import plug_in_problems
@@ -264,6 +265,23 @@ def test_a_reward_model_that_prefers_short_answers_makes_them_shorter(make_confi
     )
     lengths = [row["rollout/response_length/mean"] for row in read_metrics(run(config).folder.metrics) if len(row) > 20]
     assert lengths[0] > 5.8 and sum(lengths[-5:]) / 5 < 5.5
+
+
+def test_a_sequence_classifier_scores_whole_conversations(make_config, tiny_model, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    judge = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1).eval()
+    judge.config.pad_token_id = 0
+    tokenizer = load_tokenizer(tiny_model)
+    save_model(judge, tokenizer, tmp_path / "judge")
+    config = make_config({"reward": "reward_model"}, reward_pretrain=str(tmp_path / "judge"), max_steps=1)
+    records = played(run(config))
+    assert len({record["score"] for record in records}) > 1
+    for record in records:
+        said = [("user", record["task"]["payload"]["prompt"]), ("assistant", record["turns"][-1]["text"])]
+        messages = [{"role": role, "content": text} for role, text in said]
+        ids = tokenizer.apply_chat_template(messages, return_dict=False)
+        with torch.no_grad():
+            assert record["score"] == pytest.approx(judge(torch.tensor([ids])).logits.item(), abs=1e-4)
 
 
 def model_that_prefers_short_answers(start: Path, folder: Path) -> Path:
