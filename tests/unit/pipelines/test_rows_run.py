@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,6 +17,7 @@ from transformers import AutoModelForSequenceClassification
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.envs import plug_in_problems
+from turnwise.build.rows import build_reward_stage
 from turnwise.build.run import start_run
 from turnwise.build.saved import evaluate_model
 from turnwise.chat.template import ChatTemplate
@@ -25,7 +28,10 @@ from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.session import run_to_end
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.tracking.jsonl import read_metrics
+from turnwise.types import Group, Task, Trajectory, Turn
 
 WORDS = "one two three four five six seven"
 
@@ -137,6 +143,21 @@ def test_rewards_whose_names_end_alike_are_kept_apart(make_config) -> None:
     [first, *_] = played(run(make_config({"reward": rewards}, max_steps=1)))
     assert set(first["outcome_rewards"]) == {"toy_rewards:length", "odd_rewards:length"}
     assert first["score"] == pytest.approx(sum(first["outcome_rewards"].values()))
+
+
+@pytest.mark.parametrize("ending", ["stop", "length"])
+def test_the_completions_of_rewards_have_no_special_tokens(make_config, tiny_model, ending: str) -> None:
+    tokenizer = load_tokenizer(tiny_model)
+    words, special = (tokenizer.encode(text, add_special_tokens=False) for text in ("one two", tokenizer.eos_token))
+    ids = words + special + words + (special if ending == "stop" else [])
+    turn = Turn(np.array([1]), np.array(ids), np.zeros(len(ids), np.float32), finish_reason=ending)
+    turn.text = tokenizer.decode(words + special + words)
+    task = Task("train/data/0", "data", "train", 1, payload={"prompt": "one"}, row=0)
+    group = Group(task, [Trajectory(task, 0, [turn])])
+    with Watchdog() as watchdog:
+        stage = build_reward_stage(make_config(), tokenizer, torch.device("cpu"), watchdog, Stopwatch())
+        assert asyncio.run(stage(group)) == []
+    assert group.trajectories[0].score == pytest.approx(len("one twoone two") / 10)
 
 
 def test_arguments_reach_rewards_of_groups_or_are_refused(make_config) -> None:

@@ -17,7 +17,7 @@ from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.journal import read_group
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.settings import SchedulerSettings
-from turnwise.rollout.tasks import SeededTasks
+from turnwise.rollout.tasks import CurriculumTasks, DataRow, RowTasks, SeededTasks
 from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.types import SamplingParams, Trajectory, Turn, VersionRun
 
@@ -82,11 +82,11 @@ def runner():
     assert Contexts.num_open == 0
 
 
-def make(runner, agent, keep=None, stopwatch=None, **settings):
+def make(runner, agent, keep=None, stopwatch=None, tasks=None, **settings):
     base = {"group_size": 2, "max_concurrent_groups": 4, "async_generation_ratio": 1, "max_env_retries": 0}
     return RolloutScheduler(
         run_async=runner.run,
-        tasks=SeededTasks(run_seed=1, split="train", tags=("A",), partition=(1,)),
+        tasks=tasks or SeededTasks(run_seed=1, split="train", tags=("A",), partition=(1,)),
         agents=lambda task: agent,
         contexts=Contexts,
         sampling=SamplingParams(max_new_tokens=4),
@@ -541,3 +541,54 @@ def test_a_replay_that_decides_otherwise_about_a_group_ends(runner, tmp_path, ke
     with pytest.raises(DataError, match=said):
         played(again)
     again.close()
+
+
+def test_a_complete_group_is_scored_at_once_before_the_filter_and_beside_others(runner):
+    scoring, seen = set(), []
+
+    async def score(group):
+        scoring.add(group.index)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        seen.append((group.index, len(scoring), 3 in {index for index, _ in agent.ended}))
+        scoring.remove(group.index)
+        for trajectory in group.trajectories:
+            trajectory.outcome_rewards["judge"] = float(group.index)
+        return []
+
+    agent = Agent(num_turns=lambda task, sibling: 60 if number(task) == 3 else 1)
+    keep = GroupFilter("scored", lambda group: all("judge" in trajectory.outcome_rewards for trajectory in group.trajectories))
+    scheduler = make(runner, agent, keep, async_generation_ratio=0)
+    scheduler.score = score
+    assert [group.index for group in scheduler.get_batch(8)] == [0, 1, 2, 3] and not scheduler.rejected
+    assert [index for index, _, _ in seen] == [0, 1, 2, 3]
+    assert seen[0][1] == 3, "the first three groups are scored together"
+    assert [is_over for _, _, is_over in seen] == [False, False, False, True], "they are scored while the last one plays"
+
+
+def test_a_group_that_a_checkpoint_starts_again_has_the_task_of_its_admission(runner):
+    """A curriculum's weights have changed since then."""
+
+    async def score(group):
+        for trajectory in group.trajectories:
+            trajectory.metrics["success"] = float(group.task.row < 15 or trajectory.sibling)
+        return []
+
+    def begin():
+        rows = RowTasks(1, "train", [DataRow("data", "single_turn_agent", {"prompt": str(n)}) for n in range(60)])
+        tasks = CurriculumTasks(1, "train", ("data",), {}, rows, "data")
+        agent = Agent(num_turns=lambda task, sibling: 5 * number(task))
+        scheduler = make(runner, agent, tasks=tasks, is_ordered=True, max_concurrent_groups=32)
+        scheduler.score = score
+        return scheduler, tasks
+
+    (whole, tasks), (resumed, _) = begin(), begin()
+    whole.get_batch(32)
+    whole.get_batch(32)
+    newest, state = tasks.version, json.loads(json.dumps(whole.state_dict()))
+    ahead = [group.task for group in whole.get_batch(32)]
+    assert len(state["playing"]) > 4 and ahead != [tasks.task(number(task), newest) for task in ahead]
+    resumed.load_state_dict(state)
+    assert [group.task for group in resumed.get_batch(32)] == ahead
+    whole.close()
+    resumed.close()
