@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import toy_rewards
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
+from turnwise.build.reward_model import ModelReward
 from turnwise.chat.conversation import TextAnswer, TextConversation
 from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, messages_of
 from turnwise.data.tables import TableRow
@@ -131,6 +133,23 @@ def test_one_that_hangs_is_ended_by_its_deadline() -> None:
     for function in (for_ever, toy_rewards.slow):
         [failed] = scored(group("abc"), (of(function), 1.0), timeout_s=0.01)
         assert "data.reward_timeout_s" in str(failed.error) and function.__name__ in str(failed.error)
+
+
+def test_a_reward_model_reads_a_call_once() -> None:
+    written: list[list[dict[str, object]]] = []
+
+    class Writer:
+        def apply_chat_template(self, messages, **_):
+            written.append(messages)
+            return [1, 2]
+
+    role = SimpleNamespace(plan=SimpleNamespace(max_length=9), forward=lambda samples, output: [[0.0] for _ in samples])
+    played = group("call it")
+    reply = {"role": "assistant", "content": "call it"}
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {}}}
+    played.trajectories[0].turns[0].messages = [reply | {"tool_calls": [call], "call_errors": []}]
+    asyncio.run(ModelReward(role, Writer(), "prompt")(played))
+    assert written == [[reply]], "the template would write the call beside the text that made it"
 
 
 def test_a_column_that_an_argument_of_the_same_name_would_hide_is_refused() -> None:
