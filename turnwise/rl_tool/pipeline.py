@@ -104,8 +104,7 @@ class AgenticRLPipeline:
         print(f"{name}: begins", flush=True)
         out = Path(asked.get("output_dir", ""))
         goes_on = asked["action"] == "train" and any((out / "run").glob("*/checkpoints/checkpoint-*"))
-        has_result = any((out / file).exists() for file in ("config.json", "adapter_config.json"))
-        result = json.loads(self.rl_tool.run({**asked, **({"resume": True} if goes_on and not has_result else {})}))
+        result = json.loads(self.rl_tool.run({**asked, **({"resume": True} if goes_on else {})}))
         if result["status"] != "success":
             raise StageError(f"{name}: {result['message']}")
         self.results[name] = {**result, "parameters": asked}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,46 @@ def test_six_stages_then_nothing_is_done_twice(write, capsys):
     write(sft={"num_epochs": 2})
     assert main(["pipeline", "config.json"]) == 1
     assert "was done with other parameters" in json.loads(capsys.readouterr().out)["message"]
+
+
+class Fragile:
+    """A reward that a full disk ends after so many calls."""
+
+    def __init__(self, calls_left: int) -> None:
+        self.calls_left = calls_left
+
+    def __call__(self, completions, **columns):
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise OSError("the disk is full")
+        return [len(text) / 100 for text in completions]
+
+
+def test_a_pipeline_that_ended_in_a_training_goes_on_in_it(write):
+    def run(calls_left: int) -> dict:
+        pipeline = AgenticRLPipeline(file)
+        pipeline.rl_tool.register_reward_function("fragile", Fragile(calls_left))
+        return pipeline.run()
+
+    def weights() -> bytes:
+        return Path("out/grpo/adapter_model.safetensors").read_bytes()
+
+    file = write(grpo={"reward_type": "fragile", "batch_size": 1, "learning_rate": 0.01})
+    stopped = run(calls_left=2)
+    assert stopped["status"] == "error" and "the disk is full" in stopped["message"]
+    assert not Path("out/grpo/adapter_config.json").exists()
+    gone_on = run(calls_left=2)
+    assert gone_on["status"] == "success", gone_on
+    assert gone_on["grpo_training"]["num_steps"] == 4 and len([*Path("out/grpo/run").glob("*/checkpoints")]) == 1
+    first = weights()
+
+    # It was killed between the result and its record.
+    results = json.loads(Path("out/training_results.json").read_text())
+    Path("out/training_results.json").write_text(json.dumps({key: results[key] for key in results if "grpo" not in key}))
+    assert run(calls_left=0)["status"] == "success" and weights() == first
+
+    shutil.rmtree("out")
+    assert run(calls_left=4)["status"] == "success" and weights() == first, "one that was never stopped"
 
 
 def test_a_model_below_the_gate_isn_t_trained_on(write):

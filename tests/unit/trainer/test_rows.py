@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import lru_cache, partial
 
 import pytest
+from toy_tools import LACKS_SANDBOX
 
 from turnwise import Trainer
 from turnwise.agents.single_turn_agent import SingleTurnAgent
 from turnwise.errors import TurnwiseError
+from turnwise.tools.sandbox import run_python
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.trainer.objects import Objects
 
@@ -59,6 +62,18 @@ def test_rows_and_functions_are_trained_on(keys):
             assert trajectory.score == pytest.approx(sum(w * part for w, part in zip(weights, parts, strict=True)))
     assert read_metrics(trainer.run_folder / "metrics.jsonl")[-1]["val/num_episodes"] == 2
     assert trainer.evaluate().overall.num_episodes == 2
+
+
+@pytest.mark.skipif(LACKS_SANDBOX, reason="this kernel has no Landlock")
+def test_a_reward_that_runs_programs_in_the_sandbox_is_trained_on(keys):
+    async def counted(completions, letter):
+        programs = [f"print({text!r}.count({wanted!r}))" for text, wanted in zip(completions, letter, strict=True)]
+        return [float(result.text) for result in await asyncio.gather(*map(run_python, programs))]
+
+    trainer = Trainer(**keys | {"eval_steps": 0}, train_dataset=ROWS, reward_funcs=counted)
+    trajectories = [t for report in trainer.steps() for group in report.groups for t in group.trajectories]
+    assert trajectories
+    assert [t.score for t in trajectories] == [t.turns[-1].text.count(t.task.payload["letter"]) for t in trajectories]
 
 
 def test_other_rows_have_another_text_and_equal_ones_the_same(keys):
