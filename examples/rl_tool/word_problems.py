@@ -27,7 +27,7 @@ from turnwise.models.make import make_model
 from turnwise.types import derive_seed
 
 SIZES = {"steps": (1, 2), "largest": 49, "operations": "+"}
-GOOD_ENOUGH = 0.3
+GOOD_ENOUGH = 0.36
 """The accuracy that ends imitation."""
 Row = dict[str, str]
 
@@ -97,10 +97,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/word_problems"))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=48, help="of imitation at most")
-    parser.add_argument("--round-size", type=int, default=1000, help="problems of a round")
-    parser.add_argument("--tests", type=int, default=200, help="problems of an evaluation")
-    parser.add_argument("--prompts", type=int, default=10_240, help="problems of reinforcement, 64 of them a step")
+    parser.add_argument("--rounds", type=int, default=80, help="of imitation at most")
+    parser.add_argument("--round-size", type=int, default=500, help="problems of a round")
+    parser.add_argument("--tests", type=int, default=400, help="problems of an evaluation")
+    parser.add_argument("--prompts", type=int, default=19_200, help="problems of reinforcement, 64 of them a step")
     parser.add_argument("--rate", type=float, default=4e-4)
     parser.add_argument("--temperature", type=float, default=1.0)
     options = parser.parse_args()
