@@ -272,9 +272,9 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> float:
-    """About how long a training takes on this machine if all answers are as long as they may be: 6 operations for each parameter
-    and token to train, 2 for sampling and 2 for a reference, at a third of a matrix product's speed. A token counts as four
-    characters."""
+    """About how long a training takes on this machine if all answers are as long as they may be: 6 operations for each
+    parameter and token to train, 2 for sampling and 2 for a reference, at a third of a matrix product's speed. A token counts
+    as four characters."""
     import torch
 
     shape = read_model_shape(asked.model_name)
