@@ -2,7 +2,7 @@
 
     python examples/arithmetic/sums.py [--out DIR] [--seed N]
 
-1. The 10,000 sums are dealt out: 1,000 are held out, and nothing is ever trained on them.
+1. The 10,000 sums are dealt out: 1,000 are held out, and nothing is ever trained on them, nor on b + a where a + b is.
 2. A model with random weights and a tokenizer are made.
 3. Supervised fine-tuning teaches it addition. Once it begins to understand, two hundred steps take it from nothing to nearly
    all, and each seed begins at another step. So checkpoints are measured: the training starts from the first one that is right
@@ -47,10 +47,11 @@ def digits(completions: list[str], answer: list[str], **columns: object) -> list
 
 
 def sums(seed: int) -> list[dict[str, str]]:
-    """One row for each sum, in an order of the seed's own. Digits are apart, so that each is a token."""
-    pairs = [(a, b) for a in range(100) for b in range(100)]
+    """One row for each sum, a + b beside b + a, in an order of the seed's own. Digits are apart, so that each is a token."""
+    pairs = [(a, b) for a in range(100) for b in range(a, 100)]
     random.Random(seed).shuffle(pairs)
-    return [{"prompt": f"{_apart(a)} + {_apart(b)} =", "answer": _apart(a + b)} for a, b in pairs]
+    ordered = [pair for a, b in pairs for pair in dict.fromkeys([(a, b), (b, a)])]
+    return [{"prompt": f"{_apart(a)} + {_apart(b)} =", "answer": _apart(a + b)} for a, b in ordered]
 
 
 def main() -> None:
@@ -61,7 +62,8 @@ def main() -> None:
     options = parser.parse_args()
     out, rows = options.out, sums(options.seed)
     out.mkdir(parents=True, exist_ok=True)
-    train = rows[NUM_HELD_OUT:]
+    # The last pair that is held out may be cut in two; its other half goes.
+    train = rows[NUM_HELD_OUT + (rows[NUM_HELD_OUT]["answer"] == rows[NUM_HELD_OUT - 1]["answer"]) :]
     write(out / "val.jsonl", rows[:NUM_HELD_OUT])
     write(out / "train.jsonl", train)
     shown = [{"messages": conversation(row)} for row in train]

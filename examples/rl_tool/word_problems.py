@@ -85,7 +85,9 @@ def deal(seed: int, num_rounds: int, round_size: int, num_prompts: int) -> tuple
     rows = generate_problems(number, seed=seed, **SIZES)
     shown, looked_at = [], []
     for row in rows[num_prompts:]:
-        kept = [derive_seed("kept", int(a), int(b)) % 10 == 0 for a, b in re.findall(r"<<(\d+)\+(\d+)=", row["answer"])]
+        kept = [
+            derive_seed("kept", *sorted(map(int, pair))) % 10 == 0 for pair in re.findall(r"<<(\d+)\+(\d+)=", row["answer"])
+        ]
         if not any(kept):
             shown.append(row)
         elif kept[0]:

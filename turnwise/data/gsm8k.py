@@ -70,7 +70,7 @@ def generate_problems(
 ) -> list[dict[str, str]]:
     """Different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`. Each takes one of the
     numbers of `steps`, with `operations` on numbers up to `largest`. No training problem has a step on the first two numbers of
-    a test problem. Raises DataError if there aren't so many different ones."""
+    a test problem, in either order. Raises DataError if there aren't so many different ones."""
     drawn = random.Random(derive_seed("gsm8k", split, seed))
     found: dict[str, dict[str, str]] = {}
     for _ in range(50 * number + 1000):
@@ -91,7 +91,7 @@ def _problem(drawn: random.Random, num_steps: int, largest: int, operations: str
     for number in range(num_steps):
         operation = drawn.choice(operations if total > 1 else "+")
         other = drawn.randint(1, largest if operation == "+" else min(largest, total - 1))
-        is_held_out = derive_seed("operands", total, other) % _TEST_SHARE == 0
+        is_held_out = derive_seed("operands", *sorted((total, other))) % _TEST_SHARE == 0
         if is_held_out is not is_test and (is_held_out or number == 0):
             return None
         result = total + other if operation == "+" else total - other

@@ -86,7 +86,7 @@ def test_generated_problems_are_right_and_test_operands_are_held_out():
             steps = re.findall(r"<<(\d+)([+-])(\d+)=(\d+)>>", row["answer"])
             assert all(int(a) + (int(b) if o == "+" else -int(b)) == int(c) for a, o, b, c in steps)
             assert row["answer"].endswith(f"#### {steps[-1][3]}")
-            operands[-1].append([(a, b) for a, _, b, _ in steps])
+            operands[-1].append([frozenset((a, b)) for a, _, b, _ in steps])
     assert not {pair for of_row in operands[0] for pair in of_row} & {of_row[0] for of_row in operands[1]}
     assert "-" not in str(generate_problems(20, operations="+"))
     assert {row["answer"].count("<<") for row in train} == {1, 2, 3}
