@@ -39,7 +39,7 @@ class SamplingParams:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether part of the policy's mass can't be sampled, so that exp(old − sampled) is no importance ratio."""
+        """Whether part of the policy's mass can't be sampled, so that exp(old − sampled) isn't an importance ratio."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1.0
 
     @property
@@ -50,13 +50,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What one call of `Conversation.generate` asks for in place of its context's own; None asks for that."""
+    """Options of one `Conversation.generate` call that replace its context's own; None keeps the context's."""
 
     max_new_tokens: int | None = None
     """Never more than the context's own."""
     temperature: float | None = None
-    """Turns may differ in it: each token is trained at the temperature that it was sampled at. Those of a turn at 0, which is
-    greedy, are never trained on."""
+    """May vary by turn: each token is trained at the temperature that it was sampled at. Tokens sampled at 0, greedily, are
+    never trained on."""
     stop: tuple[str, ...] | None = None
     """Strings that end the response."""
     tools: Sequence[Mapping[str, Any]] | None = None

@@ -45,7 +45,7 @@ _RANGES = tuple(
         ("rope_theta|factor|partial_rotary_factor", float, math.ulp(0), math.inf, "a number above 0"),
     )
 )
-"""Names of a config's numbers, their kind, lowest and highest value, and the text for messages."""
+"""For a config's numbers: name pattern, type, lowest and highest value, and wording for messages."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EMBEDDING = "model.embed_tokens.weight"
 """Name of the embedding in models of the Llama family, of shape vocab_size × hidden_size."""
@@ -91,7 +91,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def base_of_adapter(path: str | Path) -> str | None:
-    """The base model that a LoRA adapter's folder names; None if the path is no such folder."""
+    """The base model that a LoRA adapter's folder names; None if the path isn't such a folder."""
     first = folder = folder_here(path)
     if folder is None or not (folder / ADAPTER_CONFIG).is_file():
         return None

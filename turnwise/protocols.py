@@ -198,7 +198,7 @@ class TrainStrategy(Protocol):
     def onload(self, kinds: Iterable[MemoryKind]) -> None: ...
 
     def info(self) -> StrategyInfo:
-        """What it really runs, which may differ from the config."""
+        """What the strategy really runs, which may differ from the config."""
 
 
 class Stateful(Protocol):
@@ -215,7 +215,7 @@ class Algorithm(Protocol):
     `module:Class`, it is called with `(settings, kl_controller)`."""
 
     needs: frozenset[str]
-    """Which of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling` it needs."""
+    """Which of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling` the method needs."""
     loss: Loss
     """The policy's loss, a separate object, so that it can be sent to the ranks of a strategy."""
     value_loss: Loss | None
@@ -296,7 +296,7 @@ class Cluster(Protocol):
         """Starts a role. Each rank calls `factory` with its context, whose stopwatch reports to that of the run."""
 
     def keep_first_ranks(self) -> bool:
-        """After a failure: ends the processes without a first rank. Returns whether the first ranks can still be called to save
+        """Ends the processes without a first rank after a failure. Returns whether the first ranks can still be called to save
         their state; they may be waiting for a sum with the others."""
 
     def shutdown(self) -> None: ...

@@ -95,7 +95,7 @@ class ReplayLog:
 
     def task_version(self, index: int) -> int | None:
         """The version of the tasks' state with which group `index` was admitted. None without a record to follow, or if the
-        group was never admitted there. Versions rise with the index, so such a group comes after the last noted one."""
+        record never admitted the group. Versions rise with the index, so such a group comes after the last noted one."""
         if not self.is_followed or index > max(self._task_versions, default=index):
             return None
         return self._task_versions.get(index, 0)

@@ -41,7 +41,7 @@ class PolicyServer(Protocol):
     async def close(self) -> None: ...
 
     def info(self) -> ServerInfo:
-        """What it really runs, which may differ from the config."""
+        """What the server really runs, which may differ from the config."""
 
 
 class InferenceServer(PolicyServer, Protocol):

@@ -51,7 +51,7 @@ class Tool(Protocol):
         """The reward that is added to the trajectory's at its end; 0 for a tool without a reward."""
 
     async def release(self, state: Any) -> None:
-        """Frees what the state holds. It is called on every path, also if the episode fails or is cancelled."""
+        """Frees what the state holds. It is called on every path, even if the episode fails or is cancelled."""
 
 
 @runtime_checkable
@@ -74,4 +74,4 @@ class Interaction(Protocol):
         """The score of the conversation so far. It is reported, but isn't a reward."""
 
     async def finalize_interaction(self, state: Any) -> None:
-        """Frees what the state holds. It is called on every path, also if the episode fails or is cancelled."""
+        """Frees what the state holds. It is called on every path, even if the episode fails or is cancelled."""

@@ -22,7 +22,7 @@ def summary(trajectory: Any) -> str:
 
 
 def _shown(turn: Any) -> str:
-    """The turn's new messages before its response, each with its role; of a turn that was read from a file, the observation."""
+    """The turn's new messages before its response, each with its role; for a turn read from a file, the observation."""
     lines = []
     for message in turn.messages[:-1] or ({"role": "user", "content": turn.observation},):
         content = message["content"]

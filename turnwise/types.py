@@ -51,9 +51,9 @@ class Task:
     payload: Mapping[str, Any] = field(default_factory=dict)
     """JSON-serialisable row of a data set; empty for seeded environments."""
     agent: str = ""
-    """Agent loop that plays it."""
+    """Agent loop that plays the task."""
     row: int | None = None
-    """Its row in the data set, from 0."""
+    """Row number in the data set, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,8 @@ class Turn:
     kept_ids: KeptIds | None = None  # [K] and [R + 1], as in `Completion`
     kept_offsets: IntArray | None = None
     sampling: SamplingParams | None = None
-    """What it was sampled with. Files leave out the seed and the stop tokens; None is unknown, and taken for the run's own."""
+    """The sampling parameters. Files leave out the seed and the stop tokens; None means unknown, and counts as the run's
+    own."""
     tool_results: tuple[str, ...] | None = None
     """What the model was shown in answer to the calls of this response, for replays."""
     messages: Sequence[Message] = ()
@@ -162,7 +163,7 @@ class Sample:
     old_full_logprobs: FloatArray | None = None
     """Old log-probs over the whole vocabulary, for a KL; None if `old_logprobs` are over it."""
     ref_logprobs: FloatArray | None = None
-    """Over the whole vocabulary."""
+    """The reference's log-probs, over the whole vocabulary."""
     values: FloatArray | None = None
     next_values: FloatArray | None = None
     """Values of the states after each token. At a cut trajectory's last token, what it could still have earned."""
@@ -223,7 +224,7 @@ class Trajectory(ViewedTrajectory):
 
     @property
     def advantages_by_turn(self) -> dict[int, FloatArray]:
-        """Turn → float [R], of the samples that have credit."""
+        """Turn → float [R], from the samples that have credit."""
         return {
             span.turn: sample.advantages[span.start : span.stop]
             for sample in self.samples
@@ -314,7 +315,7 @@ class Batch:
 
     @property
     def loss_mask(self) -> Any:
-        """bool [N]: the trained tokens that the loss counts, and the denominators with it."""
+        """bool [N]: the trained tokens that the loss and its denominators count."""
         return self.response_mask if self.keep_mask is None else self.response_mask & self.keep_mask
 
     def map(self, convert: Callable[[Any], Any]) -> "Batch":
@@ -329,9 +330,9 @@ class ModelOutputs:
     """A strategy's input to a loss: tensors [N], aligned with the tokens of the batch, 0 where they don't apply."""
 
     logprobs: Any = None
-    """Over the kept ids of each token that has some."""
+    """Log-probs, over the kept ids of each token that has some."""
     full_logprobs: Any = None
-    """Over the whole vocabulary; None if `logprobs` are over it."""
+    """Log-probs over the whole vocabulary; None if `logprobs` are over it."""
     entropy: Any = None
     values: Any = None
     next_values: Any = None

@@ -74,8 +74,8 @@ def demonstrations(
     tasks: Iterable[Task],
     answer_template: str | None = None,
 ) -> Iterator[list[Message]]:
-    """The messages of one episode per task, from its first prompt to the player's last answer; in mode `step`, of each turn. If
-    the player gives up, the episode ends before that turn. A player that gives up at once gives no messages."""
+    """The messages of one episode per task, from its first prompt to the player's last answer, or of each turn in mode `step`.
+    If the player gives up, the episode ends before that turn. A player that gives up at once gives no messages."""
     converse = scripted(make_player, settings.action_pattern, answer_template)
     for episode in episodes(make_env, settings, converse, tasks):
         yield from episode.conversations

@@ -43,7 +43,7 @@ class CallSettings:
             object.__setattr__(self, "places", asyncio.Semaphore(num_places))
 
     def limit(self, tag: str, call: str, error: type[EnvironmentFault] = EnvironmentFault) -> Wait:
-        """The deadline of one call. The error past it names tag, environment, method, seconds and setting."""
+        """The deadline of one call. Its error names tag, environment, method, seconds and setting."""
         return self.watchdog.waiting(f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", error)
 
     def opener(self, tag: str) -> "Callable[[], EnvSession]":

@@ -27,7 +27,7 @@ class Estimator(ABC):
     normalisation without a mean for an estimator that compares with the mean."""
 
     spec: ClassVar[EstimatorSpec] = EstimatorSpec()
-    """Its entry in `spec.ESTIMATORS`: the defaults, and what it needs."""
+    """This estimator's entry in `spec.ESTIMATORS`: the defaults, and what it needs."""
     needs: frozenset[str]
     loss: Loss
     value_loss: Loss | None = None

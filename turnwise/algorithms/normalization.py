@@ -141,7 +141,7 @@ def group_statistics(scores: Scores, ids: NDArray[np.int64], weights: Scores) ->
     """
     _, index = np.unique(ids, return_inverse=True)
     num_runs = np.bincount(index, weights).astype(np.float64)
-    num_runs = np.where(np.abs(num_runs - 1.0) < 1e-9, 1.0, num_runs)  # thirds and sixths add up to 1 only nearly
+    num_runs = np.where(np.abs(num_runs - 1.0) < 1e-9, 1.0, num_runs)  # thirds and sixths only nearly add up to 1
     mean = np.bincount(index, weights * scores) / np.maximum(num_runs, np.finfo(np.float64).tiny)
     squares = np.bincount(index, weights * (scores - mean[index]) ** 2)
     variance = np.divide(squares, num_runs - 1.0, out=np.zeros(len(squares)), where=num_runs > 1.0)

@@ -35,7 +35,7 @@ class ResponseTokens:
 
     trajectories: tuple[Trajectory, ...]
     samples: tuple[Sample, ...]
-    """All samples of the trajectories, in order; `position` indexes their concatenation."""
+    """All samples of the trajectories, in their order; `position` indexes their concatenation."""
     position: Index  # [R] each token's position in the samples
     turn: Index  # [R] each token's turn among the K, 0 … K−1 ascending
     turn_index: Index  # [K] each turn's index in its trajectory's `turns`

@@ -145,7 +145,7 @@ class RLOO(ScoreEstimator):
         _, group = np.unique(outcomes.groups, return_inverse=True)
         _, run = np.unique(outcomes.runs, return_inverse=True)
         others, total = (np.bincount(group, x)[group] - np.bincount(run, x)[run] for x in (weights, weights * scores))
-        has_others = others > 1e-9  # thirds and sixths add up to 1 only nearly
+        has_others = others > 1e-9  # thirds and sixths only nearly add up to 1
         return np.where(has_others, scores - total / np.where(has_others, others, 1.0), 0.0)
 
 

@@ -44,8 +44,8 @@ class RatioBand:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How differences between sampler and trainer are corrected: by weights, and by filters, all of which a token must pass. It
-    is false without either."""
+    """How differences between sampler and trainer are corrected: by weights, and by filters, all of which a token must pass.
+    False if there are neither."""
 
     weights: ImportanceWeight | None = None
     filters: tuple[RatioBand, ...] = ()
@@ -126,5 +126,5 @@ class AlgorithmSettings(NamesAlgorithm):
         return self.ratio_type or (*self.variant.granularities, "token")[0]
 
     def variant_parameters(self) -> dict[str, Any]:
-        """The variant's defaults, overridden by `pg_args`; for a user's own, `pg_args` as it is."""
+        """The variant's defaults, overridden by `pg_args`; for a user's own variant, `pg_args` unchanged."""
         return {**self.variant.parameters, **self.pg_args}

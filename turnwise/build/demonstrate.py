@@ -40,7 +40,7 @@ from turnwise.types import Group, Message, SamplingParams, Split, Task, derive_s
 
 DEMONSTRATORS = ("expert", "random", "erring")
 NUM_ASKED_AT_ONCE = 16
-"""Episodes that ask a URL at the same time."""
+"""Most episodes that ask a URL at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def demonstrate(
 
 
 def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) -> list[Task]:
-    """The first tasks of a tag, the same as in training if training plays it."""
+    """The first tasks of a tag, the same as in training if training plays the tag."""
     manager = config.env_manager(split)
     shares = dict(zip(manager.tags, manager.num_groups_partition, strict=True))
     source = SeededTasks(config.seed, split, (tag,), (shares.get(tag) or manager.num_env_groups,))

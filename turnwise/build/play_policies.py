@@ -29,7 +29,7 @@ Say = Callable[[], str]
 
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:
     """A person, whose actions are written so that `pattern` reads them. `read` gives a line, None at the end of input. After an
-    empty line it asks again. A line that begins with `!`, or that fits no form of an action, is used as it is."""
+    empty line, another is read. A line that begins with `!`, or that fits no form of an action, is used as it is."""
 
     def say() -> str:
         while True:

@@ -39,7 +39,7 @@ class Choices:
     """One of `PLAYERS`, `openai:URL`, or a model's folder."""
     split: Split = "train"
     seed: int = 0
-    """Seed of the episode; of a data set, the number of the row."""
+    """Seed of the episode, or row number in a data set."""
     tokenizer: str | None = None
     """Folder of the tokenizer; None = the policy's own, if any."""
     actions: tuple[str, ...] = ()
@@ -54,9 +54,9 @@ class EpisodeLimits:
 
     max_turns: int | None
     max_new_tokens: int
-    """Tokens of a response."""
+    """Most tokens of a response."""
     mode: str
-    """The context mode of an environment's agent; of a row, the agent's name."""
+    """An environment agent's context mode, or a row's agent name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def prepare_run(config: AgenticConfig | SFTConfig) -> None:
 
 
 def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """The first fault of each file of demonstrations that shows without a tokenizer; `may_miss` allows missing files."""
+    """The first fault in each demonstrations file that can be seen without a tokenizer; `may_miss` allows missing files."""
     for key, names in (("train_files", config.train_files), ("val_files", config.val_files or [])):
         for index, name in enumerate(names):
             try:
@@ -35,7 +35,7 @@ def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]
 
 def problems_here(config: AgenticConfig | SFTConfig, may_miss: bool = True) -> Iterator[Problem]:
     """The faults outside the config that `train` or `sft` would find before they load a model. With `may_miss`, files that
-    don't exist yet are no fault."""
+    don't exist yet aren't faults."""
     if isinstance(config, SFTConfig):
         yield from row_problems(config, may_miss)
         return

@@ -229,7 +229,7 @@ def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
 
 
 def build_pictures(config: AgenticConfig, run: str) -> Pictures:
-    """Pictures of the first validation tasks in `render_save_dir/exp_name/run`; of none if `render_save_dir` is unset."""
+    """Pictures of the first validation tasks in `render_save_dir/exp_name/run`; none if `render_save_dir` is unset."""
     source, has_rows = seeded_tasks(config, "val"), config.val_env_manager.has_rows
     recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir and not has_rows else []
     return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)

@@ -144,7 +144,7 @@ def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> 
 
 
 def row_tasks(config: AgenticConfig, split: Split) -> list[Task]:
-    """A task for each row in the order of the files, also for rows that are too long."""
+    """A task for each row in the order of the files, including rows that are too long."""
     loops = _own_loops(config)
     rows = [DataRow(_tag_of(row), _agent_of(config, row, loops), row.columns) for row in load_rows(config, split)]
     source = RowTasks(config.seed, split, rows, shuffle=False)
@@ -249,7 +249,8 @@ def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Wa
 def load_rewards(
     config: AgenticConfig, completion: Callable[[Trajectory], str] = lambda trajectory: trajectory.turns[-1].text
 ) -> list[WeightedReward]:
-    """The entries of `data.reward` except the reward model, in order, under the last part of their names if that is unique."""
+    """The entries of `data.reward` except the reward model, in the config's order, under the last part of their names if that
+    is unique."""
     brief = [asked.name.rpartition(":")[2] for asked in config.data.reward]
     loaded: list[WeightedReward] = []
     for asked, name in zip(config.data.reward, brief, strict=True):

@@ -41,7 +41,7 @@ OnStart = Callable[[Applied], None]
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
     """How `turnwise eval` plays: the first `num_tasks` validation tasks [val_batch_size], each `num_samples` times
-    [val_env_manager.group_size] if it samples and once if it is greedy."""
+    [val_env_manager.group_size] when sampling and once when greedy."""
 
     modes: Sequence[Mode]
     num_tasks: int | None = None

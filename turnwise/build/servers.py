@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
-    """Checks that the server can treat running requests as `on_weight_update` asks, and says which tokens each token was drawn
-    from if sampling is cut. Raises NotAvailableError if it can't."""
+    """Checks that the server can treat running requests as `on_weight_update` asks and, if sampling is cut, can tell which
+    tokens each token was drawn from. Raises NotAvailableError if it can't and the run needs it, else warns."""
     if config.on_weight_update == "keep" and not ("keep" in server.suspensions and server.weight_versions):
         lacks = "say which weights sampled which token" if "keep" in server.suspensions else "let responses stand still"
         raise NotAvailableError(

@@ -118,7 +118,7 @@ def _problems(config: AgenticConfig, groups: Sequence[Group], policy: Policy, ne
 
 
 def _foreign_tokens(trajectories: Sequence[Trajectory], policy: Policy) -> Iterator[str]:
-    """Whether another tokenizer made the tokens: ids are unknown, or decode to another text than the recorded one."""
+    """Whether another tokenizer made the tokens: ids are unknown, or decode to a text other than the recorded one."""
     other = "it was played by a model with another tokenizer; set pretrain to that one, or play again with `turnwise rollout`"
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
     for trajectory, turn in turns:

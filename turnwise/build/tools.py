@@ -61,7 +61,7 @@ def _checked(tool: Tool, what: str) -> Tool:
 
 
 def _functions(path: str) -> Sequence[Callable[..., Any]]:
-    """The public functions that a Python file defines, in their order."""
+    """The public functions that a Python file defines, in the file's order."""
     file, key = Path(path).expanduser(), f"agent.function_tool_path {path}"
     name = f"turnwise_functions_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
@@ -140,7 +140,7 @@ def _named_by(row: TableRow) -> list[str]:
     given = list(kwargs.values()) if isinstance(kwargs, Mapping) else [kwargs]
     if found is not extra or not isinstance(chosen, list) or not all(isinstance(one, Mapping | None) for one in given):
         raise DataError(
-            f"{row.place}: extra_info is {str(extra)[:80]}; where tools are called it holds tools_kwargs, mappings by the "
-            "names of the tools, tool_selection, a list of names, or neither"
+            f"{row.place}: extra_info is {str(extra)[:80]}; with tools it may hold tools_kwargs (mappings by tool name) "
+            "and tool_selection (a list of names)"
         )
     return [*(name for name, one in kwargs.items() if one is not None), *chosen]

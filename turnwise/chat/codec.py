@@ -27,7 +27,7 @@ class TextCodec:
         self._backend = _plain_backend(tokenizer)
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """The ids of a text that follows the text `after`. This matters for tokenizers that begin every text with a blank."""
+        """The ids of a text that follows the text `after`. This matters for tokenizers that begin every text with a space."""
         if after and self._begins_texts:
             before, whole = self._ids(after), self._ids(after + text)
             if whole[: len(before)] == before:
@@ -54,7 +54,7 @@ class TextCodec:
 
     @cached_property
     def _begins_texts(self) -> bool:
-        """Whether a text's ids depend on a text before it (legacy SentencePiece's blank)."""
+        """Whether a text's ids depend on a text before it (legacy SentencePiece's space)."""
         return self._ids("\nx") != [*self._ids("\n"), *self._ids("x")]
 
     def _ids(self, text: str) -> list[int]:

@@ -71,7 +71,7 @@ class TokenConversation:
         self._is_closed = False
         self._said: list[Message] = []
         self._ended: list[array[int]] = []  # contexts before this one
-        # It is no list, since the garbage collector would scan every entry of a list again and again.
+        # Not a list, since the garbage collector would scan every entry of a list again and again.
         self._context_ids = array("q")
         self._media: list[Media] = []
 
@@ -252,9 +252,9 @@ def _parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class TokenContexts:
-    """Opens token ledgers over one server, with request ids of this episode's own. `episode_id` must be unique among running
-    episodes, since servers keep KV under request ids made from it. The `parser` reads tool calls in contexts that are opened
-    with tools."""
+    """Opens token ledgers over one server, with request ids that only this episode uses. `episode_id` must be unique among
+    running episodes, since servers keep KV under request ids made from it. The `parser` reads tool calls in contexts that are
+    opened with tools."""
 
     template: ChatTemplate
     server: PolicyServer

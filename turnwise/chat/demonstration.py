@@ -91,7 +91,7 @@ def _answer(index: int, message: Message) -> Message:
 
 
 def _read_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with its arguments as an object: OpenAI writes them as a text of JSON, and chat templates read an object."""
+    """A call with its arguments as an object: OpenAI writes them as JSON text, while chat templates read an object."""
     function = call["function"]
     arguments = function.get("arguments", {})
     return {**call, "function": {**function, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}}

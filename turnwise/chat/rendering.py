@@ -1,8 +1,8 @@
 """Renders with a chat template, and makes sure that every message and tool shows in the result.
 
 Many published templates silently drop messages of some kind. So each shape of conversation is rendered once with made-up words
-in place of its texts, calls and schemas. It is refused if the result lacks a word. Special tokens that are spelt out in foreign
-text stay ordinary text, so that nobody can forge a turn."""
+in place of its texts, calls and schemas. A shape is refused if the result lacks one of these words. Special tokens that are
+spelt out in foreign text stay ordinary text, so that nobody can forge a turn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Tools = Sequence[Mapping[str, Any]]
 SENTINEL = "turnwise8f1e6c0d5b7a4293sentinel"
 """One word of ASCII letters and digits, which trimming, splitting at `</think>` and JSON escaping don't change."""
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
-"""A tag of transformers around the assistant's text; it writes nothing."""
+"""transformers' tag around the assistant's text, which writes nothing."""
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt")  # variables set at every render
 _FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 """Exceptions that a template raises for messages that it doesn't know."""

@@ -267,7 +267,8 @@ class ChatTemplate:
 
     @cached_property
     def _ends(self) -> _Ends:
-        """The ends of an answer with a successor and of the last one. A common beginning ends the turn, else each end does."""
+        """The ends of an answer that another message follows, and of the last answer. What both begin with ends the turn;
+        without a common beginning, each end does."""
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)
@@ -290,7 +291,7 @@ class ChatTemplate:
 
     @cached_property
     def _lead_in(self) -> str | None:
-        """The text between a response's header and its content, such as a blank, a channel, or the end of opened thinking. None
+        """The text between a response's header and its content, such as a space, a channel, or the end of opened thinking. None
         if thinking is opened and the template doesn't show its end."""
         header = self._header
         rendered = (self.renderer.render([*self._prefix, self._prefix[0]]), self._text(self._prefix))

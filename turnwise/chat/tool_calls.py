@@ -128,7 +128,7 @@ class HermesParser(MarkedCallParser):
 
 
 class Llama3JsonParser(MarkedCallParser):
-    """`{"name": …, "parameters": {…}}`, several divided by `;`: Llama 3.1 and 3.2."""
+    """`{"name": …, "parameters": {…}}`, several separated by `;`: Llama 3.1 and 3.2."""
 
     opening = re.compile(r'(?:<\|python_tag\|>\s*)?(?=\{\s*"(?:name|type|function)"\s*:)')
     form = '{"name": …, "parameters": {…}}'
@@ -142,7 +142,7 @@ class Llama3JsonParser(MarkedCallParser):
         return [_call(value)], follower + 1 if text.startswith(";", follower) else end
 
     def _next(self, text: str, position: int) -> int:
-        return len(text)  # the braces inside are no calls
+        return len(text)  # the braces inside aren't calls
 
 
 class PythonTagParser(MarkedCallParser):
@@ -256,7 +256,7 @@ def _json_at(text: str, position: int) -> tuple[Any, int]:
 
 
 def _call(value: Any) -> ToolCall:
-    """The call that a JSON value describes. Its arguments may be called `parameters`, or be a text of JSON."""
+    """The call that a JSON value describes. Its arguments may be called `parameters`, or be JSON text."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value | value["function"]
     name = value.get("name") if isinstance(value, dict) else None

@@ -71,7 +71,7 @@ def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int
 
 
 def _takes_split(env_type: str, timeout_s: float) -> bool:
-    """Whether the class keeps splits apart. This imports it, which may hang like any other call."""
+    """Whether the class keeps splits apart. This imports the class, which may hang like any other call."""
     thread = DaemonThread("import")
     try:
         return thread.start(takes_split, env_type).result(timeout_s)
@@ -104,7 +104,7 @@ def _print(report: Report, target: EnvTarget, settings: CheckSettings) -> None:
 
 
 def _cut(text: str) -> str:
-    """Cuts a text, since an exception's may have any length."""
+    """Cuts a text, since an exception's text may have any length."""
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
 
 

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     config = read_config(options, AgenticConfig, plug_in_problems, "play")
     _check(options)
     require(unavailable_to_play(config))
-    # Absolute paths, since an environment may change the folder; a name on the hub is no path.
+    # Absolute paths, since an environment may change the folder; a name on the hub isn't a path.
     absolute = {name: str(Path(name).absolute()) for name in options.model if Path(name).exists()}
     json_file = options.json and str(Path(options.json).absolute())
     models = options.model or [config.actor_train.model_args.model_name_or_path]
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report(results: Sequence[Result], json_file: str | None) -> None:
-    """Prints the finished results, also after an error or Ctrl-C."""
+    """Prints the finished results, even after an error or Ctrl-C."""
     from turnwise.pipelines.evaluate import score_table
 
     print(score_table(list(_rows(results))))

@@ -24,8 +24,8 @@ _TIMERS = ("SIGALRM", "SIGVTALRM", "SIGPROF")
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ECHO_S = 0.5  # within this time a signal to the whole process group reaches both processes
 _NUDGE, _NUDGES_S = signal.Signals.__members__.get("SIGURG", 0), (0.5, 2.0, 10.0)
-"""Signal and times of the nudges that the child gets after each signal: one that comes just before the main thread begins to
-wait, or that the system gives to another thread, doesn't end that wait, and Python runs its handler only afterwards."""
+"""Signal and times of the nudges that the child gets after each signal. A signal that comes just before the main thread begins
+to wait, or that the system gives to another thread, doesn't end the wait, and Python runs its handler only afterwards."""
 _SET_PARENT_DEATH_SIGNAL = 1
 _LOOK_S = 1.0
 
@@ -67,7 +67,7 @@ def _signals() -> set[int]:
 
 
 def _die_with(parent: int) -> None:
-    """Makes this process end with the parent, however that ends."""
+    """Makes this process end with the parent, however the parent ends."""
     if sys.platform == "linux":
         import ctypes  # not before the fork: the parent has no need of it
 
@@ -167,7 +167,8 @@ class _Guard:
 
 
 def _fate(code: int) -> int:
-    """The exit status for a child that ended with this code or minus this signal; prints the message that it couldn't print."""
+    """The exit status for a child that ended with this code or minus this signal; prints the message that the child couldn't
+    print."""
     status = 128 - code if code < 0 else code
     if code in (-signal.SIGINT, EXIT_INTERRUPTED) or (CALLS.is_finished and code == CALLS.status != _EXIT_UNPRINTED):
         return status

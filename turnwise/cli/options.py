@@ -50,7 +50,7 @@ def writable_file(path: str, option: str) -> Path:
 
 
 def free_folder(path: str) -> Path:
-    """The folder of `--out`, new or empty, since a model folder replaces what is there. Missing parent folders are made."""
+    """The folder of `--out`, new or empty, since a model folder replaces what is in it. Missing parent folders are made."""
     out = Path(path)
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir()) or out.resolve() == Path.cwd()):

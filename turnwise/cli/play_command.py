@@ -16,7 +16,7 @@ HELP_ROWS = "a response as it stands; q leaves"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays and prints; 0 however the episode ends."""
+    """Plays and prints; returns 0 however the episode ends."""
     _check_policy(options)
     is_model = Path(options.policy).is_dir() or looks_like_hub_name(options.policy)
     model = options.policy if is_model else options.tokenizer or NO_MODEL

@@ -221,7 +221,7 @@ def reader(console: "Console", stdin: TextIO | None) -> Callable[[], str | None]
 
 @contextmanager
 def _interrupted_at_once() -> Iterator[None]:
-    """Lets Ctrl-C end the wait for a line at once; an event loop would hold it back until the line is there."""
+    """Lets Ctrl-C end the wait for a line at once; an event loop would hold it back until the line arrives."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -21,7 +21,7 @@ _NUMBER = 8  # bytes of a number in a message
 _END_S = 5.0  # seconds until a fork server ends by itself after its connection is closed
 _ANSWER_S = 600.0  # seconds to wait for a fork server's answer, imports included
 _IS_STARTER_THERE_S = 1.0
-"""Seconds between two checks that the starter lives. A closed connection tells sooner, unless a fork of it is open."""
+"""Seconds between two checks that the starter lives. A closed connection shows it sooner, unless a fork holds it open."""
 _SENT_TO_ALL = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals that a shell or a cluster scheduler may send to all processes of a run. Only the main process acts on them."""
 
@@ -78,7 +78,8 @@ class ForkServer:
             ) from None
 
     def reap(self, process_id: int) -> int | None:
-        """Waits for a forked process. Returns its exit code or minus a signal, None if unknown. Several threads may call it."""
+        """Waits for a forked process. Returns its exit code, or minus the signal that ended it; None if unknown. Several
+        threads may call it."""
         try:
             with self._talking():
                 if process_id not in self._exit_codes:

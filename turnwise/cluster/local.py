@@ -26,7 +26,7 @@ class Done:
 
 @dataclass
 class LocalWorkers:
-    """The one worker of a role. All routes pass it the arguments as they are. `call` itself raises errors."""
+    """The one worker of a role. Every route passes arguments unchanged. Errors come from `call`, not from the await."""
 
     role: str
     worker: Any

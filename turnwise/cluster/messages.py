@@ -31,7 +31,7 @@ class SetUp(NamedTuple):
     """What a process takes over from its starter, and the function that it then calls."""
 
     environment: dict[str, str]
-    """Empty if a launcher has set it."""
+    """Empty if a launcher has set the environment."""
     path: list[str]
     folder: str
     log_levels: dict[str, int]

@@ -58,7 +58,7 @@ class Placement:
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """The processes of roles that are on several of them, but not on all."""
+        """For each role on several processes but not on all, its processes; equal ones once."""
         several = dict.fromkeys(placed.processes for placed in self.roles.values() if placed.size > 1)
         return [processes for processes in several if len(processes) < self.num_processes]
 

@@ -268,7 +268,7 @@ class Started:
 
 
 def _log(pickled: bytes) -> None:
-    """Logs a record of the other process here."""
+    """Logs a record of the other process in this one."""
     try:
         record: logging.LogRecord = loads(pickled)
     except Exception as error:  # boundary: its `extra` may hold objects of classes that can't be imported here

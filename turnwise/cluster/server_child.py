@@ -12,7 +12,7 @@ from turnwise.runtime.stopwatch import TokenCounts
 
 
 class ServerCall(NamedTuple):
-    """A call of a method of the server. Without a method, it cancels the earlier call of this number."""
+    """A call of a method of the server. Without a method, it cancels the earlier call with this number."""
 
     number: int
     method: str = ""

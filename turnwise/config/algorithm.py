@@ -62,9 +62,9 @@ class ImportanceWeightArgs(Section):
     enabled: bool = True
     """False leaves the loss as it is."""
     weight_type: Granularity = "token"
-    """Over what the ratio is taken."""
+    """What the ratio is taken over."""
     upper_bound: Positive = 2.0
-    """Weights are cut here."""
+    """Weights are cut at this value."""
     detach: Literal[True] = True
     """Always true: the weight is a constant in the loss."""
 
@@ -75,7 +75,7 @@ class RatioFilter(Section):
     enabled: bool = True
     """False takes nothing out."""
     agg_type: Granularity = "token"
-    """Over what the ratio is taken."""
+    """What the ratio is taken over."""
     ratio_low: NonNegative = 0.5
     """Lower end of the band."""
     ratio_high: Positive = 2.0
@@ -104,15 +104,15 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     pg_args: dict[str, Any] = derived()
     """Parameters of the variant by its own names; resolved, it holds all of them and the clips are in it."""
     ratio_type: Literal["token", "segment"] | None = None
-    """Over what the probability ratio is taken [the variant's own]; `segment` is a turn."""
+    """What the probability ratio is taken over [the variant's own]; `segment` is a turn."""
     ppo_epochs: PositiveCount = 1
     """Passes over each batch."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Discount a token (a turn for agentic_reinforce)."""
+    """Discount per token (per turn for agentic_reinforce)."""
     lambd: Annotated[float, Field(ge=0, le=1)] = derived()
     """GAE's λ [1; 0.95 for gae_granularity turn]."""
     gae_granularity: Literal["token", "turn"] = "token"
-    """One temporal difference a token, or a turn."""
+    """One temporal difference per token, or per turn."""
     bootstrap_on_truncation: bool = True
     """GAE adds the value after an episode that was cut from outside."""
 
@@ -136,7 +136,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     kl_penalty: Annotated[KLEstimator, _aliases(KL_ALIASES)] = "k1"
     """KL estimator in the reward (`kl` = k1, `mse` = k2, `low_var` = k3)."""
     target_kl: Positive | None = None
-    """KL in nats a token at which an adaptive β aims; unset = β is fixed."""
+    """KL in nats per token that an adaptive β aims at; unset = β is fixed."""
     kl_horizon: Positive = 10_000.0
     """Trajectories over which the adaptive β changes."""
     use_kl_loss: bool = False
@@ -162,7 +162,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     step_reward_weight: float = 1.0
     """GiGPO: weight of the step's advantage."""
     step_reward_gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
-    """Discount a turn of step returns (gigpo, step_reinforce)."""
+    """Discount per turn of step returns (gigpo, step_reinforce)."""
 
     entropy_loss_coef: float = 0.0
     """Weight of the entropy bonus."""
@@ -171,11 +171,11 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     max_grad_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
     critic_warmup: Count = 0
-    """First steps, in which only the critic is trained."""
+    """Number of first steps in which only the critic is trained."""
 
     train_infer_correction: TrainInferCorrection | None = None
     use_rollout_log_probs: bool = False
-    """Take the sampler's log-probs as old ones: one forward pass less."""
+    """Use the sampler's log-probs as the old ones, which saves a forward pass."""
     group_filter: Annotated[str, AfterValidator(OneOf(["non_zero_variance"], own="module:function"))] | None = None
     """`non_zero_variance` or your own `module:function`: groups that it rejects are replaced."""
     max_refill_factor: Positive = 3.0

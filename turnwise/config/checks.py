@@ -284,7 +284,7 @@ def _loss(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _wrong_parameter(name: str, given: Mapping[str, Any]) -> str:
-    """The reason why a built-in loss can't have the parameter's value among the `given` ones; empty if it can."""
+    """Why a built-in loss can't take the parameter's value in `given`; empty if it can."""
     value = given[name]
     if name == "dual_clip" and value is None:
         return ""

@@ -23,7 +23,7 @@ class Retired:
     idle: Sequence[str] = ()
 
     def answer_to(self, value: Any) -> Answer:
-        """How such a key with this value is answered; empty if no answer is needed."""
+        """The answer to one of these keys with this value; empty if it needs none."""
         if value is None or any(type(value) is type(known) and value == known for known in self.harmless):
             return ""
         if self.answer == "refuse own classes":
@@ -46,7 +46,7 @@ def retired_keys() -> Mapping[str, Retired]:
 
 
 PUBLISHED = "ROLL"
-_SHORTEST = 6  # a name alone is taken for the end of another system's key only if it has so many letters
+_SHORTEST = 6  # a name alone is taken for the end of another system's key only if it has this many letters
 
 
 def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:

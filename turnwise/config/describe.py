@@ -56,8 +56,8 @@ class Applied:
 
 
 def describe(config: AgenticConfig | SFTConfig, built: dict[str, str] | None = None) -> Applied:
-    """The settings in force, computed from the config and the model's config.json. Rows that a run has `built` replace those
-    with the same names; an empty text removes one."""
+    """The settings in force, computed from the config and the model's config.json. Rows in `built`, made by a run, replace
+    those with the same names; an empty text removes one."""
     rows = dict(_sft_rows(config) if isinstance(config, SFTConfig) else _agentic_rows(config))
     if built is not None:
         return Applied([(name, text) for name, text in (rows | built).items() if text], ineffective(config))
@@ -65,7 +65,7 @@ def describe(config: AgenticConfig | SFTConfig, built: dict[str, str] | None = N
 
 
 def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """Warns of names that no built-in environment has. A program may still register them, so they are no error here."""
+    """Warns of names that no built-in environment has. A program may still register them, so they aren't an error here."""
     for tag, env in config.custom_envs.items() if isinstance(config, AgenticConfig) else ():
         if env.env_type not in ENVS and ":" not in env.env_type:
             known = [name for name, entry in ENVS.items() if entry]
@@ -293,7 +293,8 @@ def _asynchronous(config: AgenticConfig) -> str:
 
 
 def validation(config: AgenticConfig, num_trajectories: int | None = None) -> str:
-    """How a run validates, with as many trajectories as the built tasks have; without them, rows may be fewer."""
+    """How a run validates. `num_trajectories` is the built tasks' number; without it, rows may be fewer than the settings
+    say."""
     if not config.uses_validation:
         return "never (eval_steps 0)"
     manager = config.val_env_manager

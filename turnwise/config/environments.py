@@ -62,17 +62,17 @@ class CustomEnv(Section):
     env_config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment (`size`, `is_slippery`, `observation`, `format_penalty` …)."""
     max_steps: PositiveCount = DEFAULT_MAX_STEPS
-    """Actions of an episode at most (alias `max_actions_per_traj`)."""
+    """Most actions of an episode (alias `max_actions_per_traj`)."""
     max_tokens_per_step: PositiveCount | None = None
-    """Tokens of a response at most [max_new_tokens]."""
+    """Most tokens of a response [max_new_tokens]."""
     agent_name: AgentName = "env_agent"
-    """The loop that plays it."""
+    """The loop that plays the environment."""
     mode: ContextMode = "trajectory"
-    """One growing context an episode, or (`step`) a fresh one each turn, which makes a sample of each."""
+    """One growing context per episode, or (`step`) a fresh one per turn, each of which makes a sample."""
     history_length: Count | None = None
-    """Earlier turns that {history} shows at most, in mode step; unset = all."""
+    """Most earlier turns that {history} shows, in mode step; unset = all."""
     agent_system_template: str = DEFAULT_SYSTEM_TEMPLATE
-    """System message, as it stands; empty = none."""
+    """System message, used verbatim; empty = none."""
     agent_template: str = derived()
     """User message of a turn [one that shows all of it], with {observation} {turn_idx} {actions_left} {max_response_length}
     {suffix} filled in, and in mode step {history} {history_length} {step_count} {current_step} {current_observation}. The
@@ -83,7 +83,7 @@ class CustomEnv(Section):
     """Special tokens that are spelt out in a user message, and so in an observation, become those tokens; false = they stay
     ordinary text, and no environment can forge a turn [true; false for environments that relay foreign text]."""
     use_thread_lock: bool = False
-    """It blocks, and only one may be called at a time: each gets a thread, and they are called one after the other."""
+    """The environment blocks, and only one may be called at a time: each gets a thread, and they are called in turn."""
     tools: list[str] | None = None
     """Names of the tools that the model may call."""
 
@@ -104,7 +104,7 @@ class EnvManager(Section):
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     """Sampling of this split; what it leaves out is actor_infer's."""
     max_env_num_per_worker: Count = 0
-    """For environments that block: each gets a thread, and so many of a tag are called at once; 0 = they don't block."""
+    """For environments that block: each gets a thread; at most this many of a tag are called at once; 0 = they don't block."""
     max_env_retries: Count = 2
     """Times that a failed episode is started again with its seed."""
     env_step_timeout_s: Seconds = 60.0
@@ -185,9 +185,9 @@ class Agent(Section):
     tool_parser: Annotated[str, AfterValidator(OneOf(TOOL_PARSERS, own="module:Class"))] | None = None
     """Form of the tool calls in the model's text [the one that its chat template writes]."""
     max_assistant_turns: PositiveCount | None = None
-    """Responses of an episode at most [what sequence_length holds]."""
+    """Most responses of an episode [what sequence_length holds]."""
     max_user_turns: PositiveCount | None = None
-    """Messages of a simulated user at most [what sequence_length holds]."""
+    """Most messages of a simulated user [what sequence_length holds]."""
     max_parallel_calls: PositiveCount = 1
     """Tool calls of one response that are executed, all at once; the model is told that further ones weren't."""
     max_tool_response_length: PositiveCount = 1024

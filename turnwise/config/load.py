@@ -26,7 +26,7 @@ AnyConfig = AgenticConfig | SFTConfig
 C = TypeVar("C", AgenticConfig, SFTConfig, default=AgenticConfig)
 Kind = type[AgenticConfig] | type[SFTConfig]
 MAX_CHARACTERS = 100_000
-"""Characters of one text: more than any context holds."""
+"""Most characters of one text: more than any context holds."""
 _LIKENESS = 0.75  # keys share many of their parts, so below this another setting may as well be meant
 Purpose = Literal["train", "play", "show"]
 Examine = Callable[[Any], Iterable[Problem]]

@@ -41,7 +41,7 @@ class ModelShape:
 
     @property
     def num_value_parameters(self) -> int:
-        """Number of parameters with a scalar head (weight and bias) in the place of the language-model head."""
+        """Number of parameters with a scalar head (weight and bias) in place of the language-model head."""
         head = 0 if self.is_tied else self.vocab_size * self.hidden_size
         return self.num_parameters - head + self.hidden_size + 1
 

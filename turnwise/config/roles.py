@@ -115,7 +115,7 @@ class ModelArgs(Section):
     @field_validator("lora_target", mode="before")
     @classmethod
     def _all_linear(cls, targets: Any) -> Any:
-        """`all-linear`, as peft calls it, is `all`."""
+        """Reads peft's `all-linear` as `all`."""
         names = [targets] if isinstance(targets, str) else targets
         return ["all" if name == "all-linear" else name for name in names] if isinstance(names, list) else names
 
@@ -158,7 +158,7 @@ class GeneratingArgs(Section):
     """How tokens are drawn."""
 
     max_new_tokens: PositiveCount | None = None
-    """Tokens of one response at most; the tag's max_tokens_per_step may be smaller."""
+    """Most tokens of one response; the tag's max_tokens_per_step may be smaller."""
     temperature: NonNegative = 1.0
     """Divides the logits; 0 is greedy. The trainer's log-probs use the same."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -272,7 +272,7 @@ class Role(PlacedModel):
     max_tokens_per_microbatch_in_infer: PositiveCount = derived()
     """Tokens of a micro-batch of forward passes, if batching is dynamic [2 × sequence_length, at least 4096]."""
     use_sequence_packing: bool = True
-    """Lay samples one after another instead of padding them."""
+    """Pack samples one after another instead of padding them."""
 
 
 class ActorTrain(Role):

@@ -18,7 +18,8 @@ _CUT = (
 
 
 class Requirement(NamedTuple):
-    """Keys of a section that have an effect only if one of the conditions holds, and the `reason` why they have none else."""
+    """Keys of a section that have an effect only if one of the conditions holds, and the `reason` why they otherwise have
+    none."""
 
     keys: tuple[str, ...]
     needs: tuple[str, ...]

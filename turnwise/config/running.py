@@ -9,7 +9,7 @@ from turnwise.config.section import Count, Name, Names, NonNegative, OneOf, Posi
 from turnwise.spec import TRACKERS
 
 LONGEST_NAME = 200
-"""Bytes of an experiment's name, which with the time and an ending becomes the name of a file."""
+"""Most bytes of an experiment's name, which with the time and an ending becomes the name of a file."""
 
 
 def _trackers(names: list[str]) -> list[str]:
@@ -35,14 +35,14 @@ class CheckpointConfig(Section):
 
 
 class Trace(Section):
-    """One trace a trajectory: its generate calls, tool calls and environment steps."""
+    """One trace per trajectory: its generate calls, tool calls and environment steps."""
 
     backend: Literal["jsonl", "mlflow"] | None = None
     """Where traces go; unset = nowhere."""
     token2text: bool = False
     """Keep the text beside the token ids."""
     max_samples_per_step: PositiveCount | None = None
-    """Trajectories traced in a step at most."""
+    """Most trajectories traced in a step."""
 
 
 class Deadlines(Section):
@@ -78,7 +78,7 @@ class ClusterArgs(Section):
 
 
 class SaveBest(Section):
-    """How the best model is chosen, which is kept in the run's folder best."""
+    """How the best model, kept in the run's folder best, is chosen."""
 
     metric: str = "val/score/mean"
     """Validation metric that decides which model is the best."""
@@ -94,7 +94,7 @@ class EarlyStopping(Section):
     mode: Literal["max", "min"] = "max"
     """Whether larger or smaller values are better."""
     patience: PositiveCount = 5
-    """The run ends after so many validations in a row that don't improve on the best value."""
+    """The run ends after this many validations in a row that don't improve on the best value."""
     min_delta: NonNegative = 0.0
     """A value is better only if it improves on the best by more than this."""
 
@@ -128,7 +128,7 @@ class RunKeys(Section):
     exp_name: Annotated[str, AfterValidator(_folder_name)] = "turnwise"
     """Name of the experiment [the config file's]."""
     seed: Count = 42
-    """Everything random follows from it."""
+    """Seed of everything random."""
     output_dir: Name = "runs"
     """A run writes to output_dir/exp_name/time."""
     logging_dir: Name | None = None
@@ -143,7 +143,7 @@ class RunKeys(Section):
     resume_from_checkpoint: bool | str = False
     """A checkpoint's path; true = the newest of this experiment."""
     max_ckpt_to_keep: Count = 2
-    """Keep so many checkpoints and delete older ones; 0 = keep all."""
+    """Number of checkpoints to keep; older ones are deleted; 0 = keep all."""
     checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
 
     cluster: ClusterArgs = Field(default_factory=ClusterArgs)
@@ -153,7 +153,7 @@ class RunKeys(Section):
     track_with: Annotated[Names, AfterValidator(_trackers)] = Field(default_factory=lambda: ["tensorboard", "stdout"])
     """Where metrics go, next to metrics.jsonl: tensorboard, stdout, wandb, swanlab, mlflow."""
     tracker_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments by tracker name, or alone where one tracker takes any: `wandb: {mode: offline}`; docs/python.md has them."""
+    """Arguments by tracker name, or directly if one tracker takes any: `wandb: {mode: offline}`; docs/python.md has them."""
     sequence_length: PositiveCount = derived()
     """Tokens of a context [the model's, at most 4096]."""
     _is_examined: bool = PrivateAttr(False)

@@ -138,7 +138,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def server_devices(self) -> list[int] | None:
-        """The devices of the inference servers, if they are others than the trainer's."""
+        """The devices of the inference servers, if they differ from the trainer's."""
         return self.actor_infer.device_mapping if self.trains_apart or self.num_replicas > 1 else None
 
     @property

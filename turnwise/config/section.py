@@ -21,7 +21,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 LONGEST_PART, LONGEST_PATH = 255, 4095
-"""Bytes of a file's name, and of a path."""
+"""Most bytes of a file's name, and of a path."""
 
 
 def _is_named(name: str) -> str:
@@ -69,7 +69,7 @@ class OneOf:
 
 
 class Section(BaseModel):
-    """Unknown keys and loose types are errors. What the user set is in `model_fields_set`, also after `fill`."""
+    """Unknown keys and loose types are errors. `model_fields_set` holds what the user set, even after `fill`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     _derived: dict[str, Any] = PrivateAttr(default_factory=dict)

@@ -15,7 +15,7 @@ class SFTConfig(PlacedModel, RunKeys):
     """One YAML of `turnwise sft`: JSONL files of `messages`, with the loss on what the assistant says."""
 
     train_files: Names
-    """JSONL files, a row `{"messages": [...]}` each."""
+    """JSONL files with a row `{"messages": [...]}` per line."""
     val_files: Names | None = None
     """Files of the same form, for the validation loss every eval_steps."""
     num_epochs: PositiveCount = 1

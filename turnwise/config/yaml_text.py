@@ -1,4 +1,5 @@
-"""Reads YAML files: as UTF-8, of bounded size even with anchors and interpolations written out, and with the places of keys."""
+"""Reads YAML files as UTF-8, bounds their size even with anchors and interpolations written out, and notes the places of
+keys."""
 
 import os
 import re
@@ -13,11 +14,11 @@ from turnwise.config.problems import Path as KeyPath
 from turnwise.errors import ConfigError
 
 MAX_BYTES = 2**20
-"""Size of a YAML file."""
+"""Largest size of a YAML file."""
 MAX_SIZE = 100_000
-"""Values of a file; a long text counts as several."""
+"""Most values in a file; a long text counts as several."""
 MAX_DEPTH = 64
-"""Levels of sections inside each other."""
+"""Most levels of nested sections."""
 _TEXT_UNIT = 64
 _REFERENCE = re.compile(r"(?<!\\)\$\{\s*(\.*)([^${}:\s]+)\s*\}")
 

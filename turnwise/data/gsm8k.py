@@ -32,7 +32,7 @@ def prompt_of(question: str) -> str:
 
 
 def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Makes a demonstration of `question` and `answer`, or of `prompt` and `completion`, or takes `messages` as they are.
+    """Makes a demonstration from `question` and `answer`, or from `prompt` and `completion`, or takes `messages` as they are.
     Raises DataError if the row has none of these."""
     if "messages" in row:
         return {"messages": row["messages"]}
@@ -50,7 +50,7 @@ def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def rl_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Makes a prompt and `ground_truth` of `question` and `answer`, or takes a row with a `prompt`; else raises DataError."""
+    """Makes a prompt and `ground_truth` from `question` and `answer`, or takes a row with a `prompt`; else raises DataError."""
     if {"question", "answer"} <= row.keys():
         more = {"question": row["question"], "full_answer": row["answer"]}
         truth = stated_answer(str(row["answer"])) or str(row["answer"])
@@ -70,7 +70,7 @@ def generate_problems(
 ) -> list[dict[str, str]]:
     """Different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`. Each takes one of the
     numbers of `steps`, with `operations` on numbers up to `largest`. No training problem has a step on the first two numbers of
-    a test problem, in either order. Raises DataError if there aren't so many different ones."""
+    a test problem, in either order. Raises DataError if there aren't that many different ones."""
     drawn = random.Random(derive_seed("gsm8k", split, seed))
     found: dict[str, dict[str, str]] = {}
     for _ in range(50 * number + 1000):

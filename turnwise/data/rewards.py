@@ -21,7 +21,7 @@ from turnwise.types import Group, Message, Trajectory
 logger = logging.getLogger(__name__)
 
 GIVEN = ("completions", "messages", "prompts")
-"""Arguments of a reward function that aren't columns; each holds one value a run."""
+"""Arguments of a reward function that aren't columns; each holds one value per run."""
 Completion = Callable[[Trajectory], str]
 """The text of a trajectory's last response, without special tokens."""
 
@@ -40,7 +40,7 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
 
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
-    """The conversation, turn by turn, as the model saw it; a system message that is said again in a later context is left out.
+    """The conversation, turn by turn, as the model saw it; a system message that a later context repeats is left out.
     A turn that was read from a file has its observation as a message of the user, and the first turn the row's prompt."""
     messages: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
@@ -61,7 +61,7 @@ def prompt_of(columns: Mapping[str, Any], prompt_key: str) -> list[Message]:
 
 @dataclass(slots=True)
 class FunctionReward:
-    """A function `(completions, **columns) -> list[float]`, one number a completion. A coroutine function is awaited;
+    """A function `(completions, **columns) -> list[float]`, one number per completion. A coroutine function is awaited;
     any other runs in a thread, so that only its group waits for it."""
 
     name: str
@@ -87,7 +87,7 @@ class FunctionReward:
         self._given = tuple(name for name in GIVEN if name in parameters or takes_all)
 
     def check(self, rows: Sequence[TableRow]) -> None:
-        """Raises DataError if a row lacks a column that the function needs, or has one of a name that means something else."""
+        """Raises DataError if a row lacks a column that the function needs, or has a column whose name means something else."""
         self.wanted.check(rows, f"data.reward {self.name}")
         named = {name: "from the run" for name in inspect.signature(self.function).parameters if name in GIVEN}
         named.pop(self.prompt_key, None)

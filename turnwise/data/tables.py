@@ -32,10 +32,10 @@ class TableRow(NamedTuple):
 def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
     """All rows of the sources, in their order. `key` is the setting that names them.
 
-    A source is a file (`.jsonl`, `.json` with an object a line, `.parquet`), a folder that the datasets library saved, a name
-    of the hub (`owner/name`, `owner/name:split` for another split than train, `owner/name:subset:split`), or `module:object`
-    for rows in Python. Raises DataError, which names file and line, if a source is missing, is empty, can't be read, or holds
-    something that JSON can't; NotAvailableError if it needs a library that isn't installed."""
+    A source is a file (`.jsonl`, `.json` with one object per line, `.parquet`), a folder that the datasets library saved, a
+    name of the hub (`owner/name`, `owner/name:split` for another split than train, `owner/name:subset:split`), or
+    `module:object` for rows in Python. Raises DataError, which names file and line, if a source is missing, is empty, can't be
+    read, or holds something that JSON can't; NotAvailableError if it needs a library that isn't installed."""
     return [row for name in names for row in _table(name, key)]
 
 
@@ -162,7 +162,7 @@ def _plain(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def noting(rows: Iterable[T], what: str) -> Iterator[T]:
-    """Yields the rows, and logs every few seconds of a long load how far it is; `what` names the load."""
+    """Yields the rows, and logs the progress of a long load every few seconds; `what` names the load."""
     number, said = 0, time.monotonic()
     for number, row in enumerate(rows, start=1):
         if time.monotonic() - said > _SECONDS_BETWEEN_LINES:

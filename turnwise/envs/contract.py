@@ -64,7 +64,7 @@ def read_reset(result: Any, env_name: str) -> tuple[Observation, Mapping[str, An
 
 
 def read_step(result: Any, env_name: str, turn: int, reductions: Mapping[str, Reduction]) -> StepResult:
-    """The five values of a `step`, of turn `turn` (from 1)."""
+    """The five values of the `step` in turn `turn` (from 1)."""
     where = f"environment {env_name}, turn {turn}"
     if not (isinstance(result, tuple) and len(result) == 5):
         raise EnvironmentFault(

@@ -52,8 +52,8 @@ def draw(cells: Sequence[Cell], width: int, paint: Callable[[NDArray[np.uint8], 
 def fewest_actions(
     start: State, is_goal: Callable[[State], bool], moves: Callable[[State], Iterable[State]], max_states: float = math.inf
 ) -> list[int] | None:
-    """The fewest actions from `start` to a goal, the first ones in order among equals. `moves` gives the state after each
-    action. None if there is no way, or none is found within `max_states` states."""
+    """The shortest list of actions from `start` to a goal; among equals, the lexicographically first. `moves` gives the state
+    after each action. None if there is no way, or none is found within `max_states` states."""
     came_from: dict[State, tuple[State, int]] = {start: (start, -1)}
     queue = deque([start])
     while queue and len(came_from) <= max_states:
@@ -119,7 +119,7 @@ class GridEnv(TextEnv):
         return grid if self._observation_kind == "grid" else f"{grid}\n{self._coordinates()}"
 
     def _step(self, number: int | None, reward: float, *, is_success: bool, is_effective: bool, is_over: bool) -> Step:
-        """The result of `step` for the action of this number; None stands for text that is no action."""
+        """The result of `step` for the action of this number; None stands for text that isn't an action."""
         penalty = self._format_penalty if number is None else 0.0
         metrics = {
             "success": float(is_success),

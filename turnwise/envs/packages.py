@@ -32,7 +32,7 @@ def silenced() -> Iterator[None]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Wraps calls of a package that draws from the process's random streams (`random` and numpy). No other such call runs at
+    """Wraps calls into a package that draws from the process's random streams (`random` and numpy). No other such call runs at
     the same time, the streams are restored afterwards, and output is hidden."""
     with silenced():
         python, numpy = random.getstate(), np.random.get_state()

@@ -69,7 +69,7 @@ def relays_foreign_text(env_type: str) -> bool:
 
 
 def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
-    """An environment with the arguments of `env_config`; also with `split` if it takes one and the config has none."""
+    """An environment with the arguments of `env_config`, plus `split` if it takes one and the config has none."""
     cls = env_class(env_type)
     arguments = {"split": split, **env_config} if takes_split(env_type) else dict(env_config)
     signature = _signature(cls)

@@ -40,7 +40,7 @@ class HFServer(HoldsModel, RequestServer):
         self._turn = asyncio.Lock()
         self._ending: set[str] = set()
         self._has_changed = asyncio.Event()
-        """Set when a request that stands still is to look again."""
+        """Set when a paused request is to check again."""
         self._stopwatch = stopwatch or Stopwatch()
 
     def info(self) -> ServerInfo:
@@ -51,7 +51,7 @@ class HFServer(HoldsModel, RequestServer):
         self._has_changed.set()
 
     async def _freeze(self) -> None:
-        """The next token waits."""
+        """Does nothing: the next token waits while `_is_frozen`."""
 
     async def _thaw(self) -> None:
         self._has_changed.set()

@@ -42,7 +42,7 @@ class Judge:
     Args:
         rubric: says what a good answer is.
         base_url: such as `http://localhost:8000/v1`.
-        model: its name there.
+        model: the model's name at that URL.
         mode: `pairwise` asks about every pair of different answers, n(n − 1)/2 times for n, or twice as often in `both_orders`.
         max_score: the best score; the least is 0.
         both_orders: asks about each pair in both orders, since judges prefer a place; otherwise places alternate.

@@ -17,7 +17,7 @@ _PATH = "/chat/completions"
 
 class OpenAIChat:
     """Chat completions of one model behind a `base_url` such as `http://localhost:8000/v1`. The `api_key` is sent as a bearer
-    token; "" sends none. `timeout_s` are the seconds for one answer. Raises ConfigError if `base_url` isn't http(s)."""
+    token; "" sends none. `timeout_s` is the limit in seconds for one answer. Raises ConfigError if `base_url` isn't http(s)."""
 
     def __init__(self, base_url: str, model: str, api_key: str = "", timeout_s: float = 600.0) -> None:
         base_url = base_url.rstrip("/").removesuffix(_PATH)

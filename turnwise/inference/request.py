@@ -24,7 +24,7 @@ class Request:
     kept: list[KeptIds] = field(default_factory=list)
     """The ids that each sampled token was drawn from, where `sampling.keeps_ids`."""
     versions: tuple[VersionRun, ...] = ()
-    """The weights of its first sampled tokens, where weights changed while it stood still; the others are of newer ones."""
+    """Version runs of its first sampled tokens, if weights changed while it was paused; a newer version samples the rest."""
 
     @property
     def context_ids(self) -> IntArray:
@@ -37,11 +37,11 @@ class Request:
         return np.concatenate((self.partial_ids, self.token_ids)) if len(self.partial_ids) else self.token_ids
 
     def versions_with(self, version: int, num_tokens: int) -> tuple[VersionRun, ...]:
-        """The weights of its first `num_tokens` sampled tokens, those after `versions` being of `version`."""
+        """Version runs of its first `num_tokens` sampled tokens; `version` sampled those after `versions`."""
         return append_run(self.versions, version, num_tokens - sum(run.num_tokens for run in self.versions))
 
     def completion(self, reason: FinishReason, version: int, generate_s: float) -> Completion:
-        """The sampled tokens, those after `versions` by the weights of `version`."""
+        """The sampled tokens; `version` sampled those after `versions`."""
         versions = self.versions_with(version, len(self.token_ids))
         kept = (np.zeros(0, np.int32), np.zeros(1, np.int64), 0) if self.sampling.keeps_ids else (None, None, 0)
         kept_ids, kept_offsets = join_kept([kept, *((ids, np.array([0, len(ids)]), 1) for ids in self.kept)])

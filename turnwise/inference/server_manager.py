@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _SETTING = "deadlines.request_s"
 _MAX_IMBALANCE = 1.1
-"""A conversation leaves a replica with over this many times the tokens of the least loaded one, plus its own."""
+"""A conversation leaves its replica if the replica's load exceeds this many times the least load, plus the request's tokens."""
 
 
 class LLMServerManager:
@@ -182,7 +182,7 @@ class LLMServerManager:
         self._servers[index], self._tokens_in_flight[index] = server, 0
 
     async def leave(self, server: InferenceServer) -> None:
-        """Takes a replica out. Its requests are finished there; their conversations go on elsewhere."""
+        """Takes a replica out. The replica finishes its requests; their conversations go on elsewhere."""
         self._servers = {index: other for index, other in self._servers.items() if other is not server}
         await server.suspend()
 

@@ -199,7 +199,7 @@ def load_vllm() -> ModuleType:
 
 @contextmanager
 def _devices(first: str, count: int) -> Iterator[None]:
-    """Within it, new processes see `count` accelerators, from `first` on."""
+    """In this context, new processes see `count` accelerators, from `first` on."""
     name, before = "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")
     if not first.startswith("cuda"):
         yield

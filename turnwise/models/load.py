@@ -159,7 +159,8 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
 
 def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> None:
     """Checks that every token has a row, and warns of many rows without a token. Such ids are sampled with the probability that
-    the model gives them: masking them would make the sampler differ from the trainer. A trained model gives padding none."""
+    the model gives them: masking them would make the sampler differ from the trainer. A trained model gives padding ids no
+    probability."""
     folder = base_folder(path, trust)
     num_rows = text_sizes(read_object(folder / "config.json")).get("vocab_size")
     require_rows(path, num_rows, max(ids) + 1)

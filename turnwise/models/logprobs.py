@@ -11,7 +11,7 @@ _CHUNK_ELEMENTS = 2**25  # logits held at once (128 MiB in fp32)
 
 
 class Kept(NamedTuple):
-    """The ids that N tokens were drawn from, in order: `ids` [K], `counts` [N]. A token without ids was drawn from all."""
+    """The ids that N tokens were drawn from, concatenated: `ids` [K], `counts` [N]. Count 0 means the whole vocabulary."""
 
     ids: Tensor
     counts: Tensor
@@ -120,7 +120,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs: Tensor, grad_kept: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        """∂log p_t/∂z = onehot(t) − p, ∂H/∂z = −p(log p + H); over kept ids onehot(t) − q, q being 0 elsewhere."""
+        """∂log p_t/∂z = onehot(t) − p, ∂H/∂z = −p(log p + H); over kept ids onehot(t) − q, with q = 0 elsewhere."""
         hidden, weight, targets, log_z, entropy, log_kept = ctx.saved_tensors
         compute, precise = ctx.compute, log_z.dtype
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]

@@ -91,8 +91,8 @@ class Adapters:
     """Adapters in a model, which is changed in place. The model's own parameters are frozen, except for the `head` of a value
     model, which is trained and saved with the adapters.
 
-    `base` is the path of the model without adapters; it is written into the adapter's folder. Raises ConfigError if a target is
-    no linear module, or no module is left for adapters; NotAvailableError if peft isn't installed."""
+    `base` is the path of the model without adapters; it is written into the adapter's folder. Raises ConfigError if a target
+    isn't a linear module, or no module is left for adapters; NotAvailableError if peft isn't installed."""
 
     def __init__(self, model: PreTrainedModel, settings: LoRASettings, base: str = "", head: nn.Linear | None = None) -> None:
         peft = _import_peft()
@@ -139,7 +139,7 @@ class Adapters:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Within it, the model is exactly the model without adapters."""
+        """In this context, the model is exactly the model without adapters."""
         self._peft.base_model.disable_adapter_layers()
         try:
             yield
@@ -148,7 +148,8 @@ class Adapters:
 
     @contextmanager
     def dropping(self, position: float, part: int = 0, rank: int = 0) -> Iterator[None]:
-        """Within it dropout (if any) is on, always the same for this rank and part of the optimiser step at `position`."""
+        """In this context, dropout (if any) is on, always the same for this rank and part of the optimiser step at
+        `position`."""
         if not self._settings.dropout:
             yield
             return
@@ -275,7 +276,8 @@ def _ending(name: str) -> str:
 
 
 def _may_be_base(folder: Path, fingerprint: str) -> bool:
-    """Whether the folder's adapters may have been trained on the model with this fingerprint: it says so or says nothing."""
+    """Whether the folder's adapters may have been trained on the model with this fingerprint: the folder names it, or names
+    none."""
     file = folder / BASE_FINGERPRINT
     return not file.is_file() or file.read_text(encoding="utf-8").strip() == fingerprint
 

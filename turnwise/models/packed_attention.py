@@ -1,7 +1,7 @@
 """Causal attention over sequences that are packed one after another, without padding and without a mask.
 
-transformers' attention registry has it as `PACKED_ATTENTION`, for every architecture that uses it. The lengths are the keyword
-`sequences` of the model's forward call. A call without them (generation with a cache, a padded batch) is plain SDPA. If
+transformers' attention registry lists it as `PACKED_ATTENTION`, for architectures that use that registry. Lengths go in the
+keyword `sequences` of the model's forward call. A call without them (generation with a cache, a padded batch) is plain SDPA. If
 sequences share prefixes (`models.prefix_tree`), only the distinct tokens are packed, and a branch attends to its path."""
 
 import inspect
@@ -158,7 +158,7 @@ def _band(length: int, window: int | None, like: Tensor) -> Tensor:
 
 @cache
 def _has_varlen(device: torch.device) -> bool:
-    """Whether torch's varlen kernels run there: on GPUs from Ampere on."""
+    """Whether torch's varlen kernels run on `device`: on GPUs from Ampere on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 

@@ -13,7 +13,7 @@ from turnwise.errors import ModelError
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKER_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
-"""One token each, but part of the text: they stay in decoded responses."""
+"""Each is one token but part of the text, so it stays in decoded responses."""
 
 ROLES = ("system", "user", "assistant")
 

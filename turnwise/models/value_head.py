@@ -55,7 +55,7 @@ def load_value_model(
 
 
 def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' token classifier of this architecture, or one made here. Raises ModelError if it is no decoder."""
+    """transformers' token classifier of this architecture, or one made here. Raises ModelError if it isn't a decoder."""
     decoders, known = AutoModelForCausalLM._model_mapping, AutoModelForTokenClassification._model_mapping
     if type(config) not in decoders:
         raise ModelError(

@@ -26,8 +26,8 @@ class Resident:
 
 class DeviceTurns:
     """Knows whose memory is on which device. Before a role computes, the other roles on its devices move their memory away;
-    then its own comes back. Optimiser state and KV are never there together. A role calls `take` itself, so the training loop
-    knows nothing of it."""
+    then its own comes back. Optimiser state and KV are never on a device together. A role calls `take` itself, so the training
+    loop knows nothing of it."""
 
     def __init__(self, residents: Mapping[str, Resident]) -> None:
         self._residents = residents
@@ -40,7 +40,7 @@ class DeviceTurns:
             await self._share({role: own.kinds if kinds is None else frozenset(kinds)}, own.devices)
 
     async def transfer(self) -> None:
-        """Prepares a transfer from the trainer to the servers: the weights of both are there, and nothing else."""
+        """Prepares a transfer from the trainer to the servers: the weights of both are on the devices, and nothing else."""
         weights: frozenset[MemoryKind] = frozenset({"weights"})
         devices = [self._residents[role].devices for role in ("actor_train", "actor_infer")]
         await self._share({"actor_train": weights, "actor_infer": weights}, devices[0] | devices[1])

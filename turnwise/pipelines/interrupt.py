@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run after a whole step, with everything up to there saved."""
+"""Ctrl-C ends a run after a whole step, with everything up to that step saved."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ class Interrupts:
         self._doing = ""
 
     def hold(self, doing: str) -> None:
-        """Makes Ctrl-C wait for `release`; its message says that the program is `doing` this."""
+        """Makes Ctrl-C wait for `release`; its message names what the program is `doing`."""
         self._is_pressed, self._doing = False, doing
         if _is_main_thread() and self._previous is None:
             self._previous = signal.signal(signal.SIGINT, self._remember)
@@ -54,8 +54,8 @@ class Interrupts:
 
 @contextmanager
 def ends_by_signals() -> Iterator[None]:
-    """Within it Ctrl-C raises KeyboardInterrupt, even if a shell has started the process with Ctrl-C ignored, or `ends_at_once`
-    is active. Signals that end a job (SIGTERM, a closed terminal) count as Ctrl-C."""
+    """In this context, Ctrl-C raises KeyboardInterrupt, even if a shell has started the process with Ctrl-C ignored, or
+    `ends_at_once` is active. Signals that end a job (SIGTERM, a closed terminal) count as Ctrl-C."""
     if not _is_main_thread():
         yield
         return

@@ -187,7 +187,7 @@ class ParityGate:
         return differences(samples, self.suspects.score(samples))
 
     def _evidence(self, version: int, played: Sequence[Sample], new: Sequence[Sample]) -> Evidence:
-        # Perhaps only one replica is wrong, so conversations that agree are no evidence.
+        # Perhaps only one replica is wrong, so conversations that agree prove nothing.
         failing = [sample for sample in played if not self._differences([sample]).mean() <= self.max_diff]
         ask_afresh = partial(self._ask_afresh, version, played)
         return Evidence(version, failing or played, self.max_diff, ask_afresh, self._change_since_last(new))

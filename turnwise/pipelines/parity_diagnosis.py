@@ -24,7 +24,7 @@ ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]
 _CAUSES = read_table(__file__, "parity_causes.yaml")
 _NEGLIGIBLE = 1e-5  # nats that don't count: two ways of computing the same differ by as much in fp32
 _ROUNDING_SPREAD = 3.0
-"""Two ways of computing the same in one dtype round differently; their errors differ in size by this factor at most."""
+"""Two ways of computing the same thing in one dtype round differently; their errors differ in size by at most this factor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def check_resume(config: Config) -> None:
 
 def open_run(config: Config) -> tuple[RunFolder, list[str]]:
     """The folder that the run writes into, a new one or the resumed run's own, and notes about it. A run that goes on from an
-    older checkpoint gets a new folder with the metrics up to there, so that nothing is lost."""
+    older checkpoint gets a new folder with the metrics up to that checkpoint, so that nothing is lost."""
     point = find_resume_point(config)
     if point is None:
         is_expected = config.resume_from_checkpoint is not False
@@ -156,7 +156,7 @@ def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
 
 
 def _saved_at(folder: Path) -> tuple[float, int]:
-    """When a checkpoint was saved, and its number; also of a broken link, or a folder that can't be entered."""
+    """When a checkpoint was saved, and its number, even for a broken link or a folder that can't be entered."""
     for look in ((folder / MANIFEST_FILE).stat, folder.lstat):
         with suppress(OSError):
             return look().st_mtime, number_of(folder)

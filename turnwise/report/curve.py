@@ -142,7 +142,7 @@ def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, Panel]:
-    """The small panels that these rows can fill, by their titles. Metrics that tell whether anything is learnt are drawn even
+    """The small panels that these rows can fill, by title. Metrics that tell whether anything is learnt are drawn even
     if they are 0 throughout; a KL of 0 is a KL that is off."""
     panels: dict[str, Panel] = {}
     for title, names, top in (

@@ -28,7 +28,7 @@ def clustered_interval(num_successes: Sequence[int], num_trials: Sequence[int], 
 
     Trials of one task resemble each other, so they count for less than trials of different tasks. The Wilson interval is taken
     for an effective number of trials p(1−p)/V, where V is the variance of the rate with tasks as clusters (Kish 1965, chapter
-    5), never below the number of tasks nor above that of trials. With one trial a task it is `wilson_interval`.
+    5), never below the number of tasks nor above that of trials. With one trial per task it is `wilson_interval`.
 
     >>> clustered_interval([1, 0, 1], [1, 1, 1]) == wilson_interval(2, 3)
     True

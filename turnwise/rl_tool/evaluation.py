@@ -171,7 +171,7 @@ def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
 
 
 def _majority_is_correct(answers: Sequence[Answer]) -> bool:
-    """Whether the most frequent answer to a row is right; of several as frequent ones the first counts."""
+    """Whether the most frequent answer to a row is right; among equally frequent ones the first counts."""
     numbers = [answer_of(answer.completion) for answer in answers]
     keys = [n.value if n else stated_answer(a.completion) or "" for n, a in zip(numbers, answers, strict=True)]
     [(winner, _)] = Counter(keys).most_common(1)

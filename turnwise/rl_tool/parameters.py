@@ -41,7 +41,7 @@ class RowChoice(Action):
     split: Literal["train", "test"] | None = None
     """Rows of a data set that has splits [train; test for evaluate]."""
     max_samples: Count | None = None
-    """The first so many rows [all of them; 1,000 generated ones; 100 for load_dataset and evaluate]."""
+    """Number of rows to take, from the first on [all of them; 1,000 generated ones; 100 for load_dataset and evaluate]."""
 
 
 class Train(RowChoice):
@@ -52,11 +52,11 @@ class Train(RowChoice):
     algorithm: Algorithm = "sft"
     """How it is trained."""
     preset: Preset | None = None
-    """Sizes of a quick trial up to a full training; parameters given beside it win."""
+    """Sizes of a quick trial up to a full training run; parameters given explicitly take precedence."""
     num_epochs: Count = 3
     """Passes over the rows."""
     batch_size: Count = 4
-    """Rows of a training step; of grpo and ppo, prompts, each with num_generations answers."""
+    """Rows per training step; for grpo and ppo, prompts, each with num_generations answers."""
     output_dir: str = "./output"
     """The folder of the result; the run itself is in output_dir/run."""
     use_lora: bool = True
@@ -84,11 +84,11 @@ class Train(RowChoice):
     num_generations: Count | None = None
     """Answers to each prompt [grpo 8, ppo 1]."""
     kl_coef: NonNegative = 0.001
-    """Weight of the KL to the start in the loss; 0 = off."""
+    """Weight in the loss of the KL to the initial model; 0 = off."""
     clip_range: Positive = 0.2
     """Clip of the probability ratio."""
     max_new_tokens: Count | None = None
-    """Tokens of an answer at most [512, at most half of the model's context]."""
+    """Most tokens of an answer [512, at most half of the model's context]."""
     temperature: Positive = 1.0
     """Temperature of the answers that are trained on."""
     reward_type: str | list[str] | dict[str, float] = "accuracy"
@@ -96,7 +96,7 @@ class Train(RowChoice):
     reward_config: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the reward; for several, dicts of them by the reward's name."""
     custom_reward: Any = None
-    """A function (completions, **columns) -> numbers in the place of reward_type."""
+    """A function (completions, **columns) -> numbers, in place of reward_type."""
     use_tensorboard: bool = True
     """Write TensorBoard files into the run's folder."""
     use_wandb: bool = False
@@ -104,7 +104,7 @@ class Train(RowChoice):
     wandb_project: str | None = None
     """Project at Weights & Biases [run]."""
     seed: Annotated[int, Field(ge=0)] = 42
-    """Everything random follows from it."""
+    """Seed of everything random."""
     resume: bool = False
     """Go on from the newest checkpoint in output_dir/run."""
     overwrite: bool = False
@@ -141,13 +141,13 @@ class Evaluate(RowChoice):
     temperature: Positive = 1.0
     """Temperature of the answers, where k is more than 1."""
     max_new_tokens: Count | None = None
-    """Tokens of an answer at most [512, at most half of the model's context]."""
+    """Most tokens of an answer [512, at most half of the model's context]."""
     return_details: bool = False
     """Return every answer too."""
     output_dir: str | None = None
     """Folder of worst_samples.jsonl [model_path/evaluation, or ./output/evaluation for a model of the hub]."""
     seed: Annotated[int, Field(ge=0)] = 42
-    """Everything random follows from it."""
+    """Seed of everything random."""
 
 
 class Export(Action):

@@ -24,7 +24,7 @@ class StageError(TurnwiseError):
 
 class AgenticRLPipeline:
     """The six stages of a file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring` (`docs/rl_tool.md`). A
-    stage that is recorded in `training_results.json` isn't done again; a training that was interrupted continues. Raises
+    stage that is recorded in `training_results.json` isn't done again; an interrupted training run continues. Raises
     ConfigError for an unknown key, or if two stages have the same folder."""
 
     def __init__(self, config_path: str | Path) -> None:

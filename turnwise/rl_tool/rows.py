@@ -19,7 +19,7 @@ from turnwise.rl_tool.parameters import RowChoice
 NUM_GENERATED = 1000
 _CONNECT_S = 3.0
 LONGEST = 2048
-"""Tokens, or a fourth of the characters, from which a row is called over-long."""
+"""A row of more tokens than this (or characters / 4) is called over-long."""
 _FORMATS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {"sft": sft_row, "rl": rl_row}
 _READ = ("question", "answer", "prompt", "completion", "messages", "ground_truth")
 """The columns that the formats are made from."""
@@ -122,7 +122,7 @@ def formatted(row: Mapping[str, Any]) -> str:
 
 
 def quality(loaded: Rows, count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
-    """Numbers of rows with an empty or null column, that copy an earlier row, are too long, or whose truth has no number."""
+    """How many rows have an empty or null column, copy an earlier row, are too long, or have a truth without a number."""
     texts = [formatted(row) for row in loaded.rows]
     lengths = [count_tokens(text) if count_tokens else len(text) // 4 for text in texts]
     values = [[*row.values(), *(m.get("content") for m in row.get("messages") or ())] for row in loaded.columns]

@@ -150,7 +150,7 @@ def learning_rate(asked: Train) -> float:
 
 
 def num_generations(asked: Train) -> int:
-    """Answers to a prompt; a demonstration has one."""
+    """Answers per prompt; a demonstration has one."""
     return 1 if asked.algorithm == "sft" else asked.num_generations or (8 if asked.algorithm == "grpo" else 1)
 
 
@@ -207,15 +207,15 @@ def _critic(asked: Train) -> dict[str, Any]:
 
 
 def new_tokens(model: str, asked: int | None) -> int:
-    """Tokens of an answer: what was asked for, else 512, at most half of the model's context."""
+    """Most tokens of an answer: what was asked for, else 512, at most half of the model's context."""
     shape = read_model_shape(model)
     context = min(shape.context_length, _DEFAULT_CONTEXT) if shape else _DEFAULT_CONTEXT
     return asked or min(_DEFAULT_NEW_TOKENS, context // 2)
 
 
 def place_result(checkpoint: Path, out: Path) -> None:
-    """Puts the model of a checkpoint into output_dir with its tokenizer: an adapter as it is, another model as a plain folder.
-    It replaces the model that is there."""
+    """Puts the model of a checkpoint into output_dir with its tokenizer: an adapter as it is, any other model as a plain
+    folder. Replaces the model that is there."""
     from turnwise.models.load import export_model, load_tokenizer
     from turnwise.models.lora import BASE_FINGERPRINT
 
@@ -272,7 +272,7 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> float:
-    """About how long a training takes on this machine if all answers are as long as they may be: 6 operations for each
+    """About how long a training run takes on this machine if all answers are as long as they may be: 6 operations for each
     parameter and token to train, 2 for sampling and 2 for a reference, at a third of a matrix product's speed. A token counts
     as four characters."""
     import torch

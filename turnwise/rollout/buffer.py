@@ -164,7 +164,7 @@ class GroupBuffer:
         return index in self._finished
 
     def restart(self, index: int) -> None:
-        """Has a finished group played again for the same step."""
+        """Lets a finished group be played again for the same step."""
         self._playing[index] = self._finished.pop(index)
         del self._unselected[index]
         self._interrupted = sorted([*self._interrupted, index])

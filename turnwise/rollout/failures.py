@@ -1,4 +1,4 @@
-"""Counts failures of episodes by kind, and stops the run at too many."""
+"""Counts failures of episodes by kind, and stops the run if there are too many."""
 
 import re
 from collections import Counter
@@ -47,5 +47,5 @@ def kind_of_failure(error: str, task: Task) -> str:
 
 
 def headline(error: str) -> str:
-    """The last line of a traceback that isn't indented: lines of stacks are."""
+    """The last unindented line of a traceback; lines of stacks are indented."""
     return next((line for line in reversed(error.splitlines()) if not line.startswith(" ")), "")

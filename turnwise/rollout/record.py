@@ -68,7 +68,7 @@ def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -
         **{name: getattr(trajectory, name) for name in _OF_TRAJECTORY},
         "turns": [written_turn(turn, advantages.get(i), keys) for i, turn in enumerate(trajectory.turns)],
     }
-    # An environment's text may quote bytes that are no text, which UTF-8 can't hold.
+    # An environment's text may quote bytes that aren't text, which UTF-8 can't hold.
     return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="replace").decode()
 
 
@@ -104,7 +104,7 @@ def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter
 
 
 def _written_sampling(sampling: SamplingParams) -> dict[str, Any]:
-    """What isn't the default, and the temperature; neither seed nor stop tokens."""
+    """The sampling parameters that aren't the default, and the temperature; neither seed nor stop tokens."""
     values = {f.name: getattr(sampling, f.name) for f in fields(SamplingParams) if f.name not in ("seed", "stop_token_ids")}
     return {name: value for name, value in values.items() if name == "temperature" or value != getattr(_USUAL, name)}
 

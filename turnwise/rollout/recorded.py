@@ -57,7 +57,7 @@ class RecordedServer:
 
 
 class _RecordedConversation:
-    """A conversation over that server whose replies include the recorded results of their tool calls."""
+    """A conversation over a `RecordedServer` whose replies include the recorded results of their tool calls."""
 
     def __init__(self, conversation: Conversation, server: RecordedServer, recorded: list[Turn]) -> None:
         self.turns, self.close = conversation.turns, conversation.close

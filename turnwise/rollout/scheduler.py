@@ -135,18 +135,19 @@ class RolloutScheduler:
         yield part
 
     def _allow_failures(self, num_episodes: int) -> None:
-        """Has the batch end if too many of its episodes fail; a validation, which measures nothing then, also if all do."""
+        """Makes the batch end if too many of its episodes fail; a validation also ends if all do, since it then measures
+        nothing."""
         allowed = self.settings.max_failed_fraction * num_episodes
         self._failures.num_episodes = num_episodes
         self._failures.allowed = min(allowed, num_episodes - 1) if self._is_fixed else allowed
 
     def num_trajectories(self, asked: int) -> int:
-        """How many trajectories a batch has that was `asked` for so many: fewer if there are fewer tasks."""
+        """How many trajectories a batch has if `asked` are asked for: fewer if there are fewer tasks."""
         most = self._tasks.num_tasks
         return asked if most is None else min(asked, most * self.group_size)
 
     def _go_back(self, before: Mapping[str, Any]) -> None:
-        """Restores the state before a dropped step, so that the step is played again, also after Ctrl-C."""
+        """Restores the state before a dropped step, so that the step is played again, even after Ctrl-C."""
         self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
         self._buffer.load_state_dict(before)
         self._fault = None
@@ -272,7 +273,7 @@ class RolloutScheduler:
             self._num_ended[index] += 1
 
     def _num_done(self) -> int:
-        """Progress of the batch in episodes: of the groups with a place, and of as many others as are missing. Groups of later
+        """Episodes done in the batch: groups with a place, plus as many others as are missing. Groups of later
         batches play too, so a count of all episodes wouldn't tell when the batch is complete."""
         size, num_missing = self._episodes_of_group, self._buffer.num_missing
         others = [min(num, size) for num in self._num_ended.values()]

@@ -30,7 +30,7 @@ _SIGNAL = signal.Signals.__members__.get("SIGUSR2")
 
 
 _awaiting: ContextVar[Wait | None] = ContextVar("_awaiting", default=None)
-"""The wait around a task and around the tasks that it starts."""
+"""The wait that surrounds a task and any tasks it starts."""
 
 
 _NO_CONTEXT = Context()  # for timers, since the context of a wait would keep the waits around it alive
@@ -38,15 +38,16 @@ _NO_CONTEXT = Context()  # for timers, since the context of a wait would keep th
 
 class Interrupt(asyncio.CancelledError):
     """Raised inside a call that is past its deadline; the wait around it turns it into a DeadlineError. Like any cancellation
-    it is no `Exception`, so that code that retries after failures doesn't swallow it."""
+    it isn't an `Exception`, so that code that retries after failures doesn't swallow it."""
 
 
 class Wait:
     """One wait, used once: by `with` if the main thread blocks in it (the body must not await), by `async with` if it awaits.
-    It raises DeadlineError, or the `error` asked for, when it is left after its deadline."""
+    It raises DeadlineError, or the given `error`, when it is left after its deadline."""
 
     deadline = float("inf")
-    """In `time.monotonic()`. Past it the wait is interrupted, and a period of grace to unwind becomes the next deadline."""
+    """A time of `time.monotonic()`. Past it the wait is interrupted, and a period of grace to unwind becomes the next
+    deadline."""
     report: str | None = None
     """Text of the error, after the deadline."""
     outer: Wait | None = None

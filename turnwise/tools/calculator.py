@@ -9,7 +9,7 @@ from turnwise.errors import ToolError
 
 MAX_CHARACTERS = 1000
 MAX_BITS = 4096
-"""Most bits of a whole number, of intermediate results too: larger ones would take seconds."""
+"""Most bits of a whole number, intermediate results included: larger ones would take seconds."""
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

@@ -70,7 +70,7 @@ class Answered:
 
 
 class Gsm8kInteraction:
-    """A user who compares answers with the row's `extra_info.interaction_kwargs.ground_truth`, and asks again if wrong."""
+    """A user who asks again if an answer doesn't match the row's `extra_info.interaction_kwargs.ground_truth`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         pass

@@ -158,7 +158,7 @@ def read_through(folder: str) -> None:
 
 
 def isolate(folder: str, limits: dict[str, int]) -> str:
-    """Confines this process to `folder`, and says by which means."""
+    """Confines this process to `folder`, and returns the means used."""
     os.closerange(3, 1 << 20)
     os.setsid()
     os.chdir(folder)

@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 
 class PythonTool(FunctionTool):
     """Runs each call in a fresh process. If the code fails, its error is the result, which the model reads. Its config has the
-    keys of `sandbox.Limits`. Raises ConfigError if the config has another key or a value that isn't allowed; NotAvailableError
-    if this system can't isolate a process, with what it lacks."""
+    keys of `sandbox.Limits`. Raises ConfigError if the config has another key or a value that isn't allowed; NotAvailableError,
+    which says what is missing, if this system can't isolate a process."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         check_keys("tool python", config, [field.name for field in fields(Limits)])

@@ -26,7 +26,7 @@ JAIL = Path(__file__).with_name("jail.py")
 LOOK_S = 0.05
 """Seconds between two measurements of the folder's size."""
 START_S, KILL_S = 60.0, 10.0
-"""Most seconds in which a busy machine starts the launcher, and in which the kernel ends a killed process."""
+"""Most seconds that a busy machine takes to start the launcher, or the kernel to end a killed process."""
 MEBIBYTE = 1 << 20
 
 
@@ -61,12 +61,12 @@ class PythonResult(NamedTuple):
     """`error`: an exception, or an exit status that isn't 0. `killed`: a signal, such as that for too much processor time."""
     seconds: float
     isolation: str
-    """The means of the system that isolated it."""
+    """How the system isolated it."""
 
 
 class _Process:
-    """A started launcher: whether it has ended, and with which status (negative: a signal's number). Of its output it keeps the
-    first line, then the first and the last bytes of what follows."""
+    """A started launcher: whether it has ended, and with which status (negative: a signal's number). It keeps its output's
+    first line, then the first and last bytes of the rest."""
 
     def __init__(self, pipe: int, size: int) -> None:
         self._pipe, self._half = pipe, max(size // 2, 1)
@@ -74,7 +74,8 @@ class _Process:
         self.has_begun, self.has_ended, self.status = asyncio.Event(), asyncio.Event(), 1
 
     def read(self) -> bytes | None:
-        """Reads at most a buffer of what is there and returns it: empty at the end, None if nothing is there yet."""
+        """Reads at most one buffer of the available output and returns it: empty at the end, None if nothing is available
+        yet."""
         try:
             chunk = read = os.read(self._pipe, 1 << 16)
         except BlockingIOError:
@@ -102,7 +103,7 @@ class _Process:
 
 async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
     """Runs a program in a fresh process, which sees the standard library and an empty folder. The process ends with the call,
-    even a cancelled one. Raises NotAvailableError if this system can't isolate a process, with what it lacks."""
+    even a cancelled one. Raises NotAvailableError, which says what is missing, if this system can't isolate a process."""
     if not sys.platform.startswith("linux"):
         raise NotAvailableError(f"Python code of a model needs Linux (Landlock and seccomp), and this is {sys.platform}")
     limits = limits or Limits()
@@ -133,7 +134,7 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
 
 def isolation() -> str:
     """The means by which this system isolates the model's Python code, found by running an empty program. Raises
-    NotAvailableError if it has none, with what it lacks."""
+    NotAvailableError, which says what is missing, if it has none."""
     with ThreadPoolExecutor(1) as pool:  # an event loop of its own, whether or not the caller is in one
         return pool.submit(asyncio.run, run_python("")).result().isolation
 

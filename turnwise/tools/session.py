@@ -162,7 +162,8 @@ class ToolSession:
         return result
 
     async def rewards(self) -> dict[str, float]:
-        """The reward that each tool gives this episode, where it isn't 0. Raises ToolFault if a reward is no finite number."""
+        """The reward that each tool gives this episode, where it isn't 0. Raises ToolFault if a reward isn't a finite
+        number."""
         found: dict[str, float] = {}
         for name, offered in self._tools.items():
             found[name] = finite(await self._answer(offered, "calc_reward", self._states[name]), f"{name}.calc_reward")
@@ -193,7 +194,7 @@ class ToolSession:
 
 
 def finite(number: Any, what: str) -> float:
-    """The number. Raises ToolFault if `what` returned something else than a finite number."""
+    """The number. Raises ToolFault if `what` returned something other than a finite number."""
     if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
         raise ToolFault(f"{what} returned {number!r:.80}; it must be one finite number")
     return float(number)
@@ -273,9 +274,9 @@ class InteractionSession:
             logger.warning("%s: %s", self._id, later)
 
     async def reply(self, messages: Sequence[Message], turn: Turn) -> list[Message]:
-        """The user's next message after the answer of `turn`, which gets the user's score as a reward. Empty if the user ends
-        the conversation, isn't there, or has said all it may (then `limit` is set). Raises ToolFault if the user takes too long
-        or answers in another form; EnvironmentFault if the user raises something."""
+        """The user's next message after the answer of `turn`, which gets the user's score as a reward. Empty if there is no
+        user, or the user ends the conversation or has said all it may (then `limit` is set). Raises ToolFault if the user takes
+        too long or answers in another form; EnvironmentFault if the user raises something."""
         if not self.is_there:
             return []
         said = await self._ask("generate_response", self._state, list(messages), **self._kwargs)

@@ -23,18 +23,19 @@ IS_SOLVED = 0.9
 MOSTLY = 0.9
 """The share of answers that a sentence calls nearly all."""
 MIN_NATS = 0.1
-"""With less entropy in a response, siblings are nearly always the same."""
+"""Below this entropy per response, siblings are nearly always the same."""
 BLOWN_FACTOR, BLOWN_NATS = 3.0, 1.0
-"""How far above its lowest level the entropy of a token has to be, in both ways: exploration that grows does not triple."""
+"""How far above its lowest level the entropy per token must be, as a factor and in nats: exploration that grows doesn't
+triple."""
 NUM_ERRORS, NUM_RISE_ERRORS, NUM_FOR_NOISE = 5.0, 2.0, 50
-"""Standard errors that a loss must exceed, since the best of hundreds of steps is high by chance too; those of a rise; and the
-steps that they are read off."""
+"""Standard errors that a loss must exceed (the best of hundreds of steps is high by chance too), those that a rise must exceed,
+and the number of steps that they are estimated from."""
 LOST_SHARE, LOST_SUCCESS = 0.25, 0.1
 """Success counts as lost if it fell by this share of its best and by this much."""
 FELL_BY = 0.05
 """Held-out success must fall by this much, whatever its interval."""
 DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
-"""Mean difference of log-probs a token, and effective share of the tokens: beyond either importance ratios are noise."""
+"""Mean difference of log-probs per token, and effective share of the tokens: beyond either, importance ratios are noise."""
 CUT = 0.5
 """The share of responses that end at their limit."""
 RANDOM_AFTER, RANDOM_MARGIN, RISE_MARGIN = 20, 0.05, 0.03
@@ -46,7 +47,7 @@ TEXTS = read_table(__file__, "health.yaml")
 
 
 class Outcomes(NamedTuple):
-    """Successes of some episodes."""
+    """The success rate of some episodes, and their number."""
 
     success: float
     num_episodes: int
@@ -106,7 +107,8 @@ class History:
         return [success for success in self.success[start:stop] if math.isfinite(success)]
 
     def error(self, num_steps: int = BLOCK) -> float:
-        """Standard error of the difference of two means of so many steps; a trend hardly shows between neighbouring steps."""
+        """Standard error of the difference of two means over this many steps; a trend hardly shows between neighbouring
+        steps."""
         recent = self.successes(-NUM_FOR_NOISE)
         return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / num_steps) if len(recent) > 1 else math.inf
 
@@ -146,7 +148,7 @@ def entropy_collapsed(history: History) -> str | None:
     last = history.last(SOME)
     if not last or history.is_solved(SOME):
         return None
-    # Also of rollouts: an update that is left out measures no entropy. NaN compares as false.
+    # The entropy may be that of rollouts, since an update that is left out measures none. NaN compares as false.
     if all(point["entropy"] * point["rollout/response_length/mean"] < MIN_NATS for point in last):
         return f"the entropy is {_mean(last, 'entropy'):.4f} nats a token: siblings answer alike"
     return None

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one JSON object a step, always written."""
+"""`metrics.jsonl`: one JSON object per step, always written."""
 
 import json
 from collections.abc import Mapping

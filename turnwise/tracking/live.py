@@ -23,7 +23,7 @@ from turnwise.tracking.terminal import TerminalTracker, Ticker
 REFRESH_PER_S = 2
 """How often a thread of rich draws the screen. A drawing takes a few milliseconds of the run's time."""
 MAX_SHOWN_LINES = 8
-"""Lines of a sample at most, so that the whole stays on one screen."""
+"""Most lines of a sample, so that the whole stays on one screen."""
 _LABEL_WIDTH, _BAR_WIDTH, _MIN_BAR_WIDTH = 10, 32, 8
 _BARS = "▁▂▃▄▅▆▇█"
 

@@ -10,7 +10,7 @@ from turnwise.types import Metric, PooledReduction, Reduction
 
 
 def reduce_metrics(metrics: Iterable[Metric]) -> dict[str, float]:
-    """One number a name, in the order in which names first appear: Σ weight·value / Σ weight for a `mean`, and the sum,
+    """One number per name, in the order in which names first appear: Σ weight·value / Σ weight for a `mean`, and the sum,
     maximum, minimum or last of the values otherwise. `p99` and `ess` pool the arrays of all measurements first.
 
     A measurement of weight 0 (a micro-batch without trained tokens) doesn't count; a name without any other is left out.

@@ -7,7 +7,7 @@ from turnwise.runtime.stopwatch import Stopwatch, Work
 logger = logging.getLogger(__name__)
 
 LONG_STEP_S = 120.0
-"""Seconds from which a step gets advice about smaller sizes."""
+"""A step that takes this many seconds gets advice about smaller sizes."""
 _SURE_S = 15.0  # the advice relies on a phase only after it has lasted this long
 _NUM_RECENT = 20
 _BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")  # phases that not every step has, or that take no time
@@ -107,7 +107,7 @@ class Pace:
         return self._stopwatch.num_sampled - self._num_sampled if work.unit == "episodes" else work.tokens
 
     def _phase_left(self, now: float) -> float | None:
-        """Seconds at most that the phase still takes: running episodes have already done a part of their work."""
+        """Most seconds that the phase can still take: running episodes have already done a part of their work."""
         work, elapsed = self._stopwatch.work, now - self._phase_began
         most = work.total * self._tokens_per_episode if work.unit == "episodes" else 0
         done = max(work.num_done / work.total if work.total else 0.0, self._num_tokens / most if most else 0.0)

@@ -15,7 +15,7 @@ from turnwise.spec import TRACKERS
 logger = logging.getLogger(__name__)
 
 START_S, WRITE_S, CLOSE_S = 120.0, 1.0, 60.0
-"""How long a run waits for a library: to start, to take a step in (the rest happens while the run goes on), and to end."""
+"""Seconds that a run waits for a library to start, to accept a step (the rest happens while the run goes on), and to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TrackedRun:
 
 
 class Store(Protocol):
-    """One run in a tracking library. It is only ever called in one thread, its own."""
+    """One run in a tracking library. It is only called in one thread of its own."""
 
     place: str
     """Where people find the run."""

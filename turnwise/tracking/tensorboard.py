@@ -9,7 +9,7 @@ from turnwise.tracking.store import TrackedRun
 
 
 class TensorBoardStore:
-    """Scalars (one event a step), settings as hyperparameters, and texts, in the folder `log_dir` [the run's `tensorboard`];
+    """Scalars (one event per step), settings as hyperparameters, and texts, in the folder `log_dir` [the run's `tensorboard`];
     look at them with `tensorboard --logdir FOLDER`. A resumed run replaces what the earlier one wrote from there on."""
 
     def __init__(self, run: TrackedRun, log_dir: str | None = None) -> None:

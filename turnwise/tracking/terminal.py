@@ -1,4 +1,4 @@
-"""Plain text on the terminal: one line a step, and warnings, of which similar ones are printed once."""
+"""Plain text on the terminal: one line per step, and warnings; similar ones are printed once."""
 
 import logging
 import re
@@ -140,7 +140,7 @@ class TerminalHandler(logging.Handler):
 
 @contextmanager
 def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Iterator[Callable[[str], None]]:
-    """For commands that play without training: reports on standard error how far a long phase is. It yields a function that
+    """Reports the progress of a long phase on standard error, for commands that play without training. Yields a function that
     takes the name of each phase as it begins."""
     nothing = MetricColumns((), MetricColumn("", "", ""), (), ())
     tracker = TerminalTracker(nothing, 0, file=sys.stderr, pace=Pace(0, 0, stopwatch, tokens_per_episode))
@@ -152,7 +152,8 @@ def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Itera
 
 @contextmanager
 def warnings_on_terminal() -> Iterator[None]:
-    """Prints all warnings, of loggers and of Python, by `TerminalHandler`. Inside another such context it does nothing."""
+    """Prints all warnings, from loggers and from Python, through `TerminalHandler`. Inside another such context it does
+    nothing."""
     root = logging.getLogger()
     if any(isinstance(handler, TerminalHandler) for handler in root.handlers):
         yield

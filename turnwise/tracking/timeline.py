@@ -13,7 +13,7 @@ from turnwise.runtime.stopwatch import Stopwatch
 logger = logging.getLogger(__name__)
 
 MAX_SPANS = 200_000
-"""About 25 MB. Later spans are counted and left out."""
+"""Most spans, about 25 MB. Later spans are counted and left out."""
 MAX_LANES = 16
 """Rows for overlapping spans of one track; further ones are only counted."""
 _SHORT_S, _GAP_S = 2e-4, 2e-4
@@ -33,7 +33,7 @@ class TimedSpan:
 
 
 class Timeline(Stopwatch):
-    """A stopwatch that keeps its spans, `max_spans` at most, and writes them to `path` at its close."""
+    """A stopwatch that keeps at most `max_spans` spans, and writes them to `path` at its close."""
 
     def __init__(self, path: Path, max_spans: int = MAX_SPANS) -> None:
         super().__init__()

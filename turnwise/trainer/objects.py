@@ -75,7 +75,7 @@ def _digest(value: Any) -> str:
 
 
 def _named(value: Any) -> Any:
-    """What an object has its name and source from: itself, the function that a cache wraps, or its class."""
+    """What gives an object its name and source: itself, the function that a cache wraps, or its class."""
     match value:
         case type() | FunctionType() | MethodType() | BuiltinFunctionType():
             return value

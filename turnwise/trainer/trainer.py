@@ -149,9 +149,9 @@ class Trainer:
         return folder if folder and best_facts(folder) else None
 
     def save(self, folder: str | Path, best: bool = False) -> Path:
-        """Writes the model of the newest checkpoint, or the `best` by `save_best`, as a plain model folder with its tokenizer
-        and its adapter merged, and prints which step's model it is. A model in the folder is replaced. Raises ConfigError if
-        there is no such model yet, or the folder holds something else."""
+        """Writes the newest checkpoint's model, or with `best` the best by `save_best`, as a plain model folder, tokenizer
+        included and adapter merged, and prints its step. A model in the folder is replaced. Raises ConfigError if there is no
+        such model yet, or the folder holds something else."""
         from turnwise.models.load import export_model
         from turnwise.pipelines.by_validation import best_facts
 

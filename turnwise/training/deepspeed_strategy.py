@@ -203,7 +203,7 @@ class _Moments:
 
     def begin(self, optimizer: Any, deepspeed: ModuleType, stage: int) -> None:
         """Gives each share of the weights the state that AdamW would make at its first step. DeepSpeed finds a parameter's
-        moments through them, and looks after the first group's step, when other groups have none."""
+        moments through the shares, and looks for them after the first group's step, when other groups have none yet."""
         self._utils, self._stage = deepspeed.utils, stage
         shares = optimizer.fp32_partitioned_groups_flat if stage == 3 else optimizer.single_partition_of_fp32_groups
         for share in shares:
@@ -213,7 +213,7 @@ class _Moments:
             optimizer._lazy_init_hp_params_optimizer_state()
 
     def state_dict(self, is_kept: bool) -> dict[str, Any]:
-        """The state as plain AdamW has it, on the CPU; empty unless it `is_kept`."""
+        """The state as plain AdamW has it, on the CPU; empty unless `is_kept`."""
         state: dict[int, dict[str, Tensor]] = {}
         step = next(iter(self._adam.state.values()))["step"].cpu()
         for number, parameter in enumerate(self._parameters):

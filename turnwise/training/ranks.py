@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.torch_group import group_of
 
-_BUCKET_BYTES = 2**28  # gradients are summed in buckets of about this size: fewer messages, and at most so much more memory
+_BUCKET_BYTES = 2**28  # gradients are summed in buckets of about this size: fewer messages, and at most that much more memory
 
 
 class Ranks:
@@ -55,7 +55,7 @@ class Ranks:
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Buckets of gradients of one dtype, in order."""
+    """Buckets of gradients, each of one dtype, in the gradients' order."""
     bucket: list[Tensor] = []
     for gradient in gradients:
         is_full = sum(member.nbytes for member in bucket) + gradient.nbytes > _BUCKET_BYTES

@@ -86,8 +86,8 @@ class TorchStrategy:
     def forward(
         self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
     ) -> list[dict[str, Any]]:
-        """Named float32 arrays [N] for each batch, 0 outside the response mask; with `without_adapter`, of the base model.
-        Raises NotAvailableError if the model's head doesn't give these outputs, or there is no adapter to leave out."""
+        """Named float32 arrays [N] for each batch, 0 outside the response mask; with `without_adapter`, those of the base
+        model. Raises NotAvailableError if the model's head doesn't give these outputs, or there is no adapter to leave out."""
         if without_adapter and self._adapters is None:
             raise NotAvailableError("all parameters are trained, so there is no base model; set lora_rank, or load a reference")
         results: list[dict[str, Any]] = []

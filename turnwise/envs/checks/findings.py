@@ -20,7 +20,7 @@ TAIL_S = 1e-2
 BLOCK_S = 0.1
 """Most seconds that a start may hold up all other episodes."""
 NUM_WAITING = 16
-"""Number of concurrent calls suggested for an environment that waits for something else than a processor."""
+"""Number of concurrent calls suggested for an environment that waits for something other than a processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
-    """The reward of text that is no action. It should be lower than most rewards of actions, or training learns such text."""
+    """The reward of text that isn't an action. It should be lower than most rewards of actions, or training learns such
+    text."""
     result = ", ".join(f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers)
     if not episodes:
         return judged("no action", f"{result}; what actions get wasn't examined")
@@ -176,7 +177,7 @@ def player(
     reductions: Mapping[str, Reduction],
     beaten: Sequence[CheckedEpisode] | None = None,
 ) -> Finding:
-    """How often a player succeeds. An expert must do better than the random player, whose episodes are `beaten`."""
+    """How often a player succeeds. `beaten` are a random player's episodes, which an expert must do better than."""
     num_successes, score = sum(e.is_success(reductions) for e in episodes), fmean(e.score for e in episodes)
     result = f"success {num_successes / len(episodes):.2f} ({num_successes} of {len(episodes)}), score {score:.3g} on average"
     is_weak = beaten is not None and (not num_successes or (beaten and score <= fmean(e.score for e in beaten)))

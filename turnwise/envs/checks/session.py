@@ -65,7 +65,7 @@ def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) 
 
 
 def _shown(first: object, second: object) -> list[str]:
-    """The texts of two different values; of long ones, the part where they begin to differ."""
+    """The texts of two different values; for long ones, the part where they first differ."""
     texts = [repr(first), repr(second)]
     num_same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
     start = 0 if max(map(len, texts)) <= _MAX_SHOWN else max(num_same - _MAX_SHOWN // 2, 0)
@@ -155,7 +155,7 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
         self.call("close", lambda: self.env.close())
 
     def __exit__(self, *exception: object) -> None:
-        """Ends the thread; after a stuck call, once that returns."""
+        """Ends the thread; one with a stuck call ends once that returns."""
         if self._runner is not None:
             self._thread.start(self._runner.close)
         self._thread.end()

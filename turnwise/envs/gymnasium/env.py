@@ -40,7 +40,7 @@ class GymnasiumEnv(HeldOutEnv):
         renderer: how an observation becomes text: `space` (by the observation space), `ansi` (the environment's own
             drawing in text, with coloured parts in brackets), a name that turnwise knows for this environment, or
             `module:function` of `(observation, env)`. None: the first known name, else `space`.
-        max_observation_chars: a longer text is cut there, and says so.
+        max_observation_chars: a longer text is cut at this length, and says so.
         render_mode: what is observed, `text` or a picture (`rgb_array`); with a `renderer` the picture and its text.
         success: what counts as success: `reward` (a last reward above 0), `terminated`, `truncated`, or `info:KEY` (a true
             value under a key that the last info must have). None: what turnwise knows for this environment, else `reward`.

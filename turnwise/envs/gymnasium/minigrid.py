@@ -44,7 +44,7 @@ def state_key(env: Any) -> Hashable:
 
 
 def _rows(cells: NDArray[np.uint8]) -> list[list[str]]:
-    """Symbols by row and column, of `(object, colour, state)` numbers [columns, rows, 3]."""
+    """Symbols by row and column for `(object, colour, state)` numbers [columns, rows, 3]."""
     return [[_symbol(*cell) for cell in row] for row in cells.transpose(1, 0, 2).tolist()]
 
 

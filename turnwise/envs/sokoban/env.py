@@ -160,7 +160,7 @@ class SokobanEnv(GridEnv):
         return [self._symbols[number] for number in cell_numbers(self.layout, self.state)], self.layout.width
 
     def _coordinates(self) -> str:
-        """Inner walls, targets, boxes and player as `symbol row,column`, also if two of them share a cell. Items of varying
+        """Inner walls, targets, boxes and player as `symbol row,column`, even if two of them share a cell. Items of varying
         number come first, so that the rest is always at the same distance from the answer."""
         return f"{self._scenery} {self._places(BOX, self.state.boxes)} {self._places(PLAYER, [self.state.player])}"
 

@@ -11,8 +11,8 @@ MAX_STATES = 200_000
 
 
 def shortest_solution(layout: Layout, state: State, max_states: int = MAX_STATES) -> list[int] | None:
-    """The fewest actions that bring every box onto a target, the first in order (up, down, left, right) among equals. None if
-    there is no solution, or none is found within `max_states` states.
+    """The shortest list of actions that brings every box onto a target; among equals, the first in the order up, down, left,
+    right. None if there is no solution, or none is found within `max_states` states.
 
     >>> from turnwise.envs.sokoban.room import read_room
     >>> shortest_solution(*read_room(["######", "#@$ .#", "######"]))

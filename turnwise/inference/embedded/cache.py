@@ -14,8 +14,8 @@ _FIRST_LENGTH = 256
 class KVCache:
     """`keys[layer]` and `values[layer]` [slots, kv_heads, length, head_dim] in the model's dtype, on its device.
 
-    Slots and length start small and double as conversations need them, so the allocated memory follows the use. At most there
-    are `max_slots` slots, for which `num_bytes` has room, of `max_length` tokens, rounded up to a multiple of `LANES`. Raises
+    Slots and length start small and double as conversations need them, so the allocated memory follows the use. There are at
+    most `max_slots` slots of `max_length` tokens (rounded up to a multiple of `LANES`), as `num_bytes` allows. Raises
     ConfigError if `num_bytes` has no room for one slot of `max_length`."""
 
     def __init__(

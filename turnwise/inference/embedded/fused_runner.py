@@ -1,6 +1,6 @@
 """The fast path: turnwise's own forward pass of the Llama, Qwen2, Qwen3 and Mistral shape over fused projections. It reads the
-parameters of its model. Those of a small model in float32 on a CPU are copied at every `refresh`, into the order in which own
-kernels read them."""
+parameters of its model. Those of a small model in float32 on a CPU are copied at every `refresh`, in the order in which
+turnwise's own kernels read them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,9 +23,9 @@ _BLOCK_TOKENS = 1024  # tokens that go through all layers together on a CPU, so 
 
 
 class FusedRunner:
-    """Forward passes of a model that `supports_fast_path`, keeping keys and values in a `KVCache`. Fuses its projections. Own
-    kernels run where they fit, unless `may_be_native` is False. Raises ConfigError if `kv_cache_bytes` has no room for one
-    sequence of `max_length` tokens; ModelError if the model hasn't the shape."""
+    """Forward passes of a model that `supports_fast_path`, keeping keys and values in a `KVCache`. Fuses its projections.
+    Turnwise's own kernels run where they fit, unless `may_be_native` is False. Raises ConfigError if `kv_cache_bytes` has no
+    room for one sequence of `max_length` tokens; ModelError if the model doesn't have the shape."""
 
     def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int, may_be_native: bool = True) -> None:
         self._model = model

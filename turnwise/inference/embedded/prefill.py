@@ -62,7 +62,7 @@ def _key(context_ids: IntArray) -> bytes:
 
 
 _WORTH_SHARING = LANES
-"""The least number of tokens worth sharing. To compute fewer again is as cheap as to look for them and wait: kernels read whole
+"""The least number of tokens worth sharing. Recomputing fewer is as cheap as finding them and waiting: kernels read whole
 vectors of a shared prefix's keys in place, and copy the rest."""
 
 
@@ -110,7 +110,7 @@ class Prefill:
         self._index.discard(slot)
 
     def forget_all(self) -> None:
-        """Offers what slots have cached to no other slot. What is computed from now on will be offered."""
+        """Stops offering other slots what is cached now. What is computed from now on is offered."""
         self._index.clear()
 
     def plan(self, budget: int) -> int:

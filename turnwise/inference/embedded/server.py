@@ -179,7 +179,7 @@ class EmbeddedServer(HoldsModel):
 
     @property
     def _may_step(self) -> bool:
-        """Whether a step has work and, in a replay, all requests that it admits are there."""
+        """Whether a step has work and, in a replay, all requests that it admits have arrived."""
         if not self._replay_log.is_followed:
             return self._engine.has_work
         admissions = self._replay_log.admissions
