@@ -126,7 +126,7 @@ CALCULATOR = {"tools": [{"class_name": "calculator"}]}
     ("tools", "row", "said"),
     [
         (CALCULATOR, {}, r"rows.jsonl.* the tools calculator are configured, and this row would be played without them"),
-        (None, {"agent_name": "tool_agent"}, "tool_agent needs tools"),
+        (None, {"agent_name": "tool_agent"}, "tool_agent has no tools; set agent.tool_config_path"),
         (CALCULATOR, {"agent_name": "tool_agnet"}, "agent 'tool_agnet' isn't one of .* Did you mean 'tool_agent'"),
         (
             CALCULATOR,
@@ -135,7 +135,11 @@ CALCULATOR = {"tools": [{"class_name": "calculator"}]}
         ),
         (CALCULATOR, {"agent_name": "tool_agent_loop", "extra_info": {"tool_selection": ["search"]}}, "the tool 'search'"),
         *(
-            (CALCULATOR, {"agent_name": "tool_agent", "extra_info": extra}, "extra_info is .* it holds tools_kwargs, mappings")
+            (
+                CALCULATOR,
+                {"agent_name": "tool_agent", "extra_info": extra},
+                r"extra_info is .* with tools it may hold tools_kwargs \(mappings",
+            )
             for extra in ("a", ["a"], {"tools_kwargs": [1]}, {"tools_kwargs": {"calculator": 1}}, {"tool_selection": "python"})
         ),
     ],
