@@ -275,7 +275,10 @@ def _in_child(folder: Path, tests: Sequence[str], output: int, libraries: Path |
     )
     if libraries is not None:
         own = ("turnwise", "tests", "conftest", "test_", "__main__", "_pytest", "pytest")
-        libraries.write_text("\n".join(name for name in list(sys.modules) if not name.startswith(own)), encoding="utf-8")
+        # What tests/support holds imports the package too, and the parent finds it where PYTHONPATH names that folder.
+        support = {path.stem for path in (ROOT / "tests" / "support").iterdir()}
+        foreign = [name for name in list(sys.modules) if not name.startswith(own) and name.partition(".")[0] not in support]
+        libraries.write_text("\n".join(foreign), encoding="utf-8")
     return code
 
 
