@@ -10,7 +10,7 @@ from turnwise.agents.tool_agent import ToolAgentLimits
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import OpenConversation, RewardResult
 from turnwise.tools.session import Interactions, ToolBox
-from turnwise.types import CallOptions, Group, SamplingParams, Task, Trajectory, derive_seed
+from turnwise.types import AS_OPENED, CallOptions, Group, SamplingParams, Task, Trajectory, derive_seed
 
 
 def length(completions: list[str], power: float = 1.0) -> list[float]:
@@ -60,6 +60,8 @@ class Longest:
 class AskTwice:
     """Says the prompt a second time after the first response: an agent of rows."""
 
+    options = (AS_OPENED, AS_OPENED)
+
     def __init__(self, settings: RowAgentSettings) -> None:
         self._settings = settings
 
@@ -68,24 +70,15 @@ class AskTwice:
     ) -> list[Trajectory]:
         conversation = open_conversation(sampling)
         messages: Any = prompt_of(task.payload, self._settings.prompt_key)
-        await conversation.generate(messages)
-        await conversation.generate(messages[-1:])
+        for number, options in enumerate(self.options):
+            await conversation.generate(messages[-1:] if number else messages, options)
         return [Trajectory(task=task, sibling=sibling, turns=conversation.turns)]
 
 
-class AlternatesTemperatures:
+class AlternatesTemperatures(AskTwice):
     """Takes four turns, every other one at temperature 1.3."""
 
-    def __init__(self, settings: RowAgentSettings) -> None:
-        self._settings = settings
-
-    async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
-    ) -> list[Trajectory]:
-        conversation = open_conversation(sampling)
-        for temperature in (None, 1.3) * 2:
-            await conversation.generate(prompt_of(task.payload, "prompt"), CallOptions(temperature=temperature))
-        return [Trajectory(task=task, sibling=sibling, turns=conversation.turns)]
+    options = (AS_OPENED, CallOptions(temperature=1.3)) * 2
 
 
 class TellsTools:
