@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import takewhile
@@ -32,7 +33,7 @@ _THINKING_TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
 _THOUGHT = "turnwise8f1e6c0d5b7a4293thought"
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys in which published templates look for an assistant's thinking."""
-_MOST_RECENT = 2048  # renderings that are kept
+_MOST_RECENT = 8192  # renderings that are kept
 _BEFORE = "\n"  # stands for the sampled text before a tail; no vocabulary merges it with the text after it
 
 
@@ -321,8 +322,9 @@ class ChatTemplate:
         key = key_of(messages) if not tools and (not prefix or prefix is self._prefix) else None
         return self._encoded(prefix, messages, tools) if key is None else list(self._recent(bool(prefix), key))
 
-    def _told(self, is_tail: bool, key: tuple[tuple[str, str], ...]) -> list[int]:
-        return self._encoded(self._prefix if is_tail else (), [_message(*said) for said in key], ())
+    def _told(self, is_tail: bool, key: tuple[tuple[str, str], ...]) -> array[int]:
+        """In an array, which takes a fifth of a list's memory."""
+        return array("q", self._encoded(self._prefix if is_tail else (), [_message(*said) for said in key], ()))
 
     def _encoded(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
         if any(isinstance(message.get("content"), list) for message in messages) and not self._takes_parts:

@@ -9,6 +9,8 @@ import numpy as np
 from turnwise.errors import ServerError
 from turnwise.types import Completion, FinishReason, FloatArray, IntArray, KeptIds, Media, SamplingParams, VersionRun, join_kept
 
+_NO_IDS, _NO_LOGPROBS = np.zeros(0, np.int64), np.zeros(0, np.float32)
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -17,10 +19,10 @@ class Request:
     request_id: str
     prompt_ids: IntArray
     sampling: SamplingParams
-    partial_ids: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    token_ids: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    partial_ids: IntArray = field(default_factory=lambda: _NO_IDS)
+    token_ids: IntArray = field(default_factory=lambda: _NO_IDS)
     """Sampled tokens, after the partial ones."""
-    logprobs: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    logprobs: FloatArray = field(default_factory=lambda: _NO_LOGPROBS)
     kept: list[KeptIds] = field(default_factory=list)
     """The ids that each sampled token was drawn from, where `sampling.keeps_ids`."""
     versions: tuple[VersionRun, ...] = ()
@@ -98,7 +100,7 @@ def check_request(
     can_decode: bool,
 ) -> Request:
     """The request, checked. Raises ServerError if it can't be served."""
-    prompt, partial = np.array(prompt_ids, np.int64), np.array(partial_ids, np.int64)
+    prompt, partial = np.array(prompt_ids, np.int64), np.array(partial_ids, np.int64) if partial_ids else _NO_IDS
     request = Request(request_id, prompt, sampling, partial)
     problem = _prompt_problem(prompt, vocab_size, max_length) or _sampling_problem(sampling)
     if not problem and len(partial):

@@ -4,15 +4,14 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError, counted
 from turnwise.inference.request import join
 from turnwise.protocols import InferenceServer, MemoryKind, NamedTensors, OnWeightUpdate, Suspension
-from turnwise.runtime.watchdog import Watchdog
+from turnwise.runtime.watchdog import Wait, Watchdog
 from turnwise.runtime_info import ServerInfo
 from turnwise.types import Completion, Media, Metric, SamplingParams
 
@@ -101,8 +100,11 @@ class LLMServerManager:
                 await self._ask_of(request_id, before, "release its cache", lambda old: old.release(request_id))
             self._tokens_in_flight[replica] += num_tokens
             try:
-                async with self._deadline(f"conversation {request_id!r}", "answer", replica):
+                async with self._waiting(f"conversation {request_id!r}", "answer", replica):
                     return await self._servers[replica].generate(prompt_ids, sampling, request_id, media, **more)
+            except DeadlineError:
+                self._drop(replica)
+                raise
             except TurnwiseError:
                 raise
             except Exception as error:  # boundary: any other exception means that the replica is broken
@@ -168,8 +170,11 @@ class LLMServerManager:
     ) -> T | None:
         """The answer, None if the replica is broken."""
         try:
-            async with self._deadline(who, what, replica):
+            async with self._waiting(who, what, replica):
                 return await ask(server)
+        except DeadlineError:
+            self._drop(replica)
+            raise
         except TurnwiseError:
             raise
         except Exception as error:  # boundary: any other exception means that the replica is broken
@@ -210,16 +215,13 @@ class LLMServerManager:
                 "Inference replica %d is dead (%r) and isn't started again: %s for its requests.", replica, error, left
             )
 
-    @asynccontextmanager
-    async def _deadline(self, who: str, what: str, replica: int) -> AsyncIterator[None]:
-        awaited = f"inference replica {replica} to {what}"
-        try:
-            async with self._watchdog.waiting(who, awaited, self._request_s, _SETTING):
-                yield
-        except DeadlineError:
-            # Otherwise the end of the run would wait for the replica again, once for each of its conversations.
-            self._servers.pop(replica, None)
-            raise
+    def _waiting(self, who: str, what: str, replica: int) -> Wait:
+        return self._watchdog.waiting(who, f"inference replica {replica} to {what}", self._request_s, _SETTING)
+
+    def _drop(self, replica: int) -> None:
+        """Asks a replica that was late for nothing more. Otherwise the end of the run would wait for it again, once for each of
+        its conversations."""
+        self._servers.pop(replica, None)
 
 
 AsyncLLMServerManager = LLMServerManager

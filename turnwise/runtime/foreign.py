@@ -30,8 +30,10 @@ class Foreign:
 
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
         CALLS.end(self._line)
+        if fault is None:
+            return
         is_ordinary = isinstance(fault, Exception) and not isinstance(fault, StopIteration) and not self._are_faults
-        if fault is None or is_ordinary or _is_from_outside(fault):
+        if is_ordinary or _is_from_outside(fault):
             return
         if isinstance(fault, SystemExit):
             what = f"called sys.exit({fault.code!r})"

@@ -33,7 +33,7 @@ _awaiting: ContextVar[Wait | None] = ContextVar("_awaiting", default=None)
 """The wait that surrounds a task and any tasks it starts."""
 
 
-_NO_CONTEXT = Context()  # for timers, since the context of a wait would keep the waits around it alive
+_NO_CONTEXT = Context()
 
 
 class Interrupt(asyncio.CancelledError):
@@ -53,7 +53,6 @@ class Wait:
     outer: Wait | None = None
     is_interrupted = False
     _has_cancelled = False
-    _timer: asyncio.TimerHandle | None = None
 
     def __init__(
         self, watchdog: Watchdog, waiter: str, awaited: str, timeout_s: float | None, setting: str, error: type[TurnwiseError]
@@ -95,7 +94,7 @@ class Wait:
         self._watchdog.of_task[task] = self
         if self.timeout_s is not None:
             self.renew()
-            self._timer = asyncio.get_running_loop().call_later(self.timeout_s, self.expire, context=_NO_CONTEXT)
+            self._watchdog.look_at(self.deadline)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
@@ -107,8 +106,6 @@ class Wait:
             self._watchdog.of_task[self._task] = self._before
         # Tasks started inside may outlive the wait.
         self.deadline = float("inf")
-        if self._timer is not None:
-            self._timer.cancel()
         num_cancels = self._task.uncancel() if self._has_cancelled else self._task.cancelling()
         is_cancelled = num_cancels > self._num_cancels and isinstance(fault, asyncio.CancelledError)
         if self.report is not None and not is_cancelled and not isinstance(fault, KeyboardInterrupt | SystemExit):
@@ -127,6 +124,10 @@ class Wait:
         self.deadline = time.monotonic() + self._watchdog.grace_s
         self._has_cancelled = True
         self._task.cancel()
+
+    def is_due_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether a deadline of this wait may still pass while the loop turns."""
+        return self.report is None and self.deadline < float("inf") and self._task.get_loop() is loop
 
     def interrupt(self) -> None:
         """Ends the call that blocks the main thread, from the signal handler that interrupted it."""
@@ -161,6 +162,9 @@ class Watchdog:
         """The wait of that loop's tasks for the running one."""
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
         """The innermost wait of each task that awaits something with a deadline."""
+        self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle, float] | None = None
+        """The loop, its timer for the earliest deadline, and that deadline. Most waits end long before theirs, so they share
+        one timer."""
         self._pending: Wait | None = None  # the wait to be interrupted, until the interrupt is raised
         self._stacks, self._stacks_at = "", float("-inf")
         self._stop = threading.Event()
@@ -203,6 +207,25 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def look_at(self, deadline: float) -> None:
+        """Looks for waits past their deadlines at this time of `time.monotonic()`, on the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None and self._timer[0] is loop:
+            if self._timer[2] <= deadline:
+                return
+            self._timer[1].cancel()
+        # The context of a wait would keep the waits around it alive.
+        handle = loop.call_later(deadline - time.monotonic(), self._look, loop, context=_NO_CONTEXT)
+        self._timer = loop, handle, deadline
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer, now = None, time.monotonic()
+        waits = {wait for inner in self.of_task.values() for wait in _chain(inner) if wait.is_due_in(loop)}
+        for wait in sorted(waits, key=lambda wait: wait.deadline):
+            if wait.deadline > now:
+                return self.look_at(wait.deadline)
+            wait.expire()
 
     def expired(self) -> Wait | None:
         """The innermost wait around the running task that is past its deadline."""
