@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 
-from turnwise.runtime.threads import DaemonPool
+from turnwise.runtime import threads
+from turnwise.runtime.threads import DaemonPool, DaemonThread
 
 
 def test_the_threads_of_a_dropped_pool_end():
@@ -32,3 +34,16 @@ def test_threads_that_wait_for_others_give_their_core_away():
         for own in ({"GOMP_SPINCOUNT": "7"}, {})
     ]
     assert said[0] == "7\n" and int(said[1]) <= 10_000
+
+
+def test_an_interrupt_while_a_result_is_handed_over_ends_no_thread(monkeypatch):
+    class Interrupted(Future):
+        def set_result(self, result):
+            super().set_result(result)
+            raise SystemExit
+
+    monkeypatch.setattr(threads, "Future", Interrupted)
+    thread = DaemonThread("test_threads")
+    assert [thread.start(max, n, 2).result(timeout=10) for n in (1, 3)] == [2, 3]
+    thread.end()
+    thread.join(10)

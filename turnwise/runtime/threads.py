@@ -53,7 +53,8 @@ class DaemonThread:
                 try:
                     result.set_result(function())
                 except BaseException as error:  # boundary: the thread that waits for the result gets what was raised
-                    result.set_exception(error)
+                    if not result.done():  # an `interrupt` may come while the result is handed over
+                        result.set_exception(error)
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         while True:
