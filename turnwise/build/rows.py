@@ -306,10 +306,10 @@ def build_reward_stage(
         chat = build_judge(config, device, watchdog, stopwatch)
         for judge in judges:
             judge.chat = chat
-    for asked in config.data.reward:
+    for place, asked in enumerate(config.data.reward):
         if asked.name == "reward_model":
             model = build_reward_model(config, device, watchdog, stopwatch)
-            rewards.append(WeightedReward(asked.name, asked.weight, model))
+            rewards.insert(place, WeightedReward(asked.name, asked.weight, model))
     return RewardStage(rewards, config.data.reward_timeout_s, watchdog)
 
 

@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
+from turnwise.build import rows as build_rows
 from turnwise.build.agentic import build_agentic
 from turnwise.build.envs import plug_in_problems
 from turnwise.build.rows import build_reward_stage
@@ -28,6 +29,7 @@ from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.session import run_to_end
+from turnwise.protocols import RewardResult
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.tracking.jsonl import read_metrics
@@ -160,6 +162,23 @@ def test_the_completions_of_rewards_have_no_special_tokens(make_config, tiny_mod
     assert group.trajectories[0].score == pytest.approx(len("one twoone two") / 10)
 
 
+def test_the_first_reward_that_is_named_decides_what_a_success_is(make_config, tiny_model, monkeypatch) -> None:
+    """Also where it is a model, which is made after the functions."""
+
+    async def never_right(group: Group) -> RewardResult:
+        return RewardResult([0.0] * len(group.trajectories))
+
+    monkeypatch.setattr(build_rows, "build_reward_model", lambda *_: never_right)
+    task = Task("train/data/0", "data", "train", 1, payload={"prompt": "one"}, row=0)
+    group = Group(task, [Trajectory(task, 0, [Turn(np.array([1]), np.array([2]), np.zeros(1, np.float32), text="a" * 99)])])
+    config = make_config({"reward": ["reward_model", "toy_rewards:length"]}, reward_pretrain=str(tiny_model))
+    with Watchdog() as watchdog:
+        stage = build_rows.build_reward_stage(config, None, torch.device("cpu"), watchdog, Stopwatch())
+        assert asyncio.run(stage(group)) == []
+    assert group.trajectories[0].outcome_rewards == {"reward_model": 0.0, "length": 9.9}
+    assert group.trajectories[0].metrics["success"] == 0.0
+
+
 def test_arguments_reach_rewards_of_groups_or_are_refused(make_config) -> None:
     def of(name: str, **args: Any) -> list[float]:
         records = played(run(make_config({"reward": [{"name": name, "args": args}]}, max_steps=1)))
@@ -251,12 +270,15 @@ def test_a_reward_that_breaks_on_every_group_ends_the_run_with_its_error(make_co
         run(make_config({"reward": "toy_rewards:raising"}))
 
 
-def test_validation_counts_broken_rewards_apart(make_config, tmp_path: Path) -> None:
+def test_validation_counts_broken_rewards_apart(make_config, tmp_path: Path, capsys) -> None:
     data = {"val_files": str(tmp_path / "val.jsonl"), "reward": "toy_rewards:failing_on_nine"}
     manager = {"num_env_groups": 2, "max_failed_fraction": 0.9}
     config = make_config(data, eval_steps=4, val_env_manager=manager)
     evaluation = evaluate_model(config)
     assert evaluation.num_failed == 1 and evaluation.overall.mean_score == 1.0
+    (tmp_path / "job.yaml").write_text(dump_yaml(config))
+    assert main(["eval", str(tmp_path / "job.yaml"), "--greedy"]) == 0
+    assert "tiny, greedy: not counted: 1 episode that failed outside the policy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", ["eval", "train"])
