@@ -1,5 +1,6 @@
 """Rewards for answers to mathematical problems, and how an answer is read from a text."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -64,6 +65,8 @@ def read_number(text: str, is_last: bool = False) -> Quantity | None:
         return None
     match = found[-1 if is_last else 0]
     value = float(match["number"].replace(",", "")) / float(match["under"] or 1)
+    if not math.isfinite(value):  # hundreds of digits
+        return None
     return Quantity(-value if match["sign"] or match["sign2"] else value, match["percent"] is not None)
 
 

@@ -37,8 +37,7 @@ class AgenticRLPipeline:
         parse(Evaluate, _without_action(self._evaluation("model")))
         if Path(folders[0]).resolve() == Path(folders[1]).resolve():
             raise ConfigError(f"sft.output_dir and grpo.output_dir are both {folders[0]}; give each stage a folder of its own")
-        file = self.output_dir / RESULTS
-        self.results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        self.results = _recorded(self.output_dir / RESULTS)
 
     def run(self) -> dict[str, Any]:
         """Runs all stages in order; returns the results, or the error that ended them."""
@@ -89,7 +88,9 @@ class AgenticRLPipeline:
         """Writes the results and a report with curves and answers; returns the file of the results."""
         self.output_dir.mkdir(parents=True, exist_ok=True)
         file = self.output_dir / RESULTS
-        file.write_text(json.dumps(self.results, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(self.results, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        partial.replace(file)
         write_report(self.output_dir / "report.html", self.results)
         return str(file)
 
@@ -140,6 +141,15 @@ def _sections(found: Any, file: str) -> dict[str, Any]:
     if not isinstance(least, int | float) or not 0 <= least <= 1:
         raise ConfigError(f"{file}: eval.{THRESHOLD} is {least!r:.60}; it is an accuracy from 0 to 1")
     return dict(found)
+
+
+def _recorded(file: Path) -> dict[str, Any]:
+    """The results of earlier stages, none if there is no file."""
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    except (ValueError, TypeError) as error:
+        hint = "remove it: a training that is done is found by its checkpoint, and not done again"
+        raise ConfigError(f"{file}: isn't a JSON object of results ({error}); {hint}") from error
 
 
 def _without_action(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,10 +44,14 @@ def _parameters(function: Callable[..., Any]) -> list[str] | None:
 
 
 def reward_sections(
-    reward_type: str | list[str] | dict[str, float], config: Mapping[str, Any], custom: Any, registered: Mapping[str, Any]
+    reward_type: str | list[str] | dict[str, float],
+    config: Mapping[str, Any],
+    custom: Any,
+    registered: Mapping[str, Any],
+    defaults: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """The entries of `data.reward`. If answers can be right, accuracy comes first, since the first reward decides what a
-    success is; its weight is 0 unless it was asked for."""
+    """The entries of `data.reward`, with `defaults` of parameters by the reward's name. If answers can be right, accuracy comes
+    first, since the first reward decides what a success is; its weight is 0 unless it was asked for."""
     if custom is not None:
         if not callable(custom):
             raise ConfigError(f"custom_reward: got {custom!r:.60}; it is a function (completions, **columns) -> numbers")
@@ -56,11 +60,11 @@ def reward_sections(
     weights = reward_type if isinstance(reward_type, dict) else dict.fromkeys(names, 1.0)
     if not weights:
         raise ConfigError("reward_type is empty, so every answer would be worth the same; name a reward, or leave it out")
-    if len(weights) > 1 and (unknown := [key for key in config if key not in weights]):
-        raise ConfigError(f"reward_config.{unknown[0]}: several rewards have a dict each, by the name: {', '.join(weights)}")
+    if len(weights) > 1 and (wrong := [key for key in config if key not in weights or not isinstance(config[key], Mapping)]):
+        raise ConfigError(f"reward_config.{wrong[0]}: several rewards have a dict each, by the name: {', '.join(weights)}")
     sections = []
     for name, weight in weights.items():
-        arguments = dict(config if len(weights) == 1 else config.get(name, {}))
+        arguments = {**defaults.get(name, {}), **(config if len(weights) == 1 else config.get(name, {}))}
         found = find_reward(name, registered, arguments)
         sections.append({"name": found if name in registered else name, "weight": weight, "args": arguments})
     if "accuracy" in names:

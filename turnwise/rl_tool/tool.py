@@ -49,14 +49,14 @@ class RLTrainingTool:
         """The answer to an action as JSON; objects that JSON can't hold are left out."""
         answer = self.run_dict(parameters)
         plain = {key: value for key, value in answer.items() if key not in ("dataset_object", "reward_function")}
-        return json.dumps(plain, ensure_ascii=False, indent=2)
+        return json.dumps(plain, ensure_ascii=False, indent=2, default=str)
 
     def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to an action: `status` is `success`, or `error` with code, message and hint. Bugs in turnwise raise."""
         given = dict(parameters)
         action = given.pop("action", None)
         try:
-            if action not in ACTIONS:
+            if str(action) not in ACTIONS:
                 raise ConfigError(f"action {action!r} isn't one of {', '.join(ACTIONS)}.{nearest(str(action), ACTIONS)}")
             asked = parse(ACTIONS[action], with_preset(given) if action == "train" else given)
             unread = {"without_effect": found} if (found := asked.without_effect()) else {}
@@ -120,10 +120,12 @@ def error_answer(error: Exception, action: Any) -> dict[str, Any]:
     """An error as data: `code` is its kind, `hint` the part of the message that says what to do."""
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error").removesuffix("Fault")).lower()
     message, _, hint = str(error).rpartition("; ")
+    if not message:
+        hint = next(iter(re.findall(r"Did you mean .*\?", hint)), "docs/rl_tool.md explains each action and its parameters")
     return {
         "status": "error",
         "action": action,
         "code": code or "system",
         "message": str(error),
-        "hint": hint if message else "",
+        "hint": hint,
     }

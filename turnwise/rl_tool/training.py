@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.model_shape import read_model_shape
-from turnwise.errors import ConfigError, nearest
+from turnwise.errors import ConfigError, counted, nearest
 from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NOTHING, base_of_adapter, check_model
 from turnwise.package_tables import read_table
 from turnwise.rl_tool import rows as data
@@ -41,7 +41,10 @@ def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any])
     check_model(asked.model_name)
     name, rows, _ = loaded = data.load(asked, "sft" if is_sft else "rl", datasets)
     estimated_s = estimate_seconds(asked, [data.formatted(row) for row in rows], num_generations(asked))
-    print(f"dataset: {name}, {len(rows)} rows; this training takes about {estimated_s:,.0f} s here, loading aside", flush=True)
+    print(
+        f"dataset: {name}, {counted(len(rows), 'row')}; this training takes about {estimated_s:,.0f} s here, loading aside",
+        flush=True,
+    )
     if is_sft:
         config = sft_config(asked)
         checkpoint = Trainer.sft(asked.model_name, [{"messages": row["messages"]} for row in rows], **config)
@@ -168,6 +171,7 @@ def sft_config(asked: Train) -> dict[str, Any]:
 def rl_config(asked: Train, num_rows: int, registered: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of `turnwise train`."""
     group_size = num_generations(asked)
+    safe = read_table(__file__, "presets.yaml")["safe_rewards"] if asked.preset else {}
     if asked.algorithm == "grpo" and group_size == 1:
         raise ConfigError("num_generations is 1: grpo compares the answers to a prompt, so it needs 2 or more; ppo takes 1")
     return {
@@ -181,7 +185,7 @@ def rl_config(asked: Train, num_rows: int, registered: Mapping[str, Any]) -> dic
         **({"kl_loss_coef": asked.kl_coef} if asked.kl_coef else {}),
         "data": {
             "num_epochs": asked.num_epochs,
-            "reward": reward_sections(asked.reward_type, asked.reward_config, asked.custom_reward, registered),
+            "reward": reward_sections(asked.reward_type, asked.reward_config, asked.custom_reward, registered, safe),
         },
         "actor_infer": {
             "generating_args": {
@@ -256,19 +260,14 @@ def _number(checkpoint: Path) -> int:
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of `train`, with the preset's for those that aren't given."""
+    """The parameters of `train`, with the preset's sizes for those that aren't given."""
     name = given.get("preset")
     if name is None:
         return dict(given)
-    table = read_table(__file__, "presets.yaml")
-    presets, safe_rewards = table["presets"], table["safe_rewards"]
-    if name not in presets:
+    presets = read_table(__file__, "presets.yaml")["presets"]
+    if str(name) not in presets:
         raise ConfigError(f"preset {name!r} isn't one of {', '.join(presets)}.{nearest(str(name), presets)}")
-    values = {**presets[name], **given}
-    reward = values.get("reward_type")
-    if isinstance(reward, str) and reward in safe_rewards:
-        values["reward_config"] = {**safe_rewards[reward], **values.get("reward_config", {})}
-    return values
+    return {**presets[name], **given}
 
 
 def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> float:

@@ -37,6 +37,7 @@ def test_equal_answers():
     assert is_correct("The answer is 50%", "50") and is_correct("The answer is 50%", "0.5")
     assert not is_correct("The answer is 0.5%", "50%")
     assert is_correct("Final Answer: Paris.", "paris") and not is_correct("Final Answer: 1", "x+1")
+    assert answer_of("Final Answer: " + "9" * 400) is None, "no float is as large, and JSON has no infinity"
     assert is_correct("#### 7", "first <<3+4=7>>7\n#### 7") and not is_correct("no idea", "7")
 
 

@@ -11,6 +11,7 @@ import pytest
 from turnwise import AgenticRLPipeline, RLTrainingTool
 from turnwise.cli.main import main
 from turnwise.errors import ConfigError
+from turnwise.rl_tool.pipeline import StageError
 
 
 @pytest.fixture
@@ -44,6 +45,7 @@ def test_six_stages_then_nothing_is_done_twice(write, capsys):
     assert isinstance(results["grpo_evaluation"]["accuracy"], float) and results["data"]["dataset"] == "generated"
     report = Path("out/report.html").read_text()
     assert report.count("data:image/png;base64") == 2 and "Answers after sft and after grpo" in report
+    assert report.count("<tr><td>dataset</td><td>generated</td></tr>") == 6
     assert results["grpo_training"]["model"] == "out/sft"
     assert Path(results["grpo_training"]["base_model"]).is_dir(), "new adapters are put onto the merged model"
 
@@ -54,6 +56,31 @@ def test_six_stages_then_nothing_is_done_twice(write, capsys):
     write(sft={"num_epochs": 2})
     assert main(["pipeline", "config.json"]) == 1
     assert "was done with other parameters" in json.loads(capsys.readouterr().out)["message"]
+
+
+def test_a_stage_is_usable_alone_and_a_cut_file_of_results_is_named(write, word_model):
+    pipeline = AgenticRLPipeline(write())
+    assert pipeline.stage1_prepare_data()["dataset_size"] == 4
+    measured = pipeline.stage5_grpo_evaluation(word_model)
+    assert measured["num_samples"] == 3 and set(pipeline.results) == {"data", "rl_data", "grpo_evaluation"}
+    file = Path(pipeline.stage6_save_results())
+    whole = file.read_text()
+    assert json.loads(whole) == pipeline.results == AgenticRLPipeline("config.json").results
+    for broken in (whole[:50], "[1]"):
+        file.write_text(broken)
+        with pytest.raises(ConfigError, match=r"training_results.json: isn't a JSON object of results .*; remove it"):
+            AgenticRLPipeline("config.json")
+    assert main(["pipeline", "config.json"]) == 1
+
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "rl_tool" / "pipeline.json"
+
+
+def test_the_shipped_pipeline_has_a_gate():
+    pipeline = AgenticRLPipeline(EXAMPLE)
+    pipeline.check_gate({"accuracy": 0.5})
+    with pytest.raises(StageError, match=r"below eval\.sft_accuracy_threshold"):
+        pipeline.check_gate({"accuracy": 0.02})
 
 
 class Fragile:

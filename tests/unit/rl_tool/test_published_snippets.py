@@ -123,7 +123,7 @@ def test_the_pipeline_class_takes_gsm8k_from_the_folder(tmp_path):
         assert evaluation["num_samples"] == 2 and evaluation["uses_lora"] and 0 <= evaluation["accuracy"] <= 1
 
 
-def test_the_quick_start_runs_and_its_second_run_is_refused():
+def test_the_quick_start_runs_and_its_second_run_is_refused(capsys):
     rl_tool = RLTrainingTool()
     sft = {
         "action": "train",
@@ -138,6 +138,8 @@ def test_the_quick_start_runs_and_its_second_run_is_refused():
     sft_result = json.loads(rl_tool.run(sft))
     assert sft_result["status"] == "success", sft_result
     assert sft_result["dataset"] == "generated" and sft_result["num_steps"] == 5
+    said, _, trained = capsys.readouterr().out.partition("run folder")
+    assert re.search(r"dataset: generated, 10 rows; this training takes about [\d,]+ s here", said) and trained
     grpo = sft | {"algorithm": "grpo", "output_dir": "./models/grpo_model", "max_samples": 5}
     grpo_result = json.loads(rl_tool.run(grpo))
     assert grpo_result["status"] == "success", grpo_result

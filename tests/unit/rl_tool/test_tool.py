@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
 from pathlib import Path
 
+import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 from chat_server import ChatServer
 
 from turnwise import RLTrainingTool
+from turnwise.config.model_shape import read_model_shape
 from turnwise.data.gsm8k import generate_problems
+from turnwise.rl_tool import training
 from turnwise.rl_tool.evaluation import Answer, measure
 from turnwise.rl_tool.parameters import Train, parse
 from turnwise.rl_tool.training import rl_config, sft_config, with_preset
@@ -58,6 +64,19 @@ def test_the_run_s_config_accepts_what_the_tool_asks_for(word_model):
 
 REFUSED = [
     ({"action": "trian"}, "config", "Did you mean 'train'"),
+    ({"action": ["train"]}, "config", r"action \['train'\] isn't one of"),
+    ({"model_name": "M", "preset": ["quick"]}, "config", r"preset \['quick'\] isn't one of"),
+    (
+        {
+            "model_name": "M",
+            "dataset": ROWS,
+            "algorithm": "grpo",
+            "reward_type": ["step", "format"],
+            "reward_config": {"step": 5},
+        },
+        "config",
+        r"reward_config.step: several rewards have a dict each",
+    ),
     ({"action": "train"}, "config", "model_name: is needed"),
     ({"model_nam": "x", "model_name": "M"}, "config", "model_nam: unknown parameter. Did you mean 'model_name'"),
     ({"model_name": "models/none"}, "not_available", "models/none"),
@@ -103,7 +122,7 @@ def test_what_is_refused_is_an_error_with_code_and_message(word_model, tmp_path,
     answer = json.loads(RLTrainingTool().run({"action": "train", "output_dir": "out"} | asked))
     assert answer["status"] == "error" and answer["code"] == code, answer
     assert re.search(said, answer["message"]), answer["message"]
-    assert set(answer) == {"status", "action", "code", "message", "hint"}
+    assert set(answer) == {"status", "action", "code", "message", "hint"} and answer["hint"], answer
     assert not [file for file in Path("out").rglob("*") if file.suffix in (".safetensors", ".json")]
 
 
@@ -174,14 +193,23 @@ def test_rows_are_shown_and_examined():
     assert "dataset_object" not in json.loads(RLTrainingTool().run({"action": "load_dataset", "max_samples": 2}))
 
 
-def test_a_folder_in_the_hub_s_layout_is_gsm8k(tmp_path):
-    (tmp_path / "gsm8k").mkdir()
-    for split, number in (("train", 6), ("test", 2)):
-        lines = [json.dumps(row) + "\n" for row in generate_problems(number, split)]
-        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("".join(lines))
+@pytest.mark.parametrize("file", ["{}.jsonl", "main/{}-00000-of-00001.parquet"])
+def test_a_folder_in_the_hub_s_layout_is_gsm8k(tmp_path, file):
+    rows = {"train": generate_problems(6), "test": generate_problems(2, "test")}
+    for split in rows:
+        path = tmp_path / "gsm8k" / file.format(split)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".parquet":
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows[split]), path)
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows[split]))
     tool = RLTrainingTool()
-    sizes = [tool.run_dict({"action": "load_dataset", "split": split})["dataset_size"] for split in ("train", "test")]
-    assert sizes == [6, 2] and tool.run_dict({"action": "load_dataset"})["dataset"] == "gsm8k"
+    found = {split: tool.run_dict({"action": "load_dataset", "split": split, "format": "rl"}) for split in rows}
+    assert {answer["dataset"] for answer in found.values()} == {"gsm8k"}
+    for split, answer in found.items():
+        assert [row["question"] for row in answer["dataset_object"]] == [row["question"] for row in rows[split]]
+    if file != "{}.jsonl":
+        return
     refused = tool.run_dict({"action": "load_dataset", "dataset": "gsm8k/test.jsonl", "split": "test"})
     assert "split: " in refused["message"]
 
@@ -196,9 +224,18 @@ def test_registered_names_are_taken():
 
 
 def test_presets_give_sizes_and_safe_rewards():
-    given = with_preset({"preset": "quick", "num_epochs": 2, "reward_type": "step", "reward_config": {"floor": -1.0}})
+    safe, own = {"only_if_correct": True, "floor": 0.0, "max_steps": 5}, {"floor": -1.0}
+    given = with_preset({"model_name": "models/none", "algorithm": "grpo", "preset": "quick", "num_epochs": 2})
     assert given["max_samples"] == 10 and given["num_epochs"] == 2
-    assert given["reward_config"] == {"only_if_correct": True, "floor": -1.0, "max_steps": 5}
+
+    def arguments(preset, reward_type, config):
+        asked = parse(Train, given | {"preset": preset, "reward_type": reward_type, "reward_config": config})
+        return {reward["name"]: reward.get("args", {}) for reward in rl_config(asked, 10, {})["data"]["reward"]}
+
+    assert arguments("quick", "step", own)["step"] == safe | own
+    assert arguments("quick", {"accuracy": 1.0, "step": 0.5}, {"step": own}) == {"accuracy": {}, "step": safe | own}
+    assert arguments("quick", ["step", "length_penalty"], {})["length_penalty"] == {"only_if_correct": True, "floor": 0.0}
+    assert arguments(None, ["step", "length_penalty"], {}) == {"accuracy": {}, "step": {}, "length_penalty": {}}
 
 
 def test_an_evaluation_warns_of_nothing(word_model, caplog):
@@ -228,3 +265,27 @@ def test_the_schema_names_every_parameter_of_json():
     known = schema["function"]["parameters"]["properties"]
     assert schema["function"]["name"] == "rl_training" and json.dumps(schema)
     assert set(Train.model_fields) - {"custom_reward"} < set(known) and known["action"]["enum"][0] == "train"
+
+
+def test_gsm8k_by_name_is_never_the_generated_problems(monkeypatch):
+    def without_network(*_, **__):
+        raise ConnectionError("Couldn't reach the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", without_network)
+    answer = RLTrainingTool().run_dict({"action": "load_dataset", "dataset": "gsm8k"})
+    assert answer["status"] == "error" and answer["code"] == "data" and "hub doesn't give its split train" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "operations", "sampled"),
+    [({"algorithm": "sft"}, 6, 0), ({"kl_coef": 0.5}, 10, 8 * 16), ({"kl_coef": 0.0, "num_generations": 2}, 8, 2 * 16)],
+)
+def test_a_training_is_estimated_by_the_speed_of_a_product(word_model, monkeypatch, more, operations, sampled):
+    """Where a product of 512² by 512² takes a millisecond."""
+    clock = itertools.count()
+    monkeypatch.setattr(training.time, "perf_counter", lambda: next(clock) * 1e-3)
+    given = {"model_name": word_model, "algorithm": "grpo", "num_epochs": 2, "max_new_tokens": 16}
+    asked, texts = parse(Train, given | more), ["a" * 40, "a" * 80]
+    tokens, parameters = 2 * (10 + 20 + 2 * sampled), read_model_shape(word_model).num_parameters
+    seconds = training.estimate_seconds(asked, texts, training.num_generations(asked))
+    assert seconds == pytest.approx(3 * operations * parameters * tokens / (2 * 512**3 / 1e-3))
