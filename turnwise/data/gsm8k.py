@@ -35,7 +35,7 @@ def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Makes a demonstration from `question` and `answer`, or from `prompt` and `completion`, or takes `messages` as they are.
     Raises DataError if the row has none of these."""
     if "messages" in row:
-        return {"messages": row["messages"]}
+        return {name: row[name] for name in ("messages", "tools") if row.get(name) is not None or name == "messages"}
     if {"question", "answer"} <= row.keys():
         rationale, _, final = str(row["answer"]).rpartition("####")
         prompt, completion = prompt_of(row["question"]), f"{rationale.strip()}\nFinal Answer: {final.strip()}".strip()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from turnwise.data.demonstrations import message_problem
 from turnwise.data.gsm8k import GENERATED, HUB_NAME, generate_problems, local_files, rl_row, sft_row
 from turnwise.data.math_rewards import answer_of
 from turnwise.data.tables import TableRow, read_tables
@@ -50,9 +51,23 @@ def load(
         if null := [column for column in _READ if row.columns.get(column, "") is None]:
             raise DataError(f"{row.place}: {null[0]} is null; fill it in, or leave this row out")
     rows = [{**_FORMATS[kind](row.columns, row.place), "data_source": name} for row in found[:number]]
+    for row, made in zip(found, rows, strict=False):
+        if problem := _problem(made):
+            raise DataError(f"{row.place}: {problem}; a prompt is a text, or a list of messages with role and content")
     if not rows:
         raise DataError(f"dataset {name}: has no rows; name one with at least one row")
     return Rows(name, rows, [row.columns for row in found[:number]])
+
+
+def _problem(row: Mapping[str, Any]) -> str:
+    """Why the conversation of a row can't be read; empty if it can. A null text is no reason here."""
+    messages = row.get("messages", row.get("prompt"))
+    if "messages" not in row and isinstance(messages, str | None):
+        return ""
+    if not isinstance(messages, list) or not messages:
+        return f"has {str(messages)[:40]!r} for its messages"
+    told = ({**m, "content": "" if m.get("content") is None else m["content"]} if isinstance(m, dict) else m for m in messages)
+    return next(filter(None, (message_problem(index, message) for index, message in enumerate(told))), "")
 
 
 def require_truths(loaded: Rows, columns: Sequence[str]) -> None:
@@ -117,7 +132,7 @@ def formatted(row: Mapping[str, Any]) -> str:
     """A row as a person reads it."""
     messages = row.get("messages") or row.get("prompt") or ""
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-    text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    text = "\n".join(f"{message['role']}: {message.get('content')}" for message in messages)
     return f"{text}\n(true answer: {row['ground_truth']})" if "ground_truth" in row else text
 
 

@@ -47,7 +47,9 @@ def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any])
     )
     if is_sft:
         config = sft_config(asked)
-        checkpoint = Trainer.sft(asked.model_name, [{"messages": row["messages"]} for row in rows], **config)
+        checkpoint = Trainer.sft(
+            asked.model_name, [{k: v for k, v in row.items() if k != "data_source"} for row in rows], **config
+        )
     else:
         config = rl_config(asked, len(rows), rewards)
         if any(reward["name"] == "accuracy" for reward in config["data"]["reward"]):

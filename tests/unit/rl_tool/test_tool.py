@@ -106,6 +106,9 @@ REFUSED = [
         "no column ground_truth or answer",
     ),
     ({"model_name": "M", "dataset": [*ROWS, {"question": "a", "answer": None}]}, "data", "row 5: answer is null"),
+    ({"model_name": "M", "dataset": [{"messages": "hello"}]}, "data", "row 1: has 'hello' for its messages; a prompt is"),
+    ({"model_name": "M", "dataset": [*ROWS, {"prompt": 5, "completion": "7"}]}, "data", "row 5: message 0 has the content '5'"),
+    ({"model_name": "M", "dataset": [{"prompt": 5}], "algorithm": "grpo"}, "data", "row 1: has '5' for its messages"),
     ({"model_name": "M", "output_dir": "kept"}, "config", "output_dir kept is a file"),
     ({"model_name": "M", "resume": True, "overwrite": True}, "config", "contradict"),
     ({"model_name": "M", "preset": "tiny"}, "config", "quick, small, medium, full"),
@@ -190,6 +193,8 @@ def test_rows_are_shown_and_examined():
     answer = RLTrainingTool().run_dict({"action": "load_dataset", "dataset": broken, "format": "rl"})
     assert answer["quality"] == {"empty": 0, "null": 1, "duplicate": 1, "over_long": 0, "answer_not_extractable": 1}
     assert len(answer["samples"]) == 3 and answer["dataset_object"][0]["ground_truth"] == "7"
+    half = [{"messages": [{"role": "user"}, {"role": "assistant", "content": "#### 7"}]}]
+    assert RLTrainingTool().run_dict({"action": "load_dataset", "dataset": half})["quality"]["null"] == 1
     assert "dataset_object" not in json.loads(RLTrainingTool().run({"action": "load_dataset", "max_samples": 2}))
 
 
@@ -212,6 +217,15 @@ def test_a_folder_in_the_hub_s_layout_is_gsm8k(tmp_path, file):
         return
     refused = tool.run_dict({"action": "load_dataset", "dataset": "gsm8k/test.jsonl", "split": "test"})
     assert "split: " in refused["message"]
+
+
+def test_tools_of_demonstrations_are_trained_on(word_model):
+    tools = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]
+    row = {"messages": [{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7"}], "tools": tools}
+    asked = {"action": "train", "model_name": word_model, "output_dir": "out", "num_epochs": 1, "dataset": [row, row]}
+    assert RLTrainingTool().run_dict(asked)["status"] == "success"
+    [file] = Path("out/run").glob("messages-*.jsonl")
+    assert json.loads(file.read_text().splitlines()[0])["tools"] == tools
 
 
 def test_registered_names_are_taken():
