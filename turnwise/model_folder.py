@@ -160,7 +160,7 @@ def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
     sizes = text_sizes(config)
     check_sizes(file, sizes)
     _check_pickles(folder, trust)
-    _check_weights(file, sizes, _shapes(folder, contents.get(_INDEX)))
+    _check_weights(file, sizes, weight_shapes(folder))
     if "tokenizer.json" in contents:
         require_rows(folder, sizes.get("vocab_size"), _num_ids(contents["tokenizer.json"]))
 
@@ -209,11 +209,13 @@ def _check_pickles(folder: Path, trust: Trust) -> None:
         )
 
 
-def _shapes(folder: Path, index: Mapping[str, Any] | None) -> Shapes:
+def weight_shapes(folder: Path) -> Shapes:
+    """The shapes of the folder's tensors by name, from the headers of its safetensors files; empty without such files."""
     if (folder / _WEIGHTS).is_file():
         return _header(folder / _WEIGHTS)
-    if index is None:
+    if not (folder / _INDEX).is_file():
         return {}
+    index = read_object(folder / _INDEX)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{folder / _INDEX}: has no weight_map of tensors and files; fetch it again")

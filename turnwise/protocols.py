@@ -17,6 +17,7 @@ from turnwise.server_protocols import (
     WeightTransfer as WeightTransfer,
 )
 from turnwise.tool_protocols import (
+    ChecksRows as ChecksRows,
     Interaction as Interaction,
     ParsedResponse as ParsedResponse,
     Tool as Tool,

@@ -55,6 +55,15 @@ class Tool(Protocol):
 
 
 @runtime_checkable
+class ChecksRows(Protocol):
+    """A tool or a reward that needs more of a row than its parameters say."""
+
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        """Raises an exception that says what the row lacks. A run asks this of every row before it loads a model. A tool gets
+        all columns, and a reward gets those that its parameters name."""
+
+
+@runtime_checkable
 class Interaction(Protocol):
     """A simulated user, who may reply to the model's final answer of each turn. One object serves all conversations. If an
     interaction file names a class, it is called as `Class(config)`: the file's mapping with its `name`. The keyword arguments

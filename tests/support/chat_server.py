@@ -37,6 +37,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write((body if isinstance(body, str) else json.dumps(body)).encode())
 
+    def do_GET(self) -> None:
+        self.send_response(self.server.status)
+        self.end_headers()
+
     def log_message(self, *_: object) -> None:
         """Writes nothing to stderr."""
 

@@ -16,7 +16,7 @@ from turnwise.build.placement import TransferTurn, build_placement, give_turns, 
 from turnwise.build.prepare import prepare_run
 from turnwise.build.roles import batch_plan, reference_strategy, trained_strategy
 from turnwise.build.rollouts import Policy, ServedPolicy, build_pictures, build_scheduler, check_rollouts, open_policy, serve
-from turnwise.build.rows import build_tasks
+from turnwise.build.rows import build_tasks, call_models
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, logged
 from turnwise.build.servers import require_abilities
@@ -58,6 +58,8 @@ def build_agentic(
     schedule of the asynchronous run in that folder. A profiled pipeline writes its timeline when it is closed."""
     require(unavailable(config))
     check_rollouts(config)
+    if rollouts is None or config.uses_validation:
+        call_models(config)
     set_profile(config)
     kl_ctrl = KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)
     algorithm = build_algorithm(config, kl_ctrl)

@@ -2,14 +2,19 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
 
 from turnwise.build.envs import plug_in_problems
 from turnwise.build.placement import build_placement
+from turnwise.chat.folder_tokenizer import FolderTokenizer
+from turnwise.chat.template import ChatTemplate
+from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, SFTConfig, not_here
 from turnwise.config.problems import Problem
 from turnwise.data.demonstrations import read_rows
-from turnwise.errors import CheckpointError, ConfigError, DataError, TurnwiseError
-from turnwise.model_folder import folder_here
+from turnwise.errors import ChatTemplateError, CheckpointError, ConfigError, DataError, TurnwiseError
+from turnwise.model_folder import base_of_adapter, folder_here, has_tokenizer
 from turnwise.runtime.rank import launched
 
 
@@ -44,22 +49,45 @@ def problems_here(config: AgenticConfig | SFTConfig, may_miss: bool = True) -> I
         is_right = False
         yield problem
     if is_right:
-        yield from _template_problems(config)
+        yield from _template_problems(config, has_time=not may_miss)
 
 
-def _template_problems(config: AgenticConfig) -> Iterator[Problem]:
-    """Faults of the model's chat template with the rows, tools and variables, if all of these are on this machine."""
-    is_asked = config.template_kwargs or config.train_env_manager.has_rows
-    if not is_asked or any(_absent(config)) or folder_here(config.actor_train.model_args.model_name_or_path) is None:
+def _template_problems(config: AgenticConfig, has_time: bool) -> Iterator[Problem]:
+    """Faults of the model's chat template with the rows, tools and variables, if all of these are on this machine. If only
+    environments are played and there `has_time`, the run finds them itself as soon as it has imported transformers."""
+    folder = folder_here(config.actor_train.model_args.model_name_or_path)
+    if folder is None or any(_absent(config)):
         return
-    from turnwise.build.rows import check_template  # imports torch
-
     try:
-        check_template(config)
+        if config.template_kwargs or config.train_env_manager.has_rows:
+            from turnwise.build.rows import check_template  # imports torch
+
+            check_template(config)
+        elif not has_time:
+            _try_template(config, folder)
     except TurnwiseError as error:
         key, _, message = str(error).partition(": ")
         is_named = key.partition(".")[0] in AgenticConfig.model_fields
         yield Problem.at(key, message) if is_named else Problem(("pretrain",), str(error))
+
+
+def _try_template(config: AgenticConfig, folder: Path) -> None:
+    """Renders the template as the conversations of environments would. Raises what that raises."""
+    if not has_tokenizer(folder):
+        base = base_of_adapter(folder)
+        if base is not None and (base_folder := folder_here(base)) is not None:
+            _try_template(config, base_folder)
+        return
+    template = tried(ChatTemplate(cast(Any, FolderTokenizer(folder))))
+    template.opens_thinking  # noqa: B018  # asks how a response follows another one
+    for tag in config.train_env_manager.env_tags:
+        env = config.custom_envs[tag]
+        if env.agent_name == "env_agent" and env.agent_system_template:
+            said = [{"role": "system", "content": env.agent_system_template}, {"role": "user", "content": "a"}]
+            try:
+                template.renderer.shown((), said)
+            except ChatTemplateError as error:
+                raise ChatTemplateError(f"custom_envs.{tag}.agent_system_template: {error}") from error
 
 
 def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:

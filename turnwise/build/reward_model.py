@@ -19,7 +19,7 @@ from turnwise.errors import ConfigError, ModelError
 from turnwise.inference.served_chat import ServedChat
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.load import load_config, load_tokenizer, parse_dtype, policy_info
-from turnwise.models.value_head import load_value_model, value_head
+from turnwise.models.value_head import load_value_model, num_labels_here, value_head
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import RewardResult
 from turnwise.runtime.rank import RankContext
@@ -28,6 +28,8 @@ from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import STRATEGIES
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Group, Message, Sample
+
+_NO_HEAD = "has no score head, so it would give every response the same score; name a sequence classifier with one label"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,21 @@ class ModelReward:
         return Sample(np.array(ids, np.int64), mask, np.zeros(len(ids), np.float32), ())
 
 
+def check_reward_role(config: AgenticConfig) -> None:
+    """Checks the tokenizer, chat template and score head of the reward role's model, whose folder is here, without loading it.
+    Raises ModelError or ChatTemplateError."""
+    arguments = config.reward.model_args
+    path, trust = arguments.model_name_or_path, arguments.trust
+    template = tried(ChatTemplate(load_tokenizer(path, trust)))
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    is_scored = any(asked.name == "reward_model" for asked in config.data.reward)
+    template.renderer.render(said if is_scored else said[:1], opens_answer=not is_scored)
+    num_labels = num_labels_here(path, trust) if is_scored else None
+    if num_labels not in (1, None):
+        fault = f"its score head has {num_labels} labels; name a classifier with one label" if num_labels else _NO_HEAD
+        raise ModelError(f"reward_pretrain {path}: {fault}")
+
+
 def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Watchdog, stopwatch: Stopwatch) -> ModelReward:
     """The model of `reward_pretrain`: a sequence or token classifier of one label."""
     arguments = config.reward.model_args
@@ -68,10 +85,7 @@ def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Wa
         model = load_role(load_value_model, arguments, rank)
         head = value_head(model)
         if head is None or not head.weight.any():
-            raise ModelError(
-                f"reward_pretrain {path}: has no score head, so it would give every response the same score; name a "
-                "sequence classifier with one label"
-            )
+            raise ModelError(f"reward_pretrain {path}: {_NO_HEAD}")
         return TorchStrategy(model, dtype=parse_dtype(arguments.dtype), rank=rank)
 
     cluster = LocalCluster(stopwatch, watchdog, config.deadlines.train_s, str(device))

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.build.envs import asked_parts, named_parameters, offered_parts
-from turnwise.build.reward_model import build_judge, build_reward_model
+from turnwise.build.reward_model import build_judge, build_reward_model, check_reward_role
 from turnwise.build.tools import build_interactions, build_tools, check_tools_of_rows, check_users_of_rows
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
@@ -28,9 +28,12 @@ from turnwise.data.demonstrations import message_problem
 from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, prompt_of
 from turnwise.data.tables import TableRow, noting, read_tables
 from turnwise.entry_points import load_class, load_object
-from turnwise.errors import ConfigError, DataError, NotAvailableError, counted, nearest
+from turnwise.errors import ConfigError, DataError, NotAvailableError, ServerError, counted, nearest
 from turnwise.inference.judge import Judge
-from turnwise.models.load import load_tokenizer
+from turnwise.inference.model_user import ModelUser
+from turnwise.inference.openai_chat import OpenAIChat
+from turnwise.model_folder import folder_here
+from turnwise.models.load import load_tokenizer, policy_info
 from turnwise.protocols import AgentLoop, Reward
 from turnwise.rollout.tasks import CurriculumTasks, DataRow, RowTasks, SeededTasks, TaskSource
 from turnwise.runtime.foreign import Foreign
@@ -54,6 +57,8 @@ def rows_plug_ins(
         yield ("agent", "tool_config_path"), partial(build_tools, config)
     if not may_miss or _is_there(config.agent.interaction_config_path):
         yield ("agent", "interaction_config_path"), partial(build_interactions, config)
+    if config.needs_reward_role and folder_here(config.reward.model_args.model_name_or_path):
+        yield ("reward_pretrain",), partial(check_reward_role, config)
     for split in _SPLITS:
         files = (config.data.train_files if split == "train" else config.data.val_files) or []
         is_there = not may_miss or all(Path(name).exists() or not Path(name).suffix for name in files)
@@ -185,8 +190,10 @@ def check_template(config: AgenticConfig) -> None:
     """Tries the chat template of the model as a run does: its variables, the parser of calls, the first prompt with tools, and
     whether any prompt has room. Raises what these raise."""
     arguments = config.actor_train.model_args
-    tokenizer = load_tokenizer(arguments.model_name_or_path, arguments.trust)
-    template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs))
+    path, trust = arguments.model_name_or_path, arguments.trust
+    ends = policy_info(path, config.actor_infer.model_args.dtype, config.sequence_length, trust=trust).stop_token_ids
+    tokenizer = load_tokenizer(path, trust)
+    template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=ends))
     len(template.stop_token_ids)  # asks how it ends a turn
     if schemas := build_tools(config).schemas:
         find_parser(config.agent.tool_parser, template)
@@ -212,6 +219,22 @@ def _tag_of(row: TableRow) -> str:
     """The row's name in metrics: its column `data_source` (as in the published schema), or `data`."""
     source = row.columns.get("data_source")
     return source if isinstance(source, str) and source else ROWS_TAG
+
+
+def call_models(config: AgenticConfig) -> None:
+    """Calls the judges and simulated users of the config that are models behind URLs, before anything is trained. Raises
+    ConfigError if nobody answers, or a key is refused."""
+    rewards = [weighted.reward for weighted in load_rewards(config)]
+    judges = [reward.function for reward in rewards if isinstance(reward, FunctionReward)]
+    users = build_interactions(config).by_name.items()
+    asked = [("data.reward judge", judge.chat) for judge in judges if isinstance(judge, Judge)]
+    asked += [(f"the interaction {name}", user.chat) for name, user in users if isinstance(user, ModelUser)]
+    for what, chat in asked:
+        if isinstance(chat, OpenAIChat):
+            try:
+                chat.call()
+            except ServerError as fault:
+                raise ConfigError(f"{what}: {fault}") from fault
 
 
 def say_shared_prompts(config: AgenticConfig) -> None:

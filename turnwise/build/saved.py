@@ -19,6 +19,7 @@ from turnwise.build.rollouts import (
     sampling_params,
     scheduler_settings,
 )
+from turnwise.build.rows import call_models
 from turnwise.build.run_table import applied_play, log_applied
 from turnwise.chat.conversation import TokenContexts
 from turnwise.config import AgenticConfig, Applied, require, unavailable_to_play
@@ -160,6 +161,7 @@ def _saved_policy(
 ) -> Iterator[ServedPolicy]:
     require(unavailable_to_play(config, split))
     check_rollouts(config)
+    call_models(config)
     policy = open_served_policy(config, model_path, needs)
     try:
         yield policy

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -13,7 +14,7 @@ from turnwise.config.tools import ToolEntry, read_interaction_file, read_tool_fi
 from turnwise.data.tables import TableRow
 from turnwise.entry_points import load_class, load_object
 from turnwise.errors import ConfigError, DataError, nearest
-from turnwise.protocols import Interaction, Tool
+from turnwise.protocols import ChecksRows, Interaction, Tool
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
@@ -99,8 +100,9 @@ def build_interactions(
 
 
 def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Checks that the rows name simulated users that exist."""
-    names, data = list(build_interactions(config).by_name), config.data
+    """Checks that the rows name simulated users that exist, and give them the arguments that they ask for."""
+    users, data = build_interactions(config).by_name, config.data
+    names = list(users)
     for row in rows:
         agent = str(row.columns.get(data.agent_name_key) or data.default_agent)
         name = interaction_kwargs(row.columns).get("name")
@@ -112,11 +114,19 @@ def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
                 f"{row.place}: the interactions {', '.join(names)} are configured, and this row would be played without them: "
                 "give it the column extra_info.interaction_kwargs.name"
             )
+        calls = ((users[name].start_interaction, 1), (users[name].generate_response, 2)) if name is not None else ()
+        for method, num_given in calls:
+            try:
+                signature(method).bind(*[None] * num_given, **interaction_kwargs(row.columns))
+            except TypeError as fault:
+                what = f"the columns extra_info.interaction_kwargs don't fit the interaction {name!r}"
+                raise DataError(f"{row.place}: {what} ({method.__name__}: {fault})") from fault
 
 
 def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Checks that the rows name tools that exist."""
-    names, data = build_tools(config).names, config.data
+    """Checks that the rows name tools that exist, and have what the tools need."""
+    box, data = build_tools(config), config.data
+    names = box.names
     for row in rows:
         named = row.columns.get(data.agent_name_key)
         agent = AGENT_ALIASES.get(str(named), named) or data.default_agent
@@ -130,6 +140,9 @@ def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
         for name in _named_by(row) if agent == "tool_agent" else ():
             if name not in names:
                 raise DataError(f"{row.place}: extra_info names the tool {name!r}; there are {', '.join(names)}")
+        for offered in box.chosen(row.columns) if agent == "tool_agent" else ():
+            if isinstance(offered.tool, ChecksRows):
+                row.check(f"the tool {offered.name}", offered.tool, row.columns)
 
 
 def _named_by(row: TableRow) -> list[str]:

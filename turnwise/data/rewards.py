@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.data.tables import TableRow, Wanted, leaves
 from turnwise.errors import ConfigError, DataError, EnvironmentFault
-from turnwise.protocols import Reward, RewardResult
+from turnwise.protocols import ChecksRows, Reward, RewardResult
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.threads import DaemonPool
 from turnwise.runtime.watchdog import Watchdog
@@ -89,6 +89,10 @@ class FunctionReward:
     def check(self, rows: Sequence[TableRow]) -> None:
         """Raises DataError if a row lacks a column that the function needs, or has a column whose name means something else."""
         self.wanted.check(rows, f"data.reward {self.name}")
+        function: object = self.function
+        if isinstance(function, ChecksRows):
+            for row in rows:
+                row.check(f"data.reward {self.name}", function, self.wanted.choose(row.columns))
         named = {name: "from the run" for name in inspect.signature(self.function).parameters if name in GIVEN}
         named.pop(self.prompt_key, None)
         named |= dict.fromkeys(self.arguments, "from its args in the config")

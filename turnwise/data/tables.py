@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from turnwise.entry_points import OBJECT_PREFIX, load_object
-from turnwise.errors import DataError, NotAvailableError, nearest
+from turnwise.errors import DataError, NotAvailableError, TurnwiseError, nearest
 from turnwise.hub import looks_like_hub_name
 from turnwise.jsonl import read_jsonl
+from turnwise.protocols import ChecksRows
+from turnwise.runtime.foreign import Foreign
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -27,6 +29,14 @@ class TableRow(NamedTuple):
 
     place: str
     columns: Mapping[str, Any]
+
+    def check(self, what: str, checks: ChecksRows, columns: Mapping[str, Any]) -> None:
+        """Raises DataError if `what` refuses these columns of the row."""
+        try:
+            with Foreign(f"{what}.check_row", are_faults=True):
+                checks.check_row(columns)
+        except TurnwiseError as fault:
+            raise DataError(f"{self.place}: {what}: {fault}") from fault
 
 
 def read_tables(names: Sequence[str], key: str) -> list[TableRow]:

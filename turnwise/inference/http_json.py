@@ -23,6 +23,10 @@ class BusyError(ServerError):
     """The server answered 429 or 5xx: it may answer later."""
 
 
+class NotAllowedError(ServerError):
+    """The server answered 401: it wants another key."""
+
+
 class HttpJson:
     """A server that takes and gives JSON. An `api_key` is sent as a bearer token; `key_name` is the variable that holds it.
     Raises ConfigError if `base_url` isn't http(s)."""
@@ -41,18 +45,22 @@ class HttpJson:
         """See `ask_now`."""
         return await self._threads.call(self.ask_now, path, body, is_read)
 
-    def ask_now(self, path: str, body: Mapping[str, Any] | None = None, is_read: bool = True) -> Any:
+    def ask_now(
+        self, path: str, body: Mapping[str, Any] | None = None, is_read: bool = True, timeout_s: float | None = None
+    ) -> Any:
         """The answer to a POST of the `body`, or to a GET without one; None unless `is_read`. Raises NoAnswerError if nobody
-        answers; BusyError for 429 and 5xx; ServerError if the server refuses, or its answer isn't JSON."""
+        answers; BusyError for 429 and 5xx; NotAllowedError for 401; ServerError if the server refuses in another way, or its
+        answer isn't JSON."""
         url, content = self.url + path, None if body is None else json.dumps(body).encode()
         try:
-            with urlopen(Request(url, content, self._headers), timeout=self._timeout_s) as response:
+            with urlopen(Request(url, content, self._headers), timeout=timeout_s or self._timeout_s) as response:
                 answer = response.read()
             return json.loads(answer) if is_read else None
         except HTTPError as error:
             said = error.read().decode(errors="replace")[:MAX_SHOWN]
             hint = self._hint if error.code in (401, 403) else ""
             kind = BusyError if error.code == 429 or error.code >= 500 else ServerError
+            kind = NotAllowedError if error.code == 401 else kind
             raise kind(f"{url} answered {error.code} {error.reason}{hint}: {said}") from error
         except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
             raise NoAnswerError(f"{url} doesn't answer ({error}); is the server up, and the URL right?") from error

@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from itertools import combinations
 from statistics import mean
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -86,13 +86,17 @@ class Judge:
         self._sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature)
         self._turn = asyncio.Semaphore(max_concurrency)
 
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        """Raises RewardFault if the judge is to see a truth that the row lacks."""
+        if self._shows_ground_truth and columns.get("ground_truth") is None:
+            raise RewardFault("the row has no column ground_truth; add one, or leave out shows_ground_truth")
+
     async def __call__(
         self, completions: Sequence[str], messages: Sequence[Sequence[Message]], ground_truth: Sequence[Any] | None = None
     ) -> list[float]:
         """Raises RewardFault if the judge doesn't answer, or its reply holds no score."""
+        self.check_row({"ground_truth": ground_truth})
         truths = ground_truth if self._shows_ground_truth else None
-        if self._shows_ground_truth and truths is None:
-            raise RewardFault("judge: the row has no column ground_truth; add one, or leave out shows_ground_truth")
         asked = []
         for number, (completion, said) in enumerate(zip(completions, messages, strict=True)):
             first = next(index for index, message in enumerate(said) if message["role"] == "assistant")

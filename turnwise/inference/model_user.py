@@ -50,7 +50,7 @@ class ModelUser:
             key = str(fault["loc"][0])
             hint = "" if key in known else nearest(key, known)
             raise ConfigError(f"config.{key}: {fault['msg']}; a model user takes {', '.join(known)}.{hint}") from error
-        self._chat = OpenAIChat(settings.base_url, settings.model, os.environ.get("OPENAI_API_KEY", ""))
+        self.chat = OpenAIChat(settings.base_url, settings.model, os.environ.get("OPENAI_API_KEY", ""))
 
     async def start_interaction(self, instance_id: str, instruction: str = "", **kwargs: Any) -> _Role:
         said = self._settings.instruction.replace("{end}", self._settings.end)
@@ -63,9 +63,9 @@ class ModelUser:
         seed = derive_seed(state.instance_id, len(messages))
         sampling = SamplingParams(settings.max_new_tokens, settings.temperature, seed=seed)
         asked = [{"role": "system", "content": state.instruction}, _OPENING, *_as_user(messages)]
-        answer = await self._chat.complete(asked, sampling)
+        answer = await self.chat.complete(asked, sampling)
         if not answer.text.strip():
-            raise ServerError(f"{self._chat.url} answered nothing; raise config.max_new_tokens ({settings.max_new_tokens})")
+            raise ServerError(f"{self.chat.url} answered nothing; raise config.max_new_tokens ({settings.max_new_tokens})")
         return settings.end in answer.text, answer.text, 0.0, {}
 
     async def calculate_score(self, state: _Role) -> float:

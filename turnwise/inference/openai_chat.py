@@ -8,11 +8,12 @@ from typing import Any
 from turnwise.chat.conversation import TextAnswer
 from turnwise.chat.rendering import Tools
 from turnwise.errors import ServerError
-from turnwise.inference.http_json import MAX_SHOWN, HttpJson
+from turnwise.inference.http_json import MAX_SHOWN, HttpJson, NoAnswerError, NotAllowedError
 from turnwise.tool_protocols import ToolCall
 from turnwise.types import Message, SamplingParams
 
 _PATH = "/chat/completions"
+_CALL_S = 20.0
 
 
 class OpenAIChat:
@@ -24,6 +25,16 @@ class OpenAIChat:
         self._http = HttpJson(base_url, timeout_s, api_key, key_name="OPENAI_API_KEY")
         self.url = self._http.url + _PATH
         self._model = model
+
+    def call(self) -> None:
+        """Raises NoAnswerError if nobody answers at the URL, NotAllowedError if the key is refused. Nothing is generated, and a
+        server that lists no models has answered too."""
+        try:
+            self._http.ask_now("/models", is_read=False, timeout_s=_CALL_S)
+        except (NoAnswerError, NotAllowedError):
+            raise
+        except ServerError:
+            return
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
         """The answer to a conversation, with calls of `tools`. Raises ServerError for pictures, or if no answer can be read."""

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from transformers.modeling_layers import GenericForTokenClassification
 
 from turnwise.errors import ModelError
-from turnwise.model_folder import NOTHING, Trust, base_of_adapter
+from turnwise.model_folder import NOTHING, Trust, base_of_adapter, weight_shapes
 from turnwise.models.load import load_config, load_model, load_pretrained, require_weights, trusted_already
 from turnwise.models.lora import is_value_adapter, merge_adapter
 
@@ -52,6 +52,22 @@ def load_value_model(
     if missing:
         logger.info("%s has no value head (%s): a new one starts at 0", path, ", ".join(missing))
     return model
+
+
+def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:
+    """Number of labels of the head that `load_value_model` would find, by the headers of the weights; 0 without a head, None if
+    only loading tells. Raises ModelError if the model is no decoder."""
+    folder = trust.folder(path)
+    base = base_of_adapter(folder)
+    if base is not None:
+        return 1 if is_value_adapter(folder) else num_labels_here(base, trust)
+    if not (shapes := weight_shapes(folder)):
+        return None
+    config = load_config(folder, trust)
+    with torch.device("meta"):
+        model = value_model_class(config)(config)
+    outer = [name for name, _ in model.named_children() if name != model.base_model_prefix]
+    return next((shapes[f"{name}.weight"][0] for name in outer if f"{name}.weight" in shapes), 0)
 
 
 def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:

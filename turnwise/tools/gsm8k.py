@@ -32,14 +32,20 @@ class Gsm8kTool:
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         self.schema = tool_schema or SCHEMA
 
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        """Raises EnvironmentFault if the row has no right answer."""
+        self._truth(columns)
+
     async def create(self, task: Task) -> Submissions:
+        return Submissions(str(self._truth(task.payload)))
+
+    def _truth(self, columns: Mapping[str, Any]) -> Any:
         name = self.schema["function"]["name"]
-        ground_truth = create_kwargs(task, name).get("ground_truth")
-        if ground_truth is None:
-            raise EnvironmentFault(
-                f"{task.id}: the tool {name} needs the column extra_info.tools_kwargs.{name}.create_kwargs.ground_truth"
-            )
-        return Submissions(str(ground_truth))
+        kwargs = ((columns.get("extra_info") or {}).get("tools_kwargs") or {}).get(name) or {}
+        truth = (kwargs.get("create_kwargs") or {}).get("ground_truth")
+        if truth is None:
+            raise EnvironmentFault(f"it needs the column extra_info.tools_kwargs.{name}.create_kwargs.ground_truth")
+        return truth
 
     async def execute(self, state: Submissions, arguments: Mapping[str, Any]) -> str:
         answer = arguments["answer"].removeprefix("#### ")
@@ -53,12 +59,6 @@ class Gsm8kTool:
         return state.reward
 
     async def release(self, state: Submissions) -> None: ...
-
-
-def create_kwargs(task: Task, name: str) -> Mapping[str, Any]:
-    """The row's `create_kwargs` of a tool, in the published schema; empty if it has none."""
-    kwargs = (task.payload.get("extra_info") or {}).get("tools_kwargs") or {}
-    return (kwargs.get(name) or {}).get("create_kwargs") or {}
 
 
 @dataclass(slots=True)
@@ -75,9 +75,7 @@ class Gsm8kInteraction:
     def __init__(self, config: Mapping[str, Any]) -> None:
         pass
 
-    async def start_interaction(self, instance_id: str, ground_truth: Any = None, **kwargs: Any) -> Answered:
-        if ground_truth is None:
-            raise EnvironmentFault(f"{instance_id}: it needs the column extra_info.interaction_kwargs.ground_truth")
+    async def start_interaction(self, instance_id: str, ground_truth: Any, **kwargs: Any) -> Answered:
         return Answered(str(ground_truth))
 
     async def generate_response(

@@ -110,10 +110,14 @@ class ToolBox:
     def schemas(self) -> list[Mapping[str, Any]]:
         return [offered.tool.schema for offered in self.tools]
 
+    def chosen(self, columns: Mapping[str, Any]) -> list[OfferedTool]:
+        """All tools, or those of the row's `extra_info.tool_selection`."""
+        selection = (columns.get("extra_info") or {}).get("tool_selection")
+        return [offered for offered in self.tools if not selection or offered.name in selection]
+
     def open(self, task: Task) -> "ToolSession":
-        """The tools of one episode: all, or those of the row's `extra_info.tool_selection`."""
-        selection = (task.payload.get("extra_info") or {}).get("tool_selection")
-        return ToolSession(self, [offered for offered in self.tools if not selection or offered.name in selection], task)
+        """The chosen tools of one episode."""
+        return ToolSession(self, self.chosen(task.payload), task)
 
 
 class ToolSession:

@@ -196,7 +196,7 @@ def test_gsm8k_asks_again_until_the_answer_is_right() -> None:
     assert [turn.reward for turn in trajectory.turns] == [0, 0, 1]
     assert trajectory.turns[1].observation.startswith("Your response is incorrect! You need to reflect")
     assert trajectory.metrics == {"user_turns": 2.0, "interaction/user/score": 1.0}
-    with pytest.raises(EnvironmentFault, match=r"user.start_interaction.*interaction_kwargs.ground_truth"):
+    with pytest.raises(EnvironmentFault, match=r"user.start_interaction.* missing 1 required .*'ground_truth'"):
         play(agent_of(Gsm8kInteraction({})), ["#### 3"])
 
 
@@ -278,6 +278,7 @@ def test_a_wrong_file_is_refused(users: Any, said: str, tmp_path: Path, monkeypa
         (None, {"interaction_kwargs": {"name": "gsm8k"}}, "'gsm8k'; agent.interaction_config_path names no file of them"),
         (GSM8K, {"interaction_kwargs": {"ground_truth": "2"}}, "interactions gsm8k are configured, and this row would be"),
         (GSM8K, None, "give it the column extra_info.interaction_kwargs.name"),
+        (GSM8K, {"interaction_kwargs": {"name": "gsm8k"}}, "'gsm8k' .start_interaction: missing a required .*'ground_truth'"),
     ],
 )
 def test_a_row_that_does_not_fit_the_users_is_refused(

@@ -236,11 +236,139 @@ def test_rows_that_train_refuses_config_refuses(row, overrides, message, config,
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_this_machine_lacks_is_said_without_torch(config, tmp_path):
+GSM8K_TOOL = "verl.tools.gsm8k_tool.Gsm8kTool"
+GSM8K_USER = "verl.interactions.gsm8k_interaction.Gsm8kInteraction"
+SEES_TRUTH = "{rubric: short, base_url: 'http://localhost:1/v1', model: m, shows_ground_truth: true}"
+
+
+@pytest.mark.parametrize(
+    ("agent", "reward", "extra", "message"),
+    [
+        (
+            "{tool_config_path: tools.yaml}",
+            "exact_match",
+            {"tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "6"}}}},
+            "the tool calc_gsm8k_reward: it needs the column extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_tr",
+        ),
+        (
+            "{interaction_config_path: users.yaml}",
+            "exact_match",
+            {"interaction_kwargs": {"name": "gsm8k", "ground_truth": "6"}},
+            "don't fit the interaction 'gsm8k' (start_interaction: missing a required argument: 'ground_truth')",
+        ),
+        ("{}", f"{{name: judge, args: {SEES_TRUTH}}}", {"ground_truth": "6"}, "data.reward judge: the row has no column gr"),
+    ],
+)
+def test_rows_without_a_truth_that_something_asks_for_are_refused(agent, reward, extra, message, config, tmp_path, capsys):
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [{"class_name": GSM8K_TOOL}]}))
+    (tmp_path / "users.yaml").write_text(json.dumps({"interaction": [{"name": "gsm8k", "class_name": GSM8K_USER}]}))
+    whole = {"prompt": "2 * 3?", "answer": "6", "extra_info": extra}
+    whole["agent_name"] = "tool_agent" if "tool" in agent else "single_turn_agent"
+    lacking = json.loads(json.dumps(whole).replace('"ground_truth": "6"', '"other": "6"'))
+    words = [config, "~custom_envs", f"++data={{train_files: [rows.jsonl], reward: [{reward}]}}", f"++agent={agent}"]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(whole) + "\n")
+    assert main(["config", *words, "pretrain=nowhere"]) == 0, "the tiny model has no room for the tool's schema"
+    (tmp_path / "rows.jsonl").write_text(json.dumps(whole) + "\n" + json.dumps(lacking) + "\n")
+    capsys.readouterr()
+    for verb in ("config", "train"):
+        assert main([verb, *words]) == 2
+        said = capsys.readouterr().err
+        assert f"rows.jsonl, line 2: {message}" in said.replace("the columns extra_info.interaction_kwargs ", "")
+    assert not (tmp_path / "runs").exists()
+
+
+def classifier(start, folder, num_labels):
+    """A model of the tiny one's shape that gives labels, with its tokenizer."""
+    from transformers import AutoModelForSequenceClassification
+
+    shutil.copytree(start, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    AutoModelForSequenceClassification.from_pretrained(start, num_labels=num_labels).save_pretrained(folder)
+
+
+def test_a_model_that_can_not_score_is_refused_by_config(config, tmp_path, tiny_model, capsys):
+    for num_labels in (1, 2):
+        classifier(tiny_model, tmp_path / f"labels{num_labels}", num_labels)
+    shutil.copytree(tmp_path / "labels1", tmp_path / "refusing")
+    (tmp_path / "refusing" / "chat_template.jinja").write_text("{{ raise_exception('no dialogue') }}")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2 * 3?"}\n')
+    words = [config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [reward_model]}"]
+    assert main(["config", *words, "reward_pretrain=labels1"]) == 0
+    capsys.readouterr()
+    for folder, message in (
+        (tiny_model, "has no score head, so it would give every response the same score; name a sequence classifier"),
+        ("labels2", "its score head has 2 labels; name a classifier with one label"),
+        ("refusing", "the chat template refuses the messages user → assistant: no dialogue"),
+    ):
+        for verb in ("config", "train"):
+            assert main([verb, *words, f"reward_pretrain={folder}"]) == 2
+            said = capsys.readouterr().err
+            assert "reward_pretrain: " in said and message in said and "Traceback" not in said
+    assert not (tmp_path / "runs").exists()
+
+
+TWO_ROLES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + NO_TOOLS
+
+
+@pytest.mark.parametrize(
+    ("template", "overrides", "message"),
+    [
+        ("{{ messages[0].content }}", [], "a context can't be extended with this chat template (it drops"),
+        ("{{ raise_exception('broken') }}", [], "the chat template refuses the messages user → assistant → user: broken"),
+        ("{% for m in messages %}", [], "Unexpected end of template"),
+        ("", [], "has no chat template"),
+        (TWO_ROLES, [], "agent_system_template: the chat template refuses the messages system → user: no system"),
+    ],
+)
+def test_config_renders_the_template_for_environments_too(template, overrides, message, config, tmp_path, tiny_model, capsys):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    words = [config, "pretrain=model", "actor_train.model_args.lora_rank=null"]
+    assert main(["config", *words, *overrides]) == 2
+    said = capsys.readouterr().err
+    assert message in said and " problem.\n" in said and "Traceback" not in said
+    if template == TWO_ROLES:
+        assert main(["config", *words, "++custom_envs.Lake.agent_system_template=''"]) == 0
+        capsys.readouterr()
+    if "raise_exception" in template:
+        assert main(["train", *words]) == 2
+        assert message.rpartition(": ")[2] in capsys.readouterr().err
+
+
+def test_a_judge_that_nobody_serves_is_found_before_the_weights_are_read(config, tmp_path, tiny_model, capsys):
+    shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2 * 3?"}\n')
+    (tmp_path / "users.yaml").write_text(
+        "interaction: [{name: ann, class_name: model, config: {base_url: 'http://localhost:1/v1', model: m}}]\n"
+    )
+    judge = "{name: judge, args: {rubric: short, base_url: 'http://localhost:1/v1', model: m}}"
+    data = [config, "pretrain=model", "~custom_envs", "++data={train_files: [rows.jsonl], reward: [REWARD]}"]
+    for reward, more, message in (
+        (judge, [], "data.reward judge: http://localhost:1/v1/models doesn't answer"),
+        (
+            "toy_rewards:length",
+            ["++agent={interaction_config_path: users.yaml}"],
+            "the interaction ann: http://localhost:1/v1/mo",
+        ),
+    ):
+        if more:
+            row = {"prompt": "2 * 3?", "extra_info": {"interaction_kwargs": {"name": "ann"}}}
+            (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+        words = [word.replace("REWARD", reward) for word in data] + more
+        assert main(["config", *words]) == 0, "config asks no network"
+        capsys.readouterr()
+        assert main(["train", *words]) == 2
+        said = capsys.readouterr().err
+        assert message in said and "Traceback" not in said
+        assert not list(tmp_path.glob("runs/*/*"))
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_what_this_machine_lacks_is_said_without_torch(is_here, config, tmp_path, tiny_model):
     code = "import sys; from turnwise.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
-    words = ["config", config, "pretrain=nowhere", "output_dir=own.yaml/runs"]
+    model = tiny_model if is_here else "nowhere"
+    words = ["config", config, f"pretrain={model}", "output_dir=own.yaml/runs"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.count("\n  - ") == 2 and done.stdout.endswith("False\n"), done.stderr
+    assert done.stdout.count("\n  - ") == 2 - is_here and done.stdout.endswith("False\n"), done.stderr
 
 
 def test_rows_are_read_before_a_run_has_a_folder(tmp_path, tiny_model, monkeypatch, capsys):

@@ -6,14 +6,15 @@ import asyncio
 import inspect
 import re
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import pytest
 from chat_server import ChatServer
 
 from turnwise.data.rewards import RewardFault
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, ServerError
 from turnwise.inference.judge import Judge
+from turnwise.inference.openai_chat import OpenAIChat
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
 
@@ -202,6 +203,19 @@ def test_without_a_url_a_run_must_serve_the_model():
     judge = Judge(rubric="It is short.")
     with pytest.raises(ConfigError, match="no run serves the model of a reward role here; give base_url and model"):
         asyncio.run(judge(["7"], [[*ASKED, {"role": "assistant", "content": "7"}]]))
+
+
+@pytest.mark.parametrize(("status", "said"), [(200, ""), (404, ""), (503, ""), (401, "answered 401 .*; set OPENAI_API_KEY")])
+def test_a_model_behind_a_url_is_called_before_it_is_asked(serve, status, said):
+    server = serve("", status)
+    chat = OpenAIChat(server.base_url, "small")
+    with pytest.raises(ServerError, match=said) if said else nullcontext():
+        chat.call()
+    assert not server.asked
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(ServerError, match=rf"{server.base_url}/models doesn't answer .*; is the server up, and the URL right"):
+        chat.call()
 
 
 def test_the_true_answer_is_asked_for_only_where_there_is_one(serve):

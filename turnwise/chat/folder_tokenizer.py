@@ -1,0 +1,47 @@
+"""The chat template of a model folder, rendered without transformers, which takes seconds to import."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Template
+
+from turnwise.chat.rendering import GENERATION_TAG
+from turnwise.chat.trial_program import environment
+from turnwise.model_folder import read_object
+from turnwise.types import Message
+
+
+class FolderTokenizer:
+    """As much of a folder's tokenizer as `ChatTemplate` needs to render texts; it knows no tokens. Raises ModelError if
+    tokenizer_config.json can't be read."""
+
+    is_fast = False
+    eos_token_id = None
+
+    def __init__(self, folder: Path) -> None:
+        settings, own = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+        values = read_object(settings) if settings.is_file() else {}
+        named = values.get("chat_template")
+        if isinstance(named, list):
+            named = {one.get("name"): one.get("template") for one in named if isinstance(one, dict)}
+        self.chat_template = own.read_text(encoding="utf-8", errors="replace") if own.is_file() else named
+        self.name_or_path = str(folder)
+        tokens = {key: value for key, value in values.items() if key.endswith("_token")}
+        contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
+        self.special_tokens_map = {key: value for key, value in contents.items() if isinstance(value, str)}
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], tools: Any, chat_template: str | None, tokenize: bool, **variables: Any
+    ) -> str:
+        """The text; `tokenize` must be False."""
+        source: Any = chat_template or self.chat_template
+        if isinstance(source, dict):
+            source = source["tool_use"] if tools and "tool_use" in source else source["default"]
+        return _template(source).render(messages=messages, tools=tools, **self.special_tokens_map, **variables)
+
+
+@lru_cache(maxsize=8)
+def _template(source: str) -> Template:
+    return environment().from_string(GENERATION_TAG.sub("", source))
