@@ -298,14 +298,15 @@ class RolloutScheduler:
         self._versions = {index: version for index, version in self._versions.items() if index in self._buffer}
 
     def _say_what_is_missing(self, num_groups: int) -> None:
-        num_kept = len(self.finished)
-        if self._keep and num_kept < num_groups:
+        num_kept, num_filtered = len(self.finished), sum(group.rejected == "filtered" for group in self.rejected)
+        if self._keep and num_filtered and num_kept < num_groups:
+            limit = f"max_refill_factor {self.settings.max_refill_factor:g} allows no more of them"
             logger.warning(
-                "group_filter %s kept %d of %d groups, and max_refill_factor %g allows no more of them: %s",
+                "group_filter %s kept %d of %d groups, and %s: %s",
                 self._keep.name,
                 num_kept,
-                num_kept + sum(group.rejected == "filtered" for group in self.rejected),
-                self.settings.max_refill_factor,
+                num_kept + num_filtered,
+                "no task is left" if self._buffer.is_exhausted else limit,
                 f"training on {num_kept} groups instead of {num_groups}" if num_kept else "this step trains on nothing",
             )
 

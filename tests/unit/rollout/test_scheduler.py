@@ -306,6 +306,15 @@ def test_refills_are_bounded_and_what_is_left_is_said(runner, caplog):
     assert scheduler.get_batch(200) == [] and len(scheduler.rejected) == 100 + 29
 
 
+@pytest.mark.parametrize(("dropped", "said"), [((), ""), ((4,), "group_filter mine kept 0 of 1 groups, and no task is left: ")])
+def test_a_last_batch_is_short_since_the_rows_are_used_up(runner, caplog, dropped, said):
+    rows = RowTasks(1, "train", [DataRow("data", "agent", {"prompt": str(n)}) for n in range(5)], shuffle=False, num_epochs=1)
+    keep = GroupFilter("mine", lambda group: group.task.row not in dropped)
+    scheduler = make(runner, Agent(), keep=keep, tasks=rows, max_refill_factor=2.0)
+    assert [len(scheduler.get_batch(4)) for _ in range(3)] == [2, 2, 1 - len(dropped)] and scheduler.is_exhausted
+    assert said in caplog.text and len(caplog.records) == len(dropped)
+
+
 def test_validation_is_not_filtered(runner):
     assert len(make(runner, Agent(), is_fixed=True).get_batch(8)) == 4
 
