@@ -60,7 +60,7 @@ class CallOptions:
     stop: tuple[str, ...] | None = None
     """Strings that end the response."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Schemas that the prompt shows. Where they change, the whole conversation is rendered anew, as a new context."""
+    """Schemas that the prompt shows. Where they change, the whole conversation is rendered again, as a new context."""
 
 
 AS_OPENED = CallOptions()

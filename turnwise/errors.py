@@ -25,7 +25,7 @@ class EnvironmentFault(TurnwiseError):
 
 
 class ToolError(TurnwiseError):
-    """A mistake of the model in a tool call. The model reads the message, and the episode goes on."""
+    """A mistake of the model in a tool call. The model reads the message, and the episode continues."""
 
 
 class BlockingFault(EnvironmentFault):
@@ -37,11 +37,11 @@ class ChatTemplateError(TurnwiseError):
 
 
 class DataError(TurnwiseError):
-    """A data file that is missing, cut or in a wrong form."""
+    """A data file that is missing, truncated or in a wrong form."""
 
 
 class RolloutError(TurnwiseError):
-    """Rollouts that can't go on: too many failed episodes, a prompt that doesn't fit."""
+    """Rollouts that can't continue: too many failed episodes, a prompt that doesn't fit."""
 
 
 class DeadlineError(TurnwiseError, TimeoutError):
@@ -65,7 +65,7 @@ class WorkerError(TurnwiseError):
 
 
 class ReplicasDeadError(ServerError):
-    """No inference server is left: the run can't go on, and no environment is to blame."""
+    """No inference server is left: the run can't continue, and no environment is to blame."""
 
 
 def nearest(name: str, allowed: Iterable[str], likeness: float = 0.6) -> str:

@@ -65,10 +65,10 @@ def check_hub_name(name: str) -> None:
         from huggingface_hub import constants
 
         if constants.HF_HUB_OFFLINE:
-            raise ModelError(f"{name}: isn't on this machine, and HF_HUB_OFFLINE is set; {how_to_fetch(name)}")
+            raise ModelError(f"{name} isn't on this machine, and HF_HUB_OFFLINE is set; {how_to_fetch(name)}")
         return
     if path.is_file():
-        raise ModelError(f"{path}: is a file; name the folder around it")
+        raise ModelError(f"{path} is a file; name the folder that it is in")
     parent = f" (not looked up on the hub, because {path.parent}/ is a folder here)" if _HUB_NAME.fullmatch(name) else ""
     raise ModelError(
         f"{path}: no such model folder{parent}; make one with `turnwise make-model --out {path}`, or {HOW_TO_NAME}"
@@ -122,7 +122,7 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
             raise ModelError(f"{name}: the hub ({site}) refuses it to you; run `hf auth login` (or set HF_TOKEN)") from error
         reason = first_line(error) or type(error).__name__
         raise ModelError(
-            f"{name}: isn't whole on this machine, and the hub ({site}) didn't give it: {reason}. The same command goes on "
+            f"{name} is incomplete on this machine, and the hub ({site}) didn't give it: {reason}. The same command continues "
             f"with what is missing; without network, {how_to_fetch(name)}"
         ) from error
     return Path(folder)
@@ -133,7 +133,7 @@ def _patterns(name: str, files: dict[str, int], allow_code: bool, allow_pickle: 
     if not any(Path(file).match(pattern) for file in files if "/" not in file for pattern in _WEIGHTS):
         if not allow_pickle:
             raise ModelError(
-                f"{name}: has no safetensors weights on the hub; take another model, or set model_args.allow_pickle: true "
+                f"{name} has no safetensors weights on the hub; take another model, or set model_args.allow_pickle: true "
                 "if it has pickled ones (pytorch_model.bin) and you trust its owners"
             )
         patterns += _PICKLES

@@ -11,7 +11,7 @@ from turnwise.errors import DataError
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each object with its place, `FILE, line N`. Skips empty lines."""
     if path.is_dir():
-        raise DataError(f"{path}: is a folder; name a JSONL file in it")
+        raise DataError(f"{path} is a folder; name a JSONL file in it")
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -35,12 +35,12 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
         if b"\\ud" in line.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as fault:
-        raise DataError(f"{where}: isn't UTF-8 (byte 0x{line[fault.start]:02x}); save the file as UTF-8") from fault
+        raise DataError(f"{where} isn't UTF-8 (byte 0x{line[fault.start]:02x}); save the file as UTF-8") from fault
     except UnicodeEncodeError as fault:
         half = fault.object[fault.start]
-        raise DataError(f"{where}: holds {half!a}, half of a character, which no tokenizer reads; write it anew") from fault
+        raise DataError(f"{where} holds {half!a}, half a character, which no tokenizer reads; write it again") from fault
     except (ValueError, RecursionError) as fault:
-        raise DataError(f"{where}: is no JSON ({fault})") from fault
+        raise DataError(f"{where} isn't JSON ({fault})") from fault
     if not isinstance(value, dict):
-        raise DataError(f"{where}: is {json.dumps(value)[:40]}; a line is a JSON object, {{...}}")
+        raise DataError(f"{where} is {json.dumps(value)[:40]}; a line is a JSON object, {{...}}")
     return value

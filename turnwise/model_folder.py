@@ -75,13 +75,13 @@ def read_object(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ModelError(
-            f"{file}: isn't UTF-8 text (byte {error.start}); write it anew from the model it belongs to"
+            f"{file} isn't UTF-8 text (byte {error.start}); save it again from the model that it belongs to"
         ) from error
     except (ValueError, RecursionError, OSError) as error:
         reason = "its values are nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise ModelError(f"{file}: is no readable JSON: {reason}") from error
+        raise ModelError(f"{file} isn't readable JSON: {reason}") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{file}: holds a {type(content).__name__}; expected an object, {{…}}")
+        raise ModelError(f"{file} holds a {type(content).__name__}; expected an object, {{…}}")
     return content
 
 
@@ -113,15 +113,15 @@ def _named_base(folder: Path) -> str:
     file = folder / ADAPTER_CONFIG
     base = read_object(file).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise ModelError(f"{file}: names no base_model_name_or_path; write there the model that the adapter was trained on")
+        raise ModelError(f"{file} names no base_model_name_or_path; write there the model that the adapter was trained on")
     if folder_here(base) is None and not looks_like_hub_name(base):
         raise ModelError(
-            f"{folder}: its base model {base} isn't there, and an adapter is nothing without it; bring it back, or write where "
+            f"{folder}: its base model {base} isn't there, and an adapter is nothing without it; restore it, or write where "
             f"it is now into base_model_name_or_path of {file}"
         )
     if not (folder / ADAPTER_WEIGHTS).is_file():
         pickled = " (adapter_model.bin is a pickle, which isn't read)" if (folder / "adapter_model.bin").is_file() else ""
-        raise ModelError(f"{folder}: is an incomplete adapter, it has no {ADAPTER_WEIGHTS}{pickled}")
+        raise ModelError(f"{folder} is an incomplete adapter, it has no {ADAPTER_WEIGHTS}{pickled}")
     return base
 
 
@@ -138,7 +138,7 @@ def check_model(name: str, trust: Trust = NOTHING) -> None:
     folder = folder_here(name)
     if folder is None:
         if Path(name).expanduser().is_file():
-            raise ModelError(f"{name}: is a file; name the folder around it")
+            raise ModelError(f"{name} is a file; name the folder that it is in")
         return
     base = base_of_adapter(folder)
     if base is None:
@@ -152,7 +152,7 @@ def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
     if not (folder / "config.json").is_file():
         saved = sorted(folder.glob("checkpoints/checkpoint-*/config.json"), key=lambda file: file.stat().st_mtime)
         hint = f"one of its checkpoints, such as {saved[-1].parent}" if saved else "the folder of a Hugging Face model"
-        raise ModelError(f"{folder}: is no model folder, it has no config.json; name {hint}")
+        raise ModelError(f"{folder} isn't a model folder, as it has no config.json; name {hint}")
     contents = {name: read_object(folder / name) for name in _JSON_FILES if (folder / name).is_file()}
     config = contents["config.json"]
     file = folder / "config.json"
@@ -204,7 +204,7 @@ def _check_pickles(folder: Path, trust: Trust) -> None:
     has_tensors = (folder / _WEIGHTS).is_file() or (folder / _INDEX).is_file()
     if pickled and not has_tensors and not trust.pickle:
         raise ModelError(
-            f"{folder}: has no {_WEIGHTS}, and {pickled} is a pickle, which can hold code; take the model with safetensors "
+            f"{folder} has no {_WEIGHTS}, and {pickled} is a pickle, which can hold code; take the model with safetensors "
             "weights, or set model_args.allow_pickle: true if you trust where it comes from"
         )
 
@@ -218,11 +218,11 @@ def weight_shapes(folder: Path) -> Shapes:
     index = read_object(folder / _INDEX)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ModelError(f"{folder / _INDEX}: has no weight_map of tensors and files; fetch it again")
+        raise ModelError(f"{folder / _INDEX} has no weight_map of tensors and files; fetch it again")
     shapes: Shapes = {}
     for name in sorted(set(weight_map.values())):
         if not (folder / name).is_file():
-            raise ModelError(f"{folder / name}: isn't there, and {_INDEX} names it; fetch it again")
+            raise ModelError(f"{folder / name} isn't there, and {_INDEX} names it; fetch it again")
         shapes |= _header(folder / name)
     return shapes
 
@@ -234,7 +234,7 @@ def _header(file: Path) -> Shapes:
         with safe_open(file, "numpy") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118  # it can't be iterated
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{file}: is cut off, or isn't a safetensors file ({error}); fetch or write it again") from error
+        raise ModelError(f"{file} is cut off, or isn't a safetensors file ({error}); fetch or write it again") from error
 
 
 def _check_weights(file: Path, sizes: Mapping[str, Any], shapes: Shapes) -> None:

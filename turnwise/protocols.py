@@ -1,4 +1,4 @@
-"""The contracts between rooms. Any class with the right methods implements one; nothing here imports a heavy library.
+"""The contracts between packages. Any class with the right methods implements one; nothing here imports a heavy library.
 `docs/design/protocols.md` shows how each contract fits the systems that it is for."""
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -124,7 +124,7 @@ class OpenConversation(Protocol):
 @runtime_checkable
 class AgentLoop(Protocol):
     """Plays one task. Returns one trajectory, or several for sub-agents and compaction, whose weights add up to 1. Failures of
-    an environment or a tool are raised; the scheduler records them, retries, and goes on."""
+    an environment or a tool are raised; the scheduler records them, retries, and continues."""
 
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
@@ -257,7 +257,7 @@ class NeedsWholeStep(Protocol):
         """Annotations of the tokens of the next optimiser step, numpy arrays [N] over the step's batch, and metrics.
 
         The role (`pipelines.roles`) calls it in the pipeline's process, once per optimiser step or streamed part, with all its
-        samples as one packed batch of numpy arrays and a seed of its own. The annotations go with their tokens into the
+        samples as one packed batch of numpy arrays and its own seed. The annotations go with their tokens into the
         micro-batches, whose denominators count the kept tokens. The loss itself has no state."""
 
 

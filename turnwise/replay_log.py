@@ -104,13 +104,13 @@ class ReplayLog:
         # Old records without conditions have no validations either.
         if self._conditions and self._num_taken not in self._validations:
             raise DataError(
-                f"{self._recorded} holds no whole validation after {self._num_taken} batches: its run was ended there, or had "
+                f"{self._recorded} holds no complete validation after {self._num_taken} batches: its run ended there, or had "
                 "another eval_steps; there is no more to repeat"
             )
 
     def _end(self) -> DataError:
         return DataError(
-            f"{self._recorded} ends after {len(self._batches)} batches, where its run was ended; there is no more to repeat"
+            f"{self._recorded} ends after {len(self._batches)} batches, where its run ended; there is no more to repeat"
         )
 
     # What has happened

@@ -7,8 +7,8 @@ from turnwise.model_folder import NOTHING, Trust
 
 MemoryKind = Literal["weights", "kv_cache", "optimizer"]
 Suspension = Literal["finish", "abort", "keep"]
-"""Whether running requests are finished, end at once with their partial tokens, or pause with their KV and go on with the new
-weights, so that their completions have several versions."""
+"""Whether running requests are finished, end at once with their partial tokens, or pause with their KV and continue with the
+new weights, so that their completions have several versions."""
 EVERY_SUSPENSION: frozenset[Suspension] = frozenset(get_args(Suspension))
 
 
@@ -37,7 +37,7 @@ class PolicyInfo:
     stop_token_ids: tuple[int, ...]
     """Tokens that end a response according to the model's generation config."""
     max_context: int
-    """Most tokens of a context in this run."""
+    """Maximum tokens per context in this run."""
     dtype: str
     """`fp32`, `bf16` or `fp16`, with which the policy is sampled."""
     attention: str = "auto"
@@ -71,9 +71,9 @@ class ServerInfo:
     engine: str
     """The forward pass that it samples with, in a few words."""
     max_length: int
-    """Most tokens of a context."""
+    """Maximum tokens per context."""
     max_concurrency: int
-    """Most requests that are decoded together."""
+    """Maximum requests that are decoded together."""
     cache_bytes: int = 0
     """Bound of its cached keys and values in bytes; 0 if it keeps none between requests."""
     needs_weights: bool = True

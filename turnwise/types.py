@@ -1,4 +1,4 @@
-"""The nouns of turnwise: the data that pass between rooms.
+"""The nouns of turnwise: the data that pass between packages.
 
 Standard library and numpy only. Every array is one-dimensional; `N` is a number of tokens, `R` a number of sampled tokens. The
 nesting is `Group → Trajectory → Turn → token`; a `Sample` is the flat view of one context on which forward passes, credit and
@@ -114,7 +114,7 @@ class Turn:
     tool_results: tuple[str, ...] | None = None
     """What the model was shown in answer to the calls of this response, for replays."""
     messages: Sequence[Message] = ()
-    """What was said anew in this turn: the messages before the response, as the model was shown them, and the response with its
+    """What is new in this turn: the messages before the response, as the model was shown them, and the response with its
     `tool_calls`. The conversation sets them; files leave them out."""
 
     @property
@@ -153,7 +153,7 @@ class Sample:
     weight: float = 1.0
     """Multiplies this context in every loss; 0 for padding rows."""
     kept_ids: KeptIds | None = None
-    """int32 [K]: the ids that tokens were drawn from, where sampling was cut. Those of token t begin at `kept_offsets[t]`
+    """int32 [K]: the ids that tokens were drawn from, where sampling was truncated. Those of token t begin at `kept_offsets[t]`
     [N + 1]; a token with none was drawn from all. `rollout_logprobs` and `old_logprobs` are of the distribution over them."""
     kept_offsets: IntArray | None = None
     temperatures: FloatArray | None = None
@@ -198,8 +198,8 @@ class Sample:
 @dataclass(slots=True)
 class Trajectory(ViewedTrajectory):
     """One episode: its turns, its samples and how it ended. A failure is data here, not an exception. `limit` names the limit
-    that cut a `truncated` episode. For credit, the task's own limits (`max_steps`, `sequence_length`) terminate it; after a cut
-    from outside (`environment`, `time`) an estimator with values bootstraps."""
+    that cut a `truncated` episode. For credit, the task's own limits (`max_steps`, `sequence_length`) terminate it; after a
+    truncation from outside (`environment`, `time`) an estimator with values bootstraps."""
 
     task: Task
     sibling: int
@@ -268,7 +268,7 @@ class Denominators(NamedTuple):
 
 class TokenAnnotations(NamedTuple):
     """What a loss must know about single tokens and can only learn from the whole optimiser step: arrays [N], or None. They are
-    computed before the step is cut into micro-batches, so that no result depends on the cut."""
+    computed before the step is split into micro-batches, so that no result depends on the split."""
 
     keep_mask: Any = None
     """bool: False takes a token out of the loss and of its denominators. It stays in the ratios of its turn and sequence."""

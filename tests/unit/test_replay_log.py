@@ -110,7 +110,7 @@ def test_a_validation_that_the_record_does_not_hold_whole_is_its_end(tmp_path):
     again = ReplayLog(recorded=recorded)
     again.begin_validation()
     again.took(0, Taken([[0]], []))
-    with pytest.raises(DataError, match="no whole validation after 1 batches: its run was ended there, or had another"):
+    with pytest.raises(DataError, match="no complete validation after 1 batches: its run ended there, or had another"):
         again.begin_validation()
 
 

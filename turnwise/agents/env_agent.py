@@ -23,14 +23,14 @@ class EnvAgentSettings:
 
     tag: str
     max_steps: int = 20
-    """Most actions of an episode. Reaching it truncates the episode with the limit `max_steps`."""
+    """Maximum actions per episode. Reaching it truncates the episode with the limit `max_steps`."""
     max_tokens_per_step: int = 512
     system_template: str = ""
     turn_template: str = DEFAULT_TURN_TEMPLATE
     action_pattern: str | None = DEFAULT_ACTION_PATTERN
     """None takes the whole response as the action."""
     mode: ContextMode = "trajectory"
-    """`step` writes every turn's prompt from scratch, in a context of its own that ends with the response."""
+    """`step` writes every turn's prompt from scratch, in its own context that ends with the response."""
     history_length: int | None = None
     """Number of earlier turns that a step's prompt shows; None = all."""
     episode_timeout_s: float | None = None
@@ -83,7 +83,7 @@ class EnvAgent:
         except _TimeIsUp:
             if not episode.turns:
                 raise
-            logger.warning("%s was cut after %d turns: episode_timeout_s %g s", task.id, len(episode.turns), timeout_s)
+            logger.warning("%s was truncated after %d turns: episode_timeout_s %g s", task.id, len(episode.turns), timeout_s)
 
     async def _play(
         self, session: EnvSession, episode: "_Episode", task: Task, open_context: Callable[[], Conversation]

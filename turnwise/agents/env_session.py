@@ -22,12 +22,12 @@ from turnwise.types import Observation, Task
 class CallSettings:
     """The threads in which a tag's environments are called, and how long a call may take. Environments are cooperative: their
     calls take microseconds, or are coroutines, and run on the event loop. With `max_in_threads` or `use_thread_lock` they may
-    block: each gets a thread of its own, while the other episodes go on."""
+    block: each gets its own thread, while the other episodes continue."""
 
     timeout_s: float | None = None
     """Seconds for one call: the constructor, `reset`, `step`, `close`."""
     max_in_threads: int = 0
-    """Most concurrent calls of blocking environments; 0 = environments are cooperative."""
+    """Maximum concurrent calls of blocking environments; 0 = environments are cooperative."""
     use_thread_lock: bool = False
     """For blocking environments of which only one may be called at a time; no other call starts while one is stuck."""
     place_timeout_s: float | None = None
@@ -114,8 +114,8 @@ class EnvSession:
 
 
 class ThreadSession(EnvSession):
-    """An environment in a thread of its own, since some libraries only work in the thread that loaded them. A call past its
-    deadline is abandoned. If it ever returns, its thread closes the environment and ends."""
+    """An environment in its own thread, since some libraries only work in the thread that loaded them. A call past its deadline
+    is abandoned. If it ever returns, its thread closes the environment and ends."""
 
     def __init__(self, tag: str, settings: CallSettings, places: asyncio.Semaphore) -> None:
         super().__init__(tag, settings)

@@ -118,7 +118,7 @@ def _parse(template: str, mode: ContextMode) -> tuple[tuple[str, str], ...]:
             )
         if name is not None and (name not in allowed or format_spec or conversion):
             raise ConfigError(
-                f"agent_template: {{{name}}} is no placeholder; allowed are {', '.join(allowed)}, without formats; "
+                f"agent_template: {{{name}}} isn't a placeholder; allowed are {', '.join(allowed)}, without formats; "
                 f"write a brace that is part of the text twice.{nearest(name, allowed)}"
             )
         pieces.append((literal, name or ""))

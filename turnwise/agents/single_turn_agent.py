@@ -15,13 +15,13 @@ class RowAgentSettings:
     """Settings of the agents for rows. An episode that reaches a limit has ended, not failed."""
 
     prompt_key: str = "prompt"
-    """Column of the prompt: a text, or a list of messages."""
+    """Column of the prompt: a string, or a list of messages."""
     max_new_tokens: int = 512
-    """Most tokens of a response."""
+    """Maximum tokens per response."""
     max_assistant_turns: int | None = None
-    """Most responses; None = as many as the context holds."""
+    """Maximum responses; None = as many as the context holds."""
     max_user_turns: int | None = None
-    """Most messages of a simulated user; None = as many as the context holds."""
+    """Maximum messages of a simulated user; None = as many as the context holds."""
 
 
 class SingleTurnAgent:

@@ -25,9 +25,9 @@ class ToolAgentLimits:
     """Limits of an episode with tools."""
 
     max_parallel_calls: int = 1
-    """Most calls of one response that are executed, all at the same time. The model is told that the others weren't."""
+    """Maximum calls of one response that are executed, all at the same time. The model is told that the others weren't."""
     max_tool_response_length: int = 1024
-    """Most characters of a result that the model is shown."""
+    """Maximum characters of a result that the model is shown."""
     tool_response_truncate_side: Side = "middle"
     """The part of a longer result that is removed."""
 
@@ -123,7 +123,7 @@ class ToolAgent:
 
 
 def shortened(text: str, limit: int, side: Side) -> str:
-    """At most `limit` characters of a text, with a mark where the others were removed.
+    """The text shortened to `limit` characters, with a mark where some were removed.
 
     >>> shortened("abcdefgh", 4, "middle"), shortened("abcdefgh", 4, "left"), shortened("abcd", 4, "right")
     ('ab...(truncated)...gh', '(truncated)...efgh', 'abcd')

@@ -2,8 +2,8 @@
 
 ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing, or if both log-probs are over the kept ids of each
 token. With penalties, or top-p alone, part of the policy's mass is never sampled, and E[ρ] < 1 even without drift. ρ, its
-weights and its masks are known before an optimiser step begins. So they don't depend on the cut into micro-batches, and the
-step's denominators count the tokens that the masks leave."""
+weights and its masks are known before an optimiser step begins. So they don't depend on how the step is split into
+micro-batches, and the step's denominators count the tokens that the masks leave."""
 
 from collections.abc import Sequence
 
@@ -64,7 +64,7 @@ def correction_metrics(batch: Batch, kept: Tensor | None, weights: Tensor | None
 
 
 def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> list[Metric]:
-    """The distance of old from the sampler's log-probs, over the trained tokens of arrays [N]: mean, maximum and 99th
+    """How far the old log-probs are from the sampler's, over the trained tokens of arrays [N]: mean, maximum and 99th
     percentile of |old − sampled|, mean of ρ, KL(sampled ‖ old) (k3) and effective sample size. Over micro-batches and optimiser
     steps they combine into the statistics of all tokens."""
     difference = (old_logprobs - rollout_logprobs).detach()[mask]

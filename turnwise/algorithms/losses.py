@@ -1,6 +1,6 @@
 """The losses of a policy (a variant, its aggregation over tokens, a KL to the reference and an entropy bonus) and of a critic.
 All four modes of `loss_agg_mode` are linear in the token losses. So a mode is one factor per token, already divided by the
-denominators of the *whole* optimiser step, and sums over micro-batches and ranks give the same loss for every cut."""
+denominators of the *whole* optimiser step, and sums over micro-batches and ranks are the same however a step is split."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +39,7 @@ def token_factors(
 
     - `token-mean`: w·m / N
     - `seq-mean-token-sum`: w·m / B
-    - `seq-mean-token-mean`: w·m / (B·Σm of its sequence), exact because a sequence is never cut over micro-batches
+    - `seq-mean-token-mean`: w·m / (B·Σm of its sequence), exact because a sequence is never split over micro-batches
     - `seq-mean-token-sum-norm`: w·m / (B·T_max), T_max a constant (Liu et al. 2025, "Dr. GRPO")"""
     share = replace_outside(weights.to(torch.float32), mask)
     denominator = step_denominator(denominators, mode)
@@ -179,7 +179,7 @@ class PolicyLoss:
 
 
 def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
-    """Parts of a step's losses as metrics whose mean is the mean over *optimiser steps*, however each was cut. Each part has
+    """Parts of a step's losses as metrics whose mean is the mean over *optimiser steps*, however each was split. Each part has
     the micro-batch's share of the step's counted tokens as its weight; the shares of a step add up to 1."""
     tokens = replace_outside(batch.weights, batch.loss_mask).sum()
     share = tokens / max(batch.denominators.num_tokens, torch.finfo(torch.float32).tiny)
@@ -188,8 +188,7 @@ def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
 
 
 def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Tensor) -> list[Metric]:
-    """The policy's distance from `old`, the variant's quantities [N] and the ratio's extremes; means are over trained
-    tokens."""
+    """The policy's distance from `old`, the variant's quantities [N] and the ratio's extremes; means are over trained ones."""
     mask, ratio = inputs.mask, inputs.ratio.detach()
     difference = (inputs.logprobs - inputs.old_logprobs).detach()
     count = replace_outside(weights, mask).sum()

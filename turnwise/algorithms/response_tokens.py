@@ -105,8 +105,7 @@ class ResponseTokens:
         return np.bincount(of_token, values, len(self.trajectories)).astype(np.float64)
 
     def gather(self, arrays: Sequence[FloatArray | None]) -> Array | None:
-        """The tokens' entries [R] of one array [N] per sample, read only in the masks; None if a trained sample has no
-        array."""
+        """The tokens' entries [R] of one array [N] per sample, read only in the masks; None if a trained sample has none."""
         known: list[FloatArray] = []
         for sample, array in zip(self.samples, arrays, strict=True):
             if array is None and sample.num_trained:
@@ -178,7 +177,7 @@ def gae(
 
     δ_t = r_t + γV_{t+1} − V_t,  A_t = δ_t + γλA_{t+1},  returns = A + V.
 
-    V_{t+1} after the last step is 0 where the episode ended, and `last_values` [T] where it was cut from outside.
+    V_{t+1} after the last step is 0 where the episode ended, and `last_values` [T] where it was truncated from outside.
 
     >>> rewards, values = np.array([0.0, 1, 0, 2]), np.array([0.2, 0.3, 0.5, 0.6])
     >>> advantages, returns = gae(rewards, values, np.array([4]), gamma=1.0, lambd=0.95)

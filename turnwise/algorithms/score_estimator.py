@@ -23,11 +23,11 @@ class TrajectoryScores:
     groups: Index
     """Comparison groups: siblings of a task, unless `reward_normalization.grouping` says otherwise."""
     weights: Scores
-    """Weights; those of the trajectories of one run add up to 1."""
+    """Weight of each trajectory; the weights within a run add up to 1."""
     lengths: Index
-    """Numbers of trained tokens."""
+    """Number of trained tokens of each trajectory."""
     runs: Index
-    """Runs; several trajectories may share one."""
+    """Index of each trajectory's run; the trajectories of sub-agents share one."""
 
 
 class ScoreEstimator(Estimator):
@@ -92,8 +92,8 @@ class GRPOPassK(ScoreEstimator):
             candidates = np.unique(run[members])
             if len(candidates) < 2:
                 raise ConfigError(
-                    "adv_estimator grpo_passk compares the best of a group with its second, and a group of 1 has none; set "
-                    "train_env_manager.group_size to at least 2"
+                    "adv_estimator grpo_passk compares the best of a group with the second best, and a group of 1 has none; "
+                    "set train_env_manager.group_size to at least 2"
                 )
             candidates = candidates[run_weights[candidates] > 0]
             if len(candidates) < 2 or std[members[0]] <= MIN_STD:

@@ -160,7 +160,7 @@ class PPO(TokenEstimator):
         return advantages[steps.of_token], [*measured, *explained_variance(values, returns)]
 
     def _last_values(self, tokens: ResponseTokens) -> Array:
-        """The value of each trajectory's last state [T]; 0 unless the trajectory was cut from outside."""
+        """The value of each trajectory's last state [T]; 0 unless the trajectory was truncated from outside."""
         after = np.zeros(len(tokens.trajectories))
         after[tokens.is_trained] = _gathered(tokens, [sample.next_values for sample in tokens.samples])[tokens.ends]
         is_cut = np.array([trajectory.bootstraps for trajectory in tokens.trajectories], dtype=bool)

@@ -1,4 +1,4 @@
-"""Cuts samples into optimiser steps and micro-batches. Plans are lists of indices."""
+"""Splits samples into optimiser steps and micro-batches. Plans are lists of indices."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ _MAX_IMBALANCE = 1.05
 
 
 def optimizer_steps(num_samples: int, samples_per_step: int, seed: int, num_epochs: int = 1) -> list[list[list[int]]]:
-    """`[epoch][step] → sample indices`: a seeded permutation each epoch, cut into steps; the last one may be smaller.
+    """`[epoch][step] → sample indices`: a seeded permutation each epoch, split into steps; the last one may be smaller.
 
     >>> [[len(step) for step in epoch] for epoch in optimizer_steps(10, 4, seed=0, num_epochs=2)]
     [[4, 4, 2], [4, 4, 2]]
@@ -66,7 +66,7 @@ def micro_batches(
     """Indices of the sequences in each micro-batch: every index once, ascending in its micro-batch.
 
     Takes sequences in `order` (default: longest first) and puts each into the first micro-batch with room. A sequence longer
-    than `max_tokens` gets a micro-batch of its own, since it can't be cut. Without a limit there is one micro-batch.
+    than `max_tokens` gets its own micro-batch, since it can't be split. Without a limit there is one micro-batch.
 
     >>> micro_batches([5, 3, 4, 2, 6], max_tokens=10)
     [[2, 4], [0, 1, 3]]

@@ -1,1 +1,1 @@
-"""Builds the objects of a config: the one room that knows every concrete class. What it refuses is a TurnwiseError."""
+"""Builds the objects of a config. This is the only package that knows every concrete class."""

@@ -189,7 +189,7 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController | None = None) 
         raise ConfigError(f"adv_estimator {name} has no {', '.join(lacking)}; see Algorithm in turnwise/protocols.py")
     if ("values" in algorithm.needs) != (algorithm.value_loss is not None):
         raise ConfigError(
-            f"adv_estimator {name}: needs {', '.join(sorted(algorithm.needs)) or 'nothing'}, and its value_loss is "
+            f"adv_estimator {name} needs {', '.join(sorted(algorithm.needs)) or 'nothing'}, and its value_loss is "
             f"{algorithm.value_loss}; a critic gives the values and value_loss trains it: have both, or neither"
         )
     whole = "trains a critic" if algorithm.value_loss else "keeps running statistics" if algorithm.running else ""

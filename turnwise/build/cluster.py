@@ -94,7 +94,7 @@ def _no_replay(config: AgenticConfig, is_asynchronous: bool) -> Iterator[str]:
     if config.train_env_manager.group_size_redundancy or config.stale_groups == "drop":
         yield "its group_size_redundancy or stale_groups: drop cancelled episodes by time, which a replay can't repeat"
     if config.num_replicas > 1:
-        yield f"its {config.num_replicas} inference replicas sampled in processes of their own, which follow no schedule"
+        yield f"its {config.num_replicas} inference replicas sampled in their own processes, which follow no schedule"
     sampler = config.actor_infer.strategy_args.strategy_name
     if sampler != "embedded":
         yield f"it sampled with {sampler}, and only the embedded server follows a schedule"

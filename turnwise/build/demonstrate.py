@@ -40,7 +40,7 @@ from turnwise.types import Group, Message, SamplingParams, Split, Task, derive_s
 
 DEMONSTRATORS = ("expert", "random", "erring")
 NUM_ASKED_AT_ONCE = 16
-"""Most episodes that ask a URL at the same time."""
+"""Maximum episodes that ask a URL at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _of_rows(config: AgenticConfig, demonstrator: Demonstrator, num_rows: int, s
 def as_row(messages: Sequence[Message], tools: Tools = ()) -> str:
     """A conversation as a line of JSON that `turnwise sft` reads."""
     if not all(isinstance(message["content"], str) for message in messages):
-        raise ConfigError("the environment shows pictures, and demonstrations are text; set its observation to a text")
+        raise ConfigError("the environment shows pictures, and demonstrations are text; set its observation to text")
     return json.dumps({"messages": list(messages)} | ({"tools": list(tools)} if tools else {}), ensure_ascii=False)
 
 

@@ -30,7 +30,7 @@ from turnwise.types import Split, Task
 
 
 def offered_parts(config: AgenticConfig, split: Split, watchdog: Watchdog, stopwatch: Stopwatch) -> dict[str, Any]:
-    """The parts that the constructor of any agent may ask for."""
+    """The objects that an agent's constructor may ask for by parameter name."""
     agent = config.agent
     limits = agent.max_parallel_calls, agent.max_tool_response_length, agent.tool_response_truncate_side
     return {
@@ -48,7 +48,7 @@ def named_parameters(found: type) -> list[inspect.Parameter]:
 
 
 def asked_parts(parameters: Collection[inspect.Parameter], offered: Mapping[str, Any], agent: str, hint: str) -> dict[str, Any]:
-    """The offered parts that a constructor has parameters for. Raises ConfigError if it needs anything else."""
+    """The offered objects that a constructor has parameters for. Raises ConfigError if it requires anything else."""
     if missing := [p.name for p in parameters if p.default is p.empty and p.name not in offered]:
         raise ConfigError(f"{agent}: its constructor needs {', '.join(missing)}, but is offered {', '.join(offered)}; {hint}")
     return {p.name: offered[p.name] for p in parameters if p.name in offered}
@@ -74,7 +74,7 @@ def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[Ke
 
 
 def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """The faults of a config's plug-ins. One that two checks find (a tool's in its file and in the rows) is yielded once."""
+    """The faults of a config's plug-ins. A fault that two checks find (a tool's in its file and in the rows) comes once."""
     missing, wrong, said = None, set(), set()
     for path, check in plug_ins(config, may_miss):
         section = path[:2]
@@ -131,8 +131,7 @@ def build_agent(
 ) -> AgentLoop:
     """The agent that plays the environment of a tag: a built-in one, or a user's class. Like `EnvAgent`, it is made with a
     factory of environments and settings, and whatever else its constructor asks for by name. `make_env` and `settings` replace
-    the tag's `env_factory` and `agent_settings`. Raises ConfigError if there is no such agent, or it asks for parts that aren't
-    offered."""
+    the tag's `env_factory` and `agent_settings`. Raises ConfigError if there is no such agent, or it requires anything else."""
     name = config.custom_envs[tag].agent_name
     if name in ROW_AGENTS:
         raise ConfigError(

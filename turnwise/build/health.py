@@ -12,7 +12,7 @@ from turnwise.training.state import GlobalRandomState
 
 NUM_EPISODES = 200
 BUDGET_S = 2.0
-"""Most seconds that the random player plays, all tags together. It plays at most once per run, between two steps."""
+"""Maximum seconds that the random player plays, all tags together. It plays at most once per run, between two steps."""
 
 
 def build_health(config: AgenticConfig, is_playing: bool) -> Health:

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 TransferTurn = Callable[[], Awaitable[None]] | None
-"""The turn of a weight transfer; None if no memory is shared."""
+"""Frees device memory for a weight transfer; None if roles share none."""
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # if Linux has a driver of accelerators, one of these exists
 
 
 def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -> Placement:
-    """The placement of the training roles. `is_apart` asks for processes beside the rollouts. Raises ConfigError if the machine
-    lacks a device, including the servers', or the cluster can't hold the roles or the servers."""
+    """The placement of the training roles. `is_apart` asks for training processes apart from the rollouts. Raises ConfigError
+    if the machine lacks a device, including the servers', or the cluster can't hold the roles or the servers."""
     num_devices = _num_accelerators()
     accelerator = "cuda" if num_devices else ""
     if not num_devices:
@@ -102,8 +102,8 @@ def set_torch_threads(num_threads: int) -> None:
 def give_turns(
     config: AgenticConfig, placement: Placement, policy: "ServedPolicy", roles: Mapping[str, ModelRole]
 ) -> TransferTurn:
-    """Lets the roles of a synchronous run take turns for memory, and returns the turn of a weight transfer. Returns None if no
-    memory is shared: on a CPU, and in asynchronous runs, whose roles compute at the same time."""
+    """Lets the roles of a synchronous run take turns in using device memory. Returns the function that frees memory for a
+    weight transfer; None if no memory is shared: on a CPU, and in asynchronous runs, whose roles compute at the same time."""
     if not placement.accelerator or config.plays_ahead:
         return None
     residents: dict[str, Resident] = {}

@@ -23,16 +23,16 @@ class ShownPrompt(NamedTuple):
     turn_idx: int
     """Number of the turn, from 1."""
     added_ids: Sequence[int]
-    """New token ids of the context; empty if the policy knows texts only."""
+    """New token ids of the context; empty for a policy that takes text."""
     messages: Sequence[Message]
-    """New messages, for a policy that knows texts only."""
+    """New messages, for a policy that takes text."""
     num_before: int
     """Tokens of the context before the new ones."""
     max_new_tokens: int
 
 
 class Onlooker(Protocol):
-    """Learns of the events of an episode as they happen."""
+    """Is told about the events of an episode as they happen."""
 
     def prompt(self, prompt: ShownPrompt) -> None: ...
 

@@ -24,7 +24,7 @@ class PlayStopped(Exception):
 
 
 Say = Callable[[], str]
-"""The next response, whole."""
+"""Gives the whole next response."""
 
 
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:

@@ -54,14 +54,14 @@ class EpisodeLimits:
 
     max_turns: int | None
     max_new_tokens: int
-    """Most tokens of a response."""
+    """Maximum tokens per response."""
     mode: str
     """An environment agent's context mode, or a row's agent name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """The policy of an episode, and the event loop that it answers on."""
+    """The policy of an episode, and the event loop that it runs on."""
 
     event_loop: WatchedRunner
     prepare: Callable[[EpisodePrinter], None]
@@ -181,7 +181,7 @@ def _url_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
     url = choices.policy.removeprefix(OPENAI)
     chat = OpenAIChat(url, choices.model_name, os.environ.get("OPENAI_API_KEY", ""), config.deadlines.request_s)
     event_loop = WatchedRunner(Watchdog())
-    note = f"{chat.url} takes and gives text: there are no token ids to show, and nothing here could be trained on"
+    note = f"{chat.url} answers in text: there are no token ids to show, and nothing here could be trained on"
     return Voice(event_loop, lambda printer: printer.over_text(chat.complete), event_loop.close, note=note)
 
 

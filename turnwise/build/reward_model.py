@@ -97,7 +97,7 @@ def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Wa
 
 
 def build_judge(config: AgenticConfig, device: torch.device, watchdog: Watchdog, stopwatch: Stopwatch) -> ServedChat:
-    """The language model of the `reward` role, behind a server of its own in this process."""
+    """The language model of the `reward` role, behind its own server in this process."""
     arguments, asked = config.reward.model_args, config.reward.strategy_args
     path, trust = arguments.model_name_or_path, arguments.trust
     context: int = load_config(path, trust).get_text_config().max_position_embeddings

@@ -27,7 +27,7 @@ _LOADERS: dict[str, Callable[..., PreTrainedModel]] = {"actor_train": load_fused
 
 
 def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
-    """How a role's samples are cut into optimiser steps and micro-batches."""
+    """How a role's samples are split into optimiser steps and micro-batches."""
     role = config.roles[role_name]
     return BatchPlan(
         samples_per_step=role.samples_per_optimizer_step,

@@ -96,7 +96,7 @@ def load_rows(config: AgenticConfig, split: Split) -> list[TableRow]:
                 f"data.prompt_key names the column of the prompt.{hint}"
             )
         if problem := _prompt_problem(row.columns[data.prompt_key]):
-            raise DataError(f"{row.place}: column {data.prompt_key!r} {problem}; a prompt is a text or a list of messages")
+            raise DataError(f"{row.place}: column {data.prompt_key!r} {problem}; a prompt is a string or a list of messages")
         _agent_of(config, row, loops)
     check_tools_of_rows(config, rows)
     check_users_of_rows(config, rows)
@@ -286,7 +286,7 @@ def load_rewards(
 def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion: Callable[[Trajectory], str]) -> Reward:
     found, arguments = load_object(REWARDS.get(asked.name) or asked.name, "data.reward", ConfigError), asked.args
     if not callable(found):
-        raise ConfigError(f"data.reward {asked.name}: is a {type(found).__name__}; a reward is a function or a class")
+        raise ConfigError(f"data.reward {asked.name} is a {type(found).__name__}; a reward is a function or a class")
     if isinstance(found, type):
         _check_arguments(asked, found)
         with Foreign(f"data.reward {asked.name}: making it", "at the start", are_faults=True):

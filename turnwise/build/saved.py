@@ -58,7 +58,7 @@ def evaluate_model(
     config: AgenticConfig, model_path: str | None = None, num_tasks: int | None = None, on_start: OnStart = log_applied
 ) -> Evaluation:
     """Plays the config's validation tasks (the first `num_tasks`) with a saved model. `on_start` gets the table of settings.
-    Tasks, seeds and schedule are those of validation in training, so the same weights give the same figure."""
+    Tasks, seeds and schedule are those of validation in training, so the same weights give the same result."""
     plan = EvaluationPlan([validation_mode(config)], num_tasks)
     [(_, evaluation)] = evaluate_modes(config, plan, model_path, on_start)
     return evaluation

@@ -1,4 +1,4 @@
-"""The inference servers of a config: one in this process, or several in processes of their own."""
+"""The inference servers of a config: one in this process, or several in their own processes."""
 
 import logging
 import os
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
-    """Checks that the server can treat running requests as `on_weight_update` asks and, if sampling is cut, can tell which
-    tokens each token was drawn from. Raises NotAvailableError if it can't and the run needs it, else warns."""
+    """Checks that the server can treat running requests as `on_weight_update` asks and, if sampling is truncated, can tell
+    which tokens each token was drawn from. Raises NotAvailableError if it can't and the run needs it, else warns."""
     if config.on_weight_update == "keep" and not ("keep" in server.suspensions and server.weight_versions):
         lacks = "say which weights sampled which token" if "keep" in server.suspensions else "let responses stand still"
         raise NotAvailableError(
@@ -47,7 +47,7 @@ def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
     if config.needs_kept_ids:
         off = "train without train_infer_correction, use_rollout_log_probs and async_generation_ratio"
         raise NotAvailableError(f"{what}; {advice}, or {off}")
-    logger.warning("%s: the policy loss ignores the cut, which biases it a little; %s", what, advice)
+    logger.warning("%s: the policy loss ignores the truncation, which biases it a little; %s", what, advice)
 
 
 def build_servers(
@@ -79,7 +79,7 @@ def build_servers(
 
 
 def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner, stopwatch: Stopwatch) -> list[ServerProcess]:
-    """Servers in processes of their own, which share the threads of the rollouts."""
+    """Servers in their own processes, which share the threads of the rollouts."""
     placement, devices = build_placement(config), config.actor_infer.device_mapping or ()
     size = config.num_replicas
     num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)

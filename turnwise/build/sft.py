@@ -92,7 +92,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
 
 
 def fine_tune(config: SFTConfig, is_quiet: bool = False) -> Path:
-    """A whole run of `turnwise sft`; returns the folder of the model."""
+    """Runs `turnwise sft` from start to end; returns the folder of the model."""
     with whole_run(config, lambda folder: build_sft(config, folder, is_quiet), is_quiet) as pipeline:
         pipeline.run()
     model = pipeline.checkpoints.newest
@@ -122,7 +122,7 @@ def encode_demonstrations(template: ChatTemplate, rows: Iterable[Row], max_lengt
             raise DataError(f"{place}: {error}") from error
         if sample.num_tokens > max_length:
             raise DataError(
-                f"{place}: has {sample.num_tokens} tokens, more than sequence_length {max_length}; "
+                f"{place} has {sample.num_tokens} tokens, more than sequence_length {max_length}; "
                 "raise sequence_length or shorten the row"
             )
         samples.append(sample)

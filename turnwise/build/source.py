@@ -135,7 +135,9 @@ def _foreign_tokens(trajectories: Sequence[Trajectory], policy: Policy) -> Itera
 
 def _left_out(recorded: Sequence[Group], whole: Sequence[Group], groups: Sequence[Group]) -> str:
     num_rejected, num_filtered = len(recorded) - len(whole), len(whole) - len(groups)
-    return f"of {len(recorded)} whole ones {num_rejected} were rejected when they were played, {num_filtered} by group_filter"
+    return (
+        f"of {len(recorded)} complete ones {num_rejected} were rejected when they were played, {num_filtered} by group_filter"
+    )
 
 
 def _say(
@@ -151,7 +153,7 @@ def _say(
     sampled_by = ", ".join(str(version) for version in dict.fromkeys([*versions[:1], *versions[-1:]])) or "unknown"
     logger.info(
         "training from %s: %d groups (%s), sampled by policy versions %s of their run (first, last); the model that is trained "
-        "computes log-probs of its own",
+        "computes its own log-probs",
         path,
         len(groups),
         _left_out(recorded, whole, groups),

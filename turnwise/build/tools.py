@@ -41,9 +41,9 @@ def _of_entry(entry: ToolEntry, key: str) -> list[OfferedTool]:
     if isinstance(found, type):
         make = partial(found, entry.config, entry.tool_schema)
     elif not callable(found):
-        raise ConfigError(f"{key} {entry.class_name}: is a {type(found).__name__}; a tool is a class or a function")
+        raise ConfigError(f"{key} {entry.class_name} is a {type(found).__name__}; a tool is a class or a function")
     elif entry.config:
-        raise ConfigError(f"{key} {entry.class_name}: is a function, which takes no config; leave config out")
+        raise ConfigError(f"{key} {entry.class_name} is a function, which takes no config; leave config out")
     else:
         make = partial(FunctionTool, found, entry.tool_schema)
     with Foreign(f"{key} {entry.class_name}: making it", "at the start", are_faults=True):
@@ -55,7 +55,7 @@ def _of_entry(entry: ToolEntry, key: str) -> list[OfferedTool]:
 def _checked(tool: Tool, what: str) -> Tool:
     lacking = [name for name in ("schema", "create", "execute", "calc_reward", "release") if not hasattr(tool, name)]
     if lacking:
-        raise ConfigError(f"{what}: has no {', '.join(lacking)}; see Tool in turnwise/tool_protocols.py")
+        raise ConfigError(f"{what} has no {', '.join(lacking)}; see Tool in turnwise/tool_protocols.py")
     if not isinstance(tool.schema, Mapping):
         raise ConfigError(f"{what}: its schema is a {type(tool.schema).__name__}, and tool_schema is unset")
     return tool
@@ -67,14 +67,14 @@ def _functions(path: str) -> Sequence[Callable[..., Any]]:
     name = f"turnwise_functions_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if not file.is_file() or spec is None or spec.loader is None:
-        raise ConfigError(f"{key}: is no Python file; name one whose public functions are tools")
+        raise ConfigError(f"{key} isn't a Python file; name one whose public functions are tools")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     with Foreign(f"{key}: importing it", "at the start", are_faults=True):
         spec.loader.exec_module(module)
     own = [value for key, value in vars(module).items() if isinstance(value, FunctionType) and not key.startswith("_")]
     functions = [function for function in own if function.__module__ == name]
     if not functions:
-        raise ConfigError(f"{key}: defines no public function; each public function of that file is a tool")
+        raise ConfigError(f"{key} defines no public function; each public function of that file is a tool")
     return functions
 
 

@@ -1,4 +1,4 @@
-"""A whole run of any kind, from its folder to its learning curve."""
+"""A run of any kind, from creating its folder to drawing its learning curve."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -1,5 +1,5 @@
-"""The token ledger of one context: exactly the ids that the server saw, in order. Also the contexts of one episode, and a
-conversation with a model that takes and gives text."""
+"""The token ledger of one context: exactly the ids that the server saw, in order. Also the contexts of an episode, and a
+conversation with a text-in, text-out model."""
 
 import logging
 import re
@@ -301,7 +301,7 @@ class TokenContexts:
 
 
 class TextAnswer(NamedTuple):
-    """The answer of a model that takes and gives text."""
+    """The answer of a text-in, text-out model."""
 
     text: str
     finish_reason: FinishReason
@@ -310,7 +310,7 @@ class TextAnswer(NamedTuple):
 
 
 Complete = Callable[[Sequence[Message], SamplingParams, Tools], Awaitable[TextAnswer | None]]
-"""Answers a whole conversation, with the schemas of the tools that may be called; None where there is no more to say."""
+"""Answers a whole conversation, with the schemas of the tools that may be called; None if it has no more answers."""
 
 
 class TextConversation:

@@ -1,4 +1,4 @@
-"""Turns conversations that somebody else held into Samples, with the ids that a rollout would have produced."""
+"""Turns recorded conversations into Samples, with the ids that a rollout would have produced."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -329,7 +329,7 @@ class ChatTemplate:
     def _encoded(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
         if any(isinstance(message.get("content"), list) for message in messages) and not self._takes_parts:
             raise ChatTemplateError(
-                "a message's content is a list of parts and this chat template knows texts only: send a string, or use the "
+                "a message's content is a list of parts and this chat template takes strings only: send a string, or use the "
                 "template of a model that takes images"
             )
         token_ids: list[int] = []

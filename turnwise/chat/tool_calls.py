@@ -25,7 +25,7 @@ class _Unreadable(Exception):
 
 
 def _no_number(name: str) -> Any:
-    raise _Unreadable(f"{name} is no number of JSON")
+    raise _Unreadable(f"{name} isn't a JSON number")
 
 
 _JSON = json.JSONDecoder(strict=False, parse_constant=_no_number)
@@ -266,7 +266,7 @@ def _call(value: Any) -> ToolCall:
     if isinstance(arguments, str):
         arguments, _ = _json_at(arguments, 0)
     if not isinstance(arguments, dict):
-        raise _Unreadable(f"the arguments of {name} are no object")
+        raise _Unreadable(f"the arguments of {name} aren't an object")
     found = value.get("id")
     return ToolCall(name, arguments, found if isinstance(found, str) else "")
 
@@ -287,7 +287,7 @@ def _python_call(code: str) -> ToolCall:
         assert isinstance(function, ast.Name)
         arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg is not None}
     except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
-        raise _Unreadable("it is no call with named literal arguments") from None
+        raise _Unreadable("it isn't a call with named literal arguments") from None
     return ToolCall(function.id, arguments, "")
 
 

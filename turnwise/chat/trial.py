@@ -1,4 +1,4 @@
-"""Tests in another process whether a chat template ends. In this process nothing could stop a template that loops."""
+"""Tests in another process whether rendering a chat template ends, since nothing in this process could stop an endless loop."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ def _fault(asked: str) -> str:
     except subprocess.TimeoutExpired:
         return f"doesn't end within {_WALL_S:g} s"
     except OSError as error:
-        _logger.warning("the chat template could not be tried in a process of its own: %s", error)
+        _logger.warning("the chat template could not be tried in its own process: %s", error)
         return ""
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"doesn't end within {CPU_S} s of computing"

@@ -95,7 +95,7 @@ def _run_folders(path: Path) -> list[Path]:
         return [path]
     found = sorted(file.parent for file in path.glob("*/metrics.jsonl"))
     if not found:
-        raise DataError(f"{path}: isn't a run folder, as it holds no metrics.jsonl; a run's is output_dir/exp_name/<time>")
+        raise DataError(f"{path} isn't a run folder, as it holds no metrics.jsonl; a run's is output_dir/exp_name/<time>")
     return found
 
 
@@ -157,7 +157,7 @@ def _name(run: Run) -> str:
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
-    """The rows as columns two spaces apart: words aligned left, figures right."""
+    """The rows as columns two spaces apart: words aligned left, numbers right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     is_word = [any(char.isalpha() for line in lines[1:] for char in line[i]) for i in range(len(widths))]
     aligned = ["<" if word or i == 0 else ">" for i, word in enumerate(is_word)]

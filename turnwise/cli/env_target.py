@@ -92,9 +92,9 @@ def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
     try:
         found = text.split(",") if text is not None else Path(file).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as fault:
-        raise ConfigError(f"--actions-file {file}{not_utf8(fault)}; write one action a line") from fault
+        raise ConfigError(f"--actions-file {file}{not_utf8(fault)}; write one action per line") from fault
     except OSError as fault:
-        raise ConfigError(f"--actions-file {file} can't be read ({fault.strerror}); it holds one action a line") from fault
+        raise ConfigError(f"--actions-file {file} can't be read ({fault.strerror}); it holds one action per line") from fault
     actions = tuple(action.strip() for action in found if action.strip())
     if not actions:
         what = f"--actions is {text!r}" if text is not None else f"--actions-file {file} is empty"

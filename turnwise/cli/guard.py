@@ -167,8 +167,7 @@ class _Guard:
 
 
 def _fate(code: int) -> int:
-    """The exit status for a child that ended with this code or minus this signal; prints the message that the child couldn't
-    print."""
+    """The exit status for a child that ended with this code or minus this signal; prints the message that it couldn't."""
     status = 128 - code if code < 0 else code
     if code in (-signal.SIGINT, EXIT_INTERRUPTED) or (CALLS.is_finished and code == CALLS.status != _EXIT_UNPRINTED):
         return status
@@ -177,7 +176,7 @@ def _fate(code: int) -> int:
     if CALLS.is_finished:
         when = " when all was done" if CALLS.status == 0 else " after an error"
     how = f"was ended by {name}{when}" if code < 0 else f"ended with exit status {code}{when}"
-    advice = "; an environment that can't go on should raise an exception, which fails one episode"
+    advice = "; an environment that can't continue should raise an exception, which fails one episode"
     if name in _TIMERS:
         how, advice = f"{how}, as a timer does (signal.alarm, signal.setitimer)", "; leave timers to env_step_timeout_s"
     elif _EXIT_UNPRINTED in (code, CALLS.status):

@@ -25,7 +25,7 @@ MAX_NUMBER = 10**9
 ANSWERED_WHEN_EMPTY = ("config", "env", "overrides", "runs", "set", "actions")
 """Options whose empty value is checked by their reader. Any other empty value would look like an option that is left out."""
 MENDABLE = {
-    errno.ENOSPC: "free some space, then go on with resume_from_checkpoint=true",
+    errno.ENOSPC: "free some space, then continue with resume_from_checkpoint=true",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
     **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), "name another place"),
 }
@@ -40,7 +40,7 @@ def check_options(options: argparse.Namespace) -> None:
         option = f"--{name.replace('_', '-')}"
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and not text.isascii() and text.encode(errors="replace").decode() != text:
-                raise ConfigError(f"{text!r} on the command line isn't UTF-8; write it anew")
+                raise ConfigError(f"{text!r} on the command line isn't UTF-8; type it again")
             if text == "" and name not in ANSWERED_WHEN_EMPTY:
                 raise ConfigError(f"{option} is empty; give it a value, or leave it out")
         if isinstance(value, bool) or not isinstance(value, int | float) or name == "error_rate":

@@ -31,7 +31,7 @@ def refuse_idle(policy: str, options: Iterable[tuple[str, bool, bool, str]]) -> 
 def new_file(path: str, option: str) -> Path:
     """A file that doesn't exist yet and can be written."""
     if os.path.exists(path):
-        raise ConfigError(f"{option} {path}: it is there already; name another file, or remove it first")
+        raise ConfigError(f"{option} {path} already exists; name another file, or remove it first")
     return writable_file(path, option)
 
 
@@ -54,7 +54,7 @@ def free_folder(path: str) -> Path:
     out = Path(path)
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir()) or out.resolve() == Path.cwd()):
-            raise ConfigError(f"--out {out} is there already; name a new folder, or remove it first")
+            raise ConfigError(f"--out {out} already exists; name a new folder, or remove it first")
         out.parent.mkdir(parents=True, exist_ok=True)
         TemporaryDirectory(dir=out.parent).cleanup()
     except OSError as fault:

@@ -56,6 +56,6 @@ def _check_policy(options: argparse.Namespace) -> None:
         ("--actions-file", options.actions_file is not None, policy == "random", "names what the random player draws from"),
         ("--model-name", options.model_name is not None, policy.startswith(OPENAI), "names a model behind openai:URL"),
         ("--tokenizer", options.tokenizer is not None, has_tokens, f"is for {', '.join(PLAYERS)}: a model has its own"),
-        ("--ids", options.ids, not policy.startswith(OPENAI), "shows token ids, and such a policy knows texts only"),
+        ("--ids", options.ids, not policy.startswith(OPENAI), "shows token ids, and such a policy takes text only"),
     )
     refuse_idle(policy, rows)

@@ -165,7 +165,7 @@ class PlayScreen:
 
     @property
     def _room(self) -> int:
-        """Characters of a line beside the gutter."""
+        """Width of a line next to the gutter, in characters."""
         return max(self._console.width - _LABEL - _COUNT - 4, 20)
 
     def _row(self, label: str, count: str, text: Text) -> None:

@@ -1,4 +1,5 @@
-"""`turnwise tool ACTION --parameter value …` and `turnwise pipeline CONFIG`: JSON on standard output, progress on the other."""
+"""`turnwise tool ACTION --parameter value …` and `turnwise pipeline CONFIG`: JSON on standard output, progress on standard
+error."""
 
 import argparse
 import contextlib

@@ -65,7 +65,7 @@ def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
         raise DataError(f"--replay {run}: there is no config.yaml in it, so it isn't the folder of a run")
     values = load_yaml(read_yaml(file), str(file))
     if not isinstance(values, dict) or not isinstance(values.get("exp_name"), str):
-        raise DataError(f"--replay {run}: its config.yaml holds no exp_name, so no run wrote it; bring back the run's own")
+        raise DataError(f"--replay {run}: its config.yaml holds no exp_name, so no run wrote it; restore the run's own")
     return str(file), [f"exp_name={values['exp_name']}-replay", "resume_from_checkpoint=false", *overrides]
 
 

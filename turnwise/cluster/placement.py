@@ -44,7 +44,7 @@ class Placement:
     """
 
     cluster: ClusterName
-    """`local`: this process. `process`: others of this machine. `launched`: those that torchrun or accelerate made."""
+    """`local`: this process. `process`: others of this machine. `launched`: processes started by torchrun or accelerate."""
     accelerator: str
     """`cuda`, or empty where a device is a slot of the CPU."""
     devices: tuple[int, ...]
@@ -122,8 +122,8 @@ def place(
     cluster: str = "auto",
 ) -> Placement:
     """The placement of training roles by their `device_mapping`. Roles without one share that of the first role. `is_apart`
-    asks for a process beside the rollouts. A launcher has started `num_launched` processes: without any mapping, they are the
-    devices. Raises ConfigError if devices don't exist, or a cluster can't hold these ranks."""
+    asks for a process apart from the rollouts. A launcher has started `num_launched` processes: without any mapping, they are
+    the devices. Raises ConfigError if devices don't exist, or a cluster can't hold these ranks."""
     main = next(iter(mappings))
     default = tuple(mappings[main] or range(num_launched))
     devices = {role: tuple(mapping) if mapping else default for role, mapping in mappings.items()}

@@ -34,8 +34,7 @@ _POLL_S = 0.05
 
 
 class TrainerProcess(ABC):
-    """A process that holds ranks, and the thread that talks to it. A call past its deadline (or `deadline_s`) blocks new
-    calls."""
+    """A process that holds ranks, and the thread that talks to it. A call past its deadline blocks new ones."""
 
     def __init__(
         self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None, name: str

@@ -63,7 +63,7 @@ class StartedAll:
 
 
 class ProcessWorkers:
-    """The ranks of a role, each in a process of its own."""
+    """The ranks of a role, each in its own process."""
 
     def __init__(self, role: str, processes: Sequence[TrainerProcess]) -> None:
         self.size = self.dp_size = len(processes)

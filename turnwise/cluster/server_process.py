@@ -1,4 +1,4 @@
-"""An inference server in a process of its own, with the interface of a server in this process."""
+"""An inference server in its own process, with the interface of a server in this process."""
 
 import asyncio
 import itertools
@@ -124,7 +124,7 @@ class ServerProcess(ForkedProcess):
                 self._resolve(number, Reply(error=ConnectionError(f"{self.name} has ended: {self._fate()}")))
 
     def _note(self, reply: Reply) -> None:
-        """See `ConnectedProcess`. A replica's spans get a track of their own, since spans of one track don't overlap."""
+        """See `ConnectedProcess`. A replica's spans get their own track, since spans of one track don't overlap."""
         reply.spans = [(f"{self.name}: {track}", *rest) for track, *rest in reply.spans]  # type: ignore[misc]
         super()._note(reply)
 

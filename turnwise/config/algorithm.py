@@ -34,16 +34,16 @@ class Statistics(NamedTuple):
 
 
 class RewardNormalizationArgs(Section):
-    """How scores are centred and scaled. Absent parts are the estimator's own."""
+    """How scores are centred and scaled. Keys left out take the estimator's defaults."""
 
     grouping: Annotated[Grouping, _aliases(GROUPING_ALIASES)] = derived()
     """Siblings of a task (alias `state`), one kind of environment (alias `inductive`), or the whole batch."""
     method: NormalizationMethod = derived()
     """s, s − μ, (s − μ)/σ, or the last clamped to [−1, 3]."""
     norm_mean_type: Statistic | None = None
-    """Scores over which the mean μ is taken [the method's]."""
+    """Scores over which the mean μ is taken [the method's default]."""
     norm_std_type: Statistic | None = None
-    """Scores over which the deviation σ is taken [the method's]."""
+    """Scores over which the deviation σ is taken [the method's default]."""
 
     @property
     def statistics(self) -> Statistics:
@@ -64,7 +64,7 @@ class ImportanceWeightArgs(Section):
     weight_type: Granularity = "token"
     """What the ratio is taken over."""
     upper_bound: Positive = 2.0
-    """Weights are cut at this value."""
+    """Larger weights are replaced by this value."""
     detach: Literal[True] = True
     """Always true: the weight is a constant in the loss."""
 
@@ -102,9 +102,9 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     pg_variant: Annotated[str, AfterValidator(OneOf(PG_VARIANTS, own="module:function"))] = "ppo"
     """The policy loss."""
     pg_args: dict[str, Any] = derived()
-    """Parameters of the variant by its own names; resolved, it holds all of them and the clips are in it."""
+    """Parameters of the variant under its own names; the resolved config lists all of them, clips included."""
     ratio_type: Literal["token", "segment"] | None = None
-    """What the probability ratio is taken over [the variant's own]; `segment` is a turn."""
+    """What the probability ratio is taken over [the variant's default]; `segment` is a turn."""
     ppo_epochs: PositiveCount = 1
     """Passes over each batch."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -114,10 +114,10 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     gae_granularity: Literal["token", "turn"] = "token"
     """One temporal difference per token, or per turn."""
     bootstrap_on_truncation: bool = True
-    """GAE adds the value after an episode that was cut from outside."""
+    """GAE adds the value of the last state if the episode was truncated from outside."""
 
     pg_clip: Positive | None = None
-    """ε of the ratio on both sides [the variant's own; 0.2 for ppo]."""
+    """ε of the ratio on both sides [the variant's default; 0.2 for ppo]."""
     use_pg_clip_range: bool = False
     """Use pg_clip_low and pg_clip_high."""
     pg_clip_low: Positive | None = None
@@ -147,7 +147,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     """KL estimator in the loss: k3 or k2."""
 
     reward_placement: Literal["turn", "final"] | None = None
-    """Turn rewards on the last token of each turn, or the score on the last of all [the estimator's own]."""
+    """Turn rewards on the last token of each turn, or the score on the episode's last token [the estimator's default]."""
     reward_normalization: RewardNormalizationArgs = Field(default_factory=RewardNormalizationArgs)
     reward_clip: Positive | None = None
     """Normalised rewards are clamped to ± this."""
@@ -167,7 +167,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     entropy_loss_coef: float = 0.0
     """Weight of the entropy bonus."""
     loss_agg_mode: LossAggMode = derived()
-    """How token losses become one number [the variant's own; token-mean for ppo]."""
+    """How token losses become one number [the variant's default; token-mean for ppo]."""
     max_grad_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
     critic_warmup: Count = 0
@@ -179,4 +179,4 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     group_filter: Annotated[str, AfterValidator(OneOf(["non_zero_variance"], own="module:function"))] | None = None
     """`non_zero_variance` or your own `module:function`: groups that it rejects are replaced."""
     max_refill_factor: Positive = 3.0
-    """Limit of the groups that are played to replace rejected ones, as a multiple of the batch."""
+    """Maximum groups played to replace rejected ones, as a multiple of the groups in a batch."""

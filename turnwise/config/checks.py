@@ -78,7 +78,9 @@ def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
         if not re.fullmatch(r"\w+(\.\w+)*", target):
             yield Problem.at(f"{path}.lora_target", f"{target!r} isn't the name of a module; write a list: [q_proj, v_proj]")
         elif known and target.rpartition(".")[2] not in (*known, "all"):
-            message = f"{target!r} is no linear module that can get adapters; this model has {', '.join(known)}, or all of them"
+            message = (
+                f"{target!r} isn't a linear module that can get adapters; this model has {', '.join(known)}, or all of them"
+            )
             yield Problem.at(f"{path}.lora_target", f"{message} (all).{nearest(target, known)}")
 
 
@@ -153,7 +155,7 @@ def _templates(tag: str, env: CustomEnv) -> Iterator[Problem]:
         if name not in allowed:
             known = " ".join(f"{{{placeholder}}}" for placeholder in allowed)
             hint = f" {{{name}}} needs mode: step." if name in STEP_PLACEHOLDERS else nearest(name, allowed)
-            yield Problem(path, f"{{{name}}} is no placeholder of mode {env.mode}; it has {known}.{hint}")
+            yield Problem(path, f"{{{name}}} isn't a placeholder of mode {env.mode}; it has {known}.{hint}")
 
 
 def _partition(manager: EnvManager, name: str) -> Iterator[Problem]:

@@ -285,8 +285,13 @@ def _optimizer(arguments: TrainingArgs, max_grad_norm: float) -> str:
 
 def _asynchronous(config: AgenticConfig) -> str:
     """What happens to running responses when weights change, to groups, and to stale tokens."""
-    fates = {"finish": "are finished", "abort_continue": "go on with them", "abort_restart": "start over", "keep": "are kept"}
-    trained_on = "as they end" if config.is_streamed else "when the batch is whole"
+    fates = {
+        "finish": "are finished",
+        "abort_continue": "continue with them",
+        "abort_restart": "start over",
+        "keep": "are kept",
+    }
+    trained_on = "as they end" if config.is_streamed else "when the batch is complete"
     responses = f"at new weights responses {fates[config.on_weight_update]}"
     stale = "; ".join(phrases("stale_tokens", config))
     return f"{responses}; groups are trained on {trained_on}; {stale}"

@@ -43,7 +43,7 @@ def _compiles(pattern: str) -> str:
 
 def _env_type(name: str) -> str:
     if ":" in name and not is_entry_point(name):
-        raise ValueError(f"{name!r} isn't in this version's registry, nor a module:Class of your own")
+        raise ValueError(f"{name!r} isn't in this version's registry, nor your own module:Class")
     return name
 
 
@@ -62,15 +62,15 @@ class CustomEnv(Section):
     env_config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment (`size`, `is_slippery`, `observation`, `format_penalty` …)."""
     max_steps: PositiveCount = DEFAULT_MAX_STEPS
-    """Most actions of an episode (alias `max_actions_per_traj`)."""
+    """Maximum actions per episode (alias `max_actions_per_traj`)."""
     max_tokens_per_step: PositiveCount | None = None
-    """Most tokens of a response [max_new_tokens]."""
+    """Maximum tokens per response [max_new_tokens]."""
     agent_name: AgentName = "env_agent"
     """The loop that plays the environment."""
     mode: ContextMode = "trajectory"
     """One growing context per episode, or (`step`) a fresh one per turn, each of which makes a sample."""
     history_length: Count | None = None
-    """Most earlier turns that {history} shows, in mode step; unset = all."""
+    """Maximum earlier turns that {history} shows, in mode step; unset = all."""
     agent_system_template: str = DEFAULT_SYSTEM_TEMPLATE
     """System message, used verbatim; empty = none."""
     agent_template: str = derived()
@@ -92,7 +92,7 @@ class EnvManager(Section):
     """The environments of one split: which, how many at once, and what becomes of failures."""
 
     num_env_groups: PositiveCount = 8
-    """Groups that play at the same time."""
+    """Groups played at the same time."""
     group_size: PositiveCount = 8
     """Siblings of a group: episodes of one task [8; 1 for validation]."""
     group_size_redundancy: Count = 0
@@ -102,15 +102,15 @@ class EnvManager(Section):
     num_groups_partition: list[Count] = derived()
     """Groups of each tag; they add up to num_env_groups [as equal as possible]."""
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
-    """Sampling of this split; what it leaves out is actor_infer's."""
+    """Sampling of this split; keys left out are actor_infer's."""
     max_env_num_per_worker: Count = 0
     """For environments that block: each gets a thread; at most this many of a tag are called at once; 0 = they don't block."""
     max_env_retries: Count = 2
-    """Times that a failed episode is started again with its seed."""
+    """Retries of a failed episode, with the same seed."""
     env_step_timeout_s: Seconds = 60.0
-    """Time of one call: the constructor, reset, step, close."""
+    """Time limit of one call: the constructor, reset, step, close."""
     episode_timeout_s: Seconds = 3600.0
-    """Time of one episode, whatever its agent waits for; the turns finished by then are trained on as truncated."""
+    """Time limit of one episode, whatever its agent waits for; the turns finished by then are trained on as truncated."""
     max_failed_fraction: Fraction = 0.2
     """The run stops if a larger share of a batch's episodes fails."""
 
@@ -129,7 +129,7 @@ class RewardFunction(Section):
     """One reward and its weight."""
 
     name: Annotated[str, AfterValidator(OneOf(REWARDS, own="module:function"))]
-    """A registered name, or `module:function` of your own."""
+    """A registered name, or your own `module:function`."""
     weight: float = 1.0
     """Factor of the reward in the score."""
     args: dict[str, Any] = Field(default_factory=dict)
@@ -152,11 +152,11 @@ class Data(Section):
     val_files: Names | None = None
     """Validation rows, in the same forms."""
     num_epochs: PositiveCount | None = None
-    """Times that each training row is played; the run ends after them, unless max_steps ends it before."""
+    """How often each training row is played; the run ends after that, unless max_steps ends it before."""
     curriculum: bool = False
     """Draw rows and environment tags by how much there is to learn from them, judged by their success."""
     prompt_key: str = "prompt"
-    """Column of the prompt: a text, or a list of messages."""
+    """Column of the prompt: a string, or a list of messages."""
     agent_name_key: str = "agent_name"
     """Column that names the agent of a row."""
     default_agent: AgentName = "single_turn_agent"
@@ -164,7 +164,7 @@ class Data(Section):
     reward: Annotated[list[RewardFunction], BeforeValidator(_as_functions)] = Field(default_factory=list)
     """Rewards of every episode: a list of {name, weight, args}, a mapping {name: weight}, or one name."""
     reward_timeout_s: Seconds = 60.0
-    """Time of one call of a reward, which scores a group."""
+    """Time limit of one call of a reward, which scores a group."""
     max_prompt_length: PositiveCount | None = None
     """Rows whose prompt has more tokens are left out, and counted [what sequence_length leaves beside a response]."""
     shuffle: bool = True
@@ -172,7 +172,7 @@ class Data(Section):
 
 
 class Agent(Section):
-    """Agents of rows: tools and simulated users, their limits, and loops of your own."""
+    """Agents of rows: tools and simulated users, their limits, and your own loops."""
 
     tool_config_path: str | None = None
     """YAML file of tools: `tools`, a list of {class_name, config, tool_schema}."""
@@ -185,9 +185,9 @@ class Agent(Section):
     tool_parser: Annotated[str, AfterValidator(OneOf(TOOL_PARSERS, own="module:Class"))] | None = None
     """Form of the tool calls in the model's text [the one that its chat template writes]."""
     max_assistant_turns: PositiveCount | None = None
-    """Most responses of an episode [what sequence_length holds]."""
+    """Maximum responses per episode [what sequence_length holds]."""
     max_user_turns: PositiveCount | None = None
-    """Most messages of a simulated user [what sequence_length holds]."""
+    """Maximum messages of a simulated user [what sequence_length holds]."""
     max_parallel_calls: PositiveCount = 1
     """Tool calls of one response that are executed, all at once; the model is told that further ones weren't."""
     max_tool_response_length: PositiveCount = 1024
@@ -195,4 +195,4 @@ class Agent(Section):
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
     """The part of a longer result that is removed."""
     tool_timeout_s: Seconds = 60.0
-    """Time of one call of a tool or a simulated user, and of making and releasing its state."""
+    """Time limit of one call of a tool or a simulated user, and of making and releasing its state."""

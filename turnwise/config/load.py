@@ -26,7 +26,7 @@ AnyConfig = AgenticConfig | SFTConfig
 C = TypeVar("C", AgenticConfig, SFTConfig, default=AgenticConfig)
 Kind = type[AgenticConfig] | type[SFTConfig]
 MAX_CHARACTERS = 100_000
-"""Most characters of one text: more than any context holds."""
+"""Maximum characters of a string: more than any context holds."""
 _LIKENESS = 0.75  # keys share many of their parts, so below this another setting may as well be meant
 Purpose = Literal["train", "play", "show"]
 Examine = Callable[[Any], Iterable[Problem]]
@@ -160,7 +160,7 @@ def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
     elif isinstance(value, str) and len(value) > MAX_CHARACTERS:
         yield Problem(path, f"has {len(value):,} characters, and at most {MAX_CHARACTERS:,} are read; shorten it")
     elif isinstance(value, str) and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
-        yield Problem(path, f"{value!r} holds a NUL or half a surrogate pair, which no text has; write it anew, as UTF-8")
+        yield Problem(path, f"{value!r} holds a NUL or half a surrogate pair, which no text has; write it again, as UTF-8")
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _not_text(key, (*path, str(key).encode(errors="backslashreplace").decode()))

@@ -28,7 +28,7 @@ MAX_DEVICES = 65_536
 _INTEGER = r"\s*(-?\d{1,9})\s*"
 _RANGE = re.compile(rf"\s*(?:list\(\s*)?range\({_INTEGER}(?:,{_INTEGER})?(?:,{_INTEGER})?\)(\s*\))?\s*")
 _LIST = re.compile(rf"\s*\[(?:{_INTEGER}(?:,{_INTEGER})*)?,?\s*\]\s*")
-_FORMS = "a list of ranks such as [0, 1], or a text such as 'list(range(0, 8))' or 'list(range(0,4)) + [6]'"
+_FORMS = "a list of ranks such as [0, 1], or a string such as 'list(range(0, 8))' or 'list(range(0,4)) + [6]'"
 
 
 def parse_devices(text: str) -> list[int]:
@@ -158,7 +158,7 @@ class GeneratingArgs(Section):
     """How tokens are drawn."""
 
     max_new_tokens: PositiveCount | None = None
-    """Most tokens of one response; the tag's max_tokens_per_step may be smaller."""
+    """Maximum tokens per response; the tag's max_tokens_per_step may be smaller."""
     temperature: NonNegative = 1.0
     """Divides the logits; 0 is greedy. The trainer's log-probs use the same."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

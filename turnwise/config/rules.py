@@ -18,8 +18,7 @@ _CUT = (
 
 
 class Requirement(NamedTuple):
-    """Keys of a section that have an effect only if one of the conditions holds, and the `reason` why they otherwise have
-    none."""
+    """Keys of a section that have an effect only if one of the conditions holds; `reason` says why they otherwise have none."""
 
     keys: tuple[str, ...]
     needs: tuple[str, ...]

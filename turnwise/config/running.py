@@ -9,7 +9,7 @@ from turnwise.config.section import Count, Name, Names, NonNegative, OneOf, Posi
 from turnwise.spec import TRACKERS
 
 LONGEST_NAME = 200
-"""Most bytes of an experiment's name, which with the time and an ending becomes the name of a file."""
+"""Maximum bytes of an experiment's name, which with the time and an ending becomes the name of a file."""
 
 
 def _trackers(names: list[str]) -> list[str]:
@@ -40,9 +40,9 @@ class Trace(Section):
     backend: Literal["jsonl", "mlflow"] | None = None
     """Where traces go; unset = nowhere."""
     token2text: bool = False
-    """Keep the text beside the token ids."""
+    """Keep the text in addition to the token ids."""
     max_samples_per_step: PositiveCount | None = None
-    """Most trajectories traced in a step."""
+    """Maximum trajectories traced in a step."""
 
 
 class Deadlines(Section):
@@ -73,7 +73,7 @@ class ClusterArgs(Section):
     """The processes that train."""
 
     name: Literal["auto", "local", "process", "launched"] = "auto"
-    """`local` = this process, `process` = one for each device, beside this one, `launched` = those that torchrun or accelerate
+    """`local` = this process, `process` = one for each device, besides this one, `launched` = those that torchrun or accelerate
     started; `auto` takes what the devices need."""
 
 

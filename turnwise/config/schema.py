@@ -89,7 +89,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def device_mappings(self) -> dict[str, list[int] | None]:
-        """The devices of the policy and of each role with a model of its own beside it; None = those of actor_train."""
+        """The devices of the policy and of each role with its own model beside it; None = those of actor_train."""
         own = [name for name in ("reference", "critic") if name in self.active_roles]
         names = ["actor_train", *(name for name in own if name == "critic" or not self.is_reference_in_policy)]
         return {name: self.roles[name].device_mapping for name in names}
@@ -123,7 +123,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def num_task_versions(self) -> int:
-        """Versions of a curriculum's state from which groups that aren't trained on yet may come."""
+        """Number of versions of a curriculum's state that untrained groups may come from."""
         return self.async_generation_ratio + 2
 
     @property
@@ -133,7 +133,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def num_replicas(self) -> int:
-        """Inference servers. One lives in the process of the run, several in processes of their own."""
+        """Inference servers. One lives in the process of the run, several in their own processes."""
         return self.actor_infer.data_parallel_size
 
     @property
@@ -197,7 +197,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def needs_kept_ids(self) -> bool:
-        """Whether training needs the ids that each token was drawn from: sampling is cut, and its log-probs are compared."""
+        """Whether training needs the ids that each token was drawn from: sampling is truncated, and log-probs are compared."""
         is_compared = self.plays_ahead or self.train_infer_correction or self.use_rollout_log_probs
         return self.sampling("train").keeps_ids and bool(is_compared)
 
@@ -237,5 +237,5 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return self.actor_infer.strategy_args.strategy_config.get("kv_cache_bytes", KV_CACHE_BYTES)
 
     def model_shape(self) -> ModelShape | None:
-        """The policy's shape by its config.json; None if there is no such file here."""
+        """The policy's shape from its config.json; None if there is no such file here."""
         return read_model_shape(self.actor_train.model_args.model_name_or_path)

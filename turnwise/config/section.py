@@ -21,7 +21,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 LONGEST_PART, LONGEST_PATH = 255, 4095
-"""Most bytes of a file's name, and of a path."""
+"""Maximum bytes of a file's name, and of a path."""
 
 
 def _is_named(name: str) -> str:
@@ -33,7 +33,7 @@ def _is_named(name: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_is_named)]
-"""A text that isn't empty and isn't too long for a path."""
+"""A string that isn't empty and isn't too long for a path."""
 
 Names = Annotated[list[Name], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """A list of names; a single name stands for a list of one."""
@@ -43,7 +43,7 @@ def is_entry_point(name: str) -> bool:
     """Whether the name has the form `module:Class` or `module:function`. Raises ValueError for Python's own modules."""
     module, _, attribute = name.partition(":")
     if attribute and module.split(".")[0] in sys.stdlib_module_names:
-        raise ValueError(f"{name!r} names a module of Python itself; a plug-in of your own needs a module of another name")
+        raise ValueError(f"{name!r} names a module of Python itself; your own plug-in needs a module with another name")
     return all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")])  # Class.method, from a Trainer
 
 

@@ -58,5 +58,5 @@ class SFTConfig(PlacedModel, RunKeys):
         return self.cluster.name == "process" or len(self.device_mapping or ()) > 1
 
     def model_shape(self) -> ModelShape | None:
-        """The model's shape by its config.json; None if there is no such file here."""
+        """The model's shape from its config.json; None if there is no such file here."""
         return read_model_shape(self.model_args.model_name_or_path)

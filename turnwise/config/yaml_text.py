@@ -1,5 +1,4 @@
-"""Reads YAML files as UTF-8, bounds their size even with anchors and interpolations written out, and notes the places of
-keys."""
+"""Reads YAML files as UTF-8, limits their size even after anchors and interpolations are expanded, and notes where keys are."""
 
 import os
 import re
@@ -16,9 +15,9 @@ from turnwise.errors import ConfigError
 MAX_BYTES = 2**20
 """Largest size of a YAML file."""
 MAX_SIZE = 100_000
-"""Most values in a file; a long text counts as several."""
+"""Maximum values in a file; a long text counts as several."""
 MAX_DEPTH = 64
-"""Most levels of nested sections."""
+"""Maximum levels of nested sections."""
 _TEXT_UNIT = 64
 _REFERENCE = re.compile(r"(?<!\\)\$\{\s*(\.*)([^${}:\s]+)\s*\}")
 
@@ -59,7 +58,7 @@ def load_yaml(text: str, name: str) -> Any:
 
 
 def require_bounded(text: str, name: str) -> None:
-    """Raises ConfigError if the text isn't YAML, or is too large or too deep with its anchors written out."""
+    """Raises ConfigError if the text isn't YAML, or is too large or too deep after its anchors are expanded."""
     anchored: dict[str, tuple[int, int]] = {}
     sections: list[tuple[str | None, int, int]] = [(None, 0, 0)]
     line = 1
@@ -100,7 +99,7 @@ def require_bounded(text: str, name: str) -> None:
 
 
 def require_bounded_references(values: Any, name: str) -> None:
-    """Raises ConfigError if there are too many values with interpolations (`${key}`) written out.
+    """Raises ConfigError if there are too many values after interpolations (`${key}`) are expanded.
 
     >>> bomb = {"a": "text " * 99, "b": "${a}" * 99, "c": "${b}" * 99, "d": "${c}" * 99}
     >>> require_bounded_references(bomb, "own.yaml")
@@ -121,7 +120,7 @@ def require_bounded_references(values: Any, name: str) -> None:
                     sizes[path] += size_at(*_target(values, path, match))
             if path and sizes[path] > MAX_SIZE:
                 key = ".".join(str(part) for part in path)
-                raise ConfigError(f"{name}: {key} has over {MAX_SIZE:,} values with its ${{...}} written out; refer to less")
+                raise ConfigError(f"{name}: {key} has over {MAX_SIZE:,} values once its ${{...}} are resolved; use fewer")
         return sizes[path]
 
     size_at((), values)
@@ -152,11 +151,11 @@ def _require(depth: int, size: int, name: str, line: int) -> None:
     if depth > MAX_DEPTH + 1:
         raise ConfigError(f"{name}:{line}: more than {MAX_DEPTH} sections inside each other; a config has a few")
     if size > MAX_SIZE:
-        raise ConfigError(f"{name}:{line}: more than {MAX_SIZE:,} values with its anchors written out; repeat less")
+        raise ConfigError(f"{name}:{line}: more than {MAX_SIZE:,} values once its anchors are expanded; use fewer")
 
 
 MAX_LINKS = 16
-"""Most interpolations that are followed in a row, since they may form a circle."""
+"""Maximum interpolations that are followed in a row, since they may form a circle."""
 _INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}")
 
 

@@ -32,7 +32,7 @@ def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
                 raise DataError(f"{place}: {problem}; {_FORM}")
             yield Row(place, record["messages"], record.get("tools") or ())
         if is_empty:
-            raise DataError(f"{path}: is empty; {_FORM}")
+            raise DataError(f"{path} is empty; {_FORM}")
 
 
 def read_demonstrations(paths: Sequence[str | Path]) -> list[list[Message]]:
@@ -64,7 +64,7 @@ def message_problem(index: int, message: Any) -> str:
     content = "" if calls and message.get("content") is None else message.get("content")
     parts = content if isinstance(content, list) else []
     if not isinstance(content, str | list) or not all(isinstance(part, dict) for part in parts):
-        return f"message {index} has the content {str(content)[:40]!r}; it must be a text"
+        return f"message {index} has the content {str(content)[:40]!r}; it must be a string"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Grade-school word problems: where GSM8K's files lie, how its rows are read, and a generator of problems in its format."""
+"""Grade-school word problems: where GSM8K's files are, how its rows are read, and a generator of problems in its format."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def local_files(split: str, folder: str | Path | None = None) -> list[str]:
 
 
 def prompt_of(question: str) -> str:
-    """The user's message, the same for imitation, reinforcement and evaluation."""
+    """The user's message, the same for SFT, RL and evaluation."""
     return f"Question: {question}\n\nLet's solve this step by step:"
 
 
@@ -43,7 +43,7 @@ def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
         prompt, completion = row["prompt"], row["completion"]
     else:
         raise DataError(
-            f"{place}: has the columns {', '.join(row)}; sft needs question and answer, prompt and completion, or messages"
+            f"{place} has the columns {', '.join(row)}; sft needs question and answer, prompt and completion, or messages"
         )
     asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
     return {"messages": [*asked, {"role": "assistant", "content": completion}]}
@@ -56,7 +56,7 @@ def rl_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
         truth = stated_answer(str(row["answer"])) or str(row["answer"])
         return {"prompt": prompt_of(row["question"]), "ground_truth": truth, **more}
     if "prompt" not in row:
-        raise DataError(f"{place}: has the columns {', '.join(row)}; rl needs question and answer, or prompt and ground_truth")
+        raise DataError(f"{place} has the columns {', '.join(row)}; rl needs question and answer, or prompt and ground_truth")
     return dict(row)
 
 

@@ -54,7 +54,7 @@ def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
 
 
 def prompt_of(columns: Mapping[str, Any], prompt_key: str) -> list[Message]:
-    """The messages of a row's prompt; a text is one message of the user."""
+    """The messages of a row's prompt; a string is one user message."""
     prompt = columns[prompt_key]
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
 
@@ -259,7 +259,8 @@ def gsm8k(completions: Sequence[str], ground_truth: Sequence[str]) -> list[float
 
 
 def gsm8k_score(text: str, ground_truth: str) -> float:
-    """Source: GSM8K's form of answers, `#### 1,234`; thousands separators, dollar signs and a final point don't count.
+    """1 if a text's answer in GSM8K's form, `#### 1,234`, is the true one, apart from commas, dollar signs and a final point;
+    else 0.
 
     >>> gsm8k_score("#### $1,234.", "1234")
     1.0

@@ -65,7 +65,7 @@ def _read(name: str, key: str) -> Sequence[TableRow]:
     shown = f"the {name.rpartition(':')[2]} given in Python" if name.startswith(OBJECT_PREFIX) else name
     found = [TableRow(place, _plain(columns, place)) for place, columns in noting(_rows(name, key, shown), f"reading {shown}")]
     if not found:
-        raise DataError(f"{key} {shown}: has no rows; give at least one, or leave it out")
+        raise DataError(f"{key} {shown} has no rows; give at least one, or leave it out")
     return found
 
 
@@ -105,7 +105,7 @@ def _of_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     number += 1
                     yield f"{path}, row {number}", columns
     except (arrow.ArrowException, OSError) as fault:
-        raise DataError(f"{path}: isn't a readable Parquet file ({fault})") from fault
+        raise DataError(f"{path} isn't a readable Parquet file ({fault})") from fault
 
 
 def _datasets(what: str) -> Any:
@@ -124,7 +124,7 @@ def _saved_dataset(path: Path, key: str) -> Any:
         raise DataError(f"{key} {path}: the datasets library can't load this folder ({fault}); name the files in it") from fault
     if isinstance(found, datasets.DatasetDict):
         splits = ", ".join(str(path / split) for split in found)
-        raise DataError(f"{key} {path}: holds several splits; name one of them: {splits}")
+        raise DataError(f"{key} {path} holds several splits; name one of them: {splits}")
     return found
 
 
@@ -147,10 +147,10 @@ def _of_dataset(dataset: Iterable[Mapping[str, Any]], name: str) -> Iterator[tup
 
 def _of_object(rows: Any, name: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
-        raise DataError(f"{key} {name}: is a {type(rows).__name__}; rows are a list of mappings, or a Dataset")
+        raise DataError(f"{key} {name} is a {type(rows).__name__}; rows are a list of mappings, or a Dataset")
     for number, columns in enumerate(rows, start=1):
         if not isinstance(columns, Mapping):
-            raise DataError(f"{name}, row {number}: is of type {type(columns).__name__}; a row is a mapping of columns")
+            raise DataError(f"{name}, row {number} is of type {type(columns).__name__}; a row is a mapping of columns")
         yield f"{name}, row {number}", columns
 
 
@@ -165,7 +165,7 @@ def _plain(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
                 json.dumps(value)
             except (TypeError, ValueError, RecursionError) as fault:
                 raise DataError(
-                    f"{place}: column {name!r} is a {type(value).__name__}, which JSON can't hold; make it a text or a number, "
+                    f"{place}: column {name!r} is a {type(value).__name__}, which JSON can't hold; make it a string or number, "
                     "or leave the column out"
                 ) from fault
     return plain

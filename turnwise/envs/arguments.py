@@ -31,7 +31,7 @@ def check_count(env_name: str, name: str, value: object) -> None:
 
 def check_format_penalty(value: float) -> None:
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
-        raise EnvironmentFault(f"format_penalty {value!r} is no reward; it must be a number, 0 or less")
+        raise EnvironmentFault(f"format_penalty {value!r} isn't a reward; it must be a number, 0 or less")
     if value > 0:
         raise EnvironmentFault(f"format_penalty {value} would reward invalid actions; it must be 0 or less")
 
@@ -49,5 +49,5 @@ def words_by_number(
     words = {str(number): str(word).strip() for number, word in lookup.items()}
     told_apart = {word if is_case_sensitive else word.lower() for word in words.values()} - {""}
     if set(words) != {str(number) for number in numbers} or len(told_apart) != len(numbers):
-        raise EnvironmentFault(f"{name} {dict(lookup)!r} must give each of {', '.join(map(str, numbers))} a word of its own")
+        raise EnvironmentFault(f"{name} {dict(lookup)!r} must give each of {', '.join(map(str, numbers))} its own word")
     return tuple(words[str(number)] for number in numbers)

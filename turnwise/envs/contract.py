@@ -43,7 +43,7 @@ def check_shape(env: Env) -> None:
     missing = [member for member in ("reset", "step", "close", "metric_reductions") if not hasattr(env, member)]
     if missing:
         raise EnvironmentFault(
-            f"{name} is no environment, since it has no {', '.join(missing)}; subclass turnwise.envs.base:TextEnv, or see the "
+            f"{name} isn't an environment, as it has no {', '.join(missing)}; subclass turnwise.envs.base:TextEnv, or see the "
             "contract in docs/environments.md"
         )
     if not isinstance(env.metric_reductions, Mapping):

@@ -14,7 +14,7 @@ from turnwise.types import Split, derive_seed
 logger = logging.getLogger(__name__)
 
 MAX_DRAWS = 64
-"""Number of seeds that are tried before giving up. A quarter of many tasks validates, so 64 tries miss once in 10⁸ times."""
+"""Number of seeds that are tried before giving up. A quarter of many tasks are for validation, so 64 tries fail once in 10⁸."""
 
 
 class HeldOutEnv(TextEnv):
@@ -49,13 +49,13 @@ def fingerprint(value: Any) -> str:
 
 
 def in_split(content: str, split: Split | None) -> bool:
-    """Whether the task with this content belongs to `split`: a quarter of all contents validates, the others train."""
+    """Whether the task with this content belongs to `split`: a quarter of all contents are for validation."""
     return split is None or (int(fingerprint(content), 16) % 4 == 0) == (split == "val")
 
 
 @lru_cache
 def _say_that_all_are_played(env_name: str) -> None:
-    """Once a process."""
+    """Logs the warning once per process."""
     logger.warning("%s has too few tasks to hold any out: training and validation play the same tasks", env_name)
 
 

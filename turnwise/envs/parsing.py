@@ -17,7 +17,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern, _FLAGS)
     except re.error as error:
-        raise ConfigError(f"action_pattern {pattern!r} is no regular expression: {error}") from error
+        raise ConfigError(f"action_pattern {pattern!r} isn't a regular expression: {error}") from error
 
 
 def without_thoughts(text: str) -> str | None:

@@ -58,7 +58,7 @@ class ReasoningGymEnv(HeldOutEnv):
         check_choice("reasoning_gym", "split", split, (*get_args(Split), None))
         check_format_penalty(format_penalty)
         check_count("reasoning_gym", "num_attempts", num_attempts)
-        check_type("reasoning_gym", "dataset", dataset, str, "a text, such as chain_sum")
+        check_type("reasoning_gym", "dataset", dataset, str, "a string, such as chain_sum")
         check_type("reasoning_gym", "dataset_config", dataset_config or {}, Mapping, "a mapping of the dataset's arguments")
         check_type("reasoning_gym", "runs_answers", runs_answers, bool, "true or false")
         _check_dataset(dataset, runs_answers)
@@ -114,7 +114,7 @@ class ReasoningGymEnv(HeldOutEnv):
 
 def _check_dataset(name: str, runs_answers: bool) -> None:
     if name == "composite":
-        raise EnvironmentFault("dataset composite mixes others; give each an environment tag of its own instead")
+        raise EnvironmentFault("dataset composite mixes others; give each its own environment tag instead")
     if name in UNREPEATABLE:
         raise EnvironmentFault(
             f"dataset {name!r}: in reasoning-gym its tasks don't follow from their seed, so no episode could be played again"

@@ -21,9 +21,9 @@ class TextArenaEnv(HeldOutEnv):
     """A game of `GAMES`. The action is the model's text; it gets brackets if the game wants some and it has none.
 
     The reward comes at the end of the game: 1 for a win, else the share that was done, as the game says. An action that
-    couldn't be parsed doesn't reach the game: it costs `format_penalty` (≤ 0), the observation stays, and the episode goes on.
-    After an invalid move the game asks again; a second one in a row ends it. Raises EnvironmentFault if there is no such game,
-    it can't be played here, or it doesn't take the arguments; NotAvailableError if textarena isn't installed.
+    couldn't be parsed doesn't reach the game: it costs `format_penalty` (≤ 0), the observation stays, and the episode
+    continues. After an invalid move the game asks again; a second one in a row ends it. Raises EnvironmentFault if there is no
+    such game, it can't be played here, or it doesn't take the arguments; NotAvailableError if textarena isn't installed.
 
     Args:
         id: a game with its version and variant.
@@ -48,7 +48,7 @@ class TextArenaEnv(HeldOutEnv):
     ) -> None:
         check_choice("textarena", "split", split, (*get_args(Split), None))
         check_format_penalty(format_penalty)
-        check_type("textarena", "id", id, str, "a text, such as GuessTheNumber-v0")
+        check_type("textarena", "id", id, str, "a string, such as GuessTheNumber-v0")
         check_type("textarena", "kwargs", kwargs or {}, Mapping, "a mapping of the constructor's arguments")
         with needs("textarena", "textarena"):
             import textarena
@@ -116,7 +116,7 @@ class TextArenaEnv(HeldOutEnv):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Gives each game a random stream of its own, since games draw from Python's, and hides their output."""
+        """Gives each game its own random stream, since games draw from Python's, and hides their output."""
         with alone():
             random.setstate(self._random)
             try:

@@ -47,7 +47,7 @@ class Sampled(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request in the engine. It has an id of its own, since a conversation's id recurs with each turn."""
+    """A request in the engine. It has its own id, since a conversation's id recurs with each turn."""
 
     engine_id: str
     version: int

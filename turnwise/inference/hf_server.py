@@ -20,8 +20,7 @@ from turnwise.types import FinishReason, SamplingParams, derive_seed
 
 class HFServer(HoldsModel, RequestServer):
     """Samples with `model.generate` and keeps nothing between requests. It serves to check other servers, not for speed.
-    `max_length` bounds contexts (default: the model's own). Responses include the stop token, or the last token of a stop
-    string."""
+    `max_length` bounds contexts (default: the model's own). Responses include the stop token, or the stop string's last one."""
 
     name = "the hf server"
 

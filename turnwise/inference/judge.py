@@ -35,7 +35,7 @@ class Judge:
     it is the share of its siblings that the answer beats; a tie counts ½.
 
     The judge is told the rubric, the conversation before the first response, and what follows, between marks that no response
-    can foretell. Its reply must end with the line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`. Requests to the
+    can guess. Its reply must end with the line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`. Requests to the
     `base_url` carry the key in OPENAI_API_KEY, if there is one. Without a `base_url` the model of the `reward` role is asked.
     Raises ConfigError if an argument is out of range.
 
@@ -48,10 +48,10 @@ class Judge:
         both_orders: asks about each pair in both orders, since judges prefer a place; otherwise places alternate.
         shows_ground_truth: shows the judge the row's column `ground_truth`.
         temperature: 0 is greedy.
-        max_new_tokens: the most tokens of a reply.
+        max_new_tokens: maximum tokens per reply.
         timeout_s: seconds for one reply.
         max_retries: how often a request is sent again if nobody answers, or the answer is 429 or 5xx.
-        max_concurrency: the most requests under way at once.
+        max_concurrency: maximum requests at the same time.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible URL, which takes and gives text."""
+"""A text-in, text-out model behind an OpenAI-compatible URL."""
 
 import json
 import time

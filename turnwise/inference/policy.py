@@ -19,7 +19,7 @@ from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 
 
 class HoldsModel:
-    """The half of a server that holds its model in this process. With `reads_trainer` that is the trainer's own model."""
+    """Base of servers that hold their model in this process. With `reads_trainer` that is the trainer's own model."""
 
     model: PreTrainedModel
     reads_trainer: bool
@@ -57,7 +57,7 @@ class HoldsModel:
             )
 
     async def wake(self, kinds: Iterable[MemoryKind]) -> None:
-        """The cache comes back by itself with the next request."""
+        """Does nothing: the next request allocates the cache again."""
         await HoldsModel.sleep(self, kinds)
 
     def describe(self, engine: str, **facts: Any) -> ServerInfo:

@@ -106,7 +106,7 @@ def check_request(
     if not problem and len(partial):
         problem = _prompt_problem(request.context_ids, vocab_size, max_length)
     if len(partial) and len(partial) >= sampling.max_new_tokens:
-        problem = f"it goes on after {len(partial)} tokens, and max_new_tokens is {sampling.max_new_tokens}"
+        problem = f"it continues after {len(partial)} tokens, and max_new_tokens is {sampling.max_new_tokens}"
     if media:
         problem = "it has images, which this server can't take yet; use an environment that renders text"
     if sampling.stop_strings and not can_decode:

@@ -13,7 +13,7 @@ from turnwise.types import Message, SamplingParams
 
 
 class TextModel(Protocol):
-    """A model that takes and gives text."""
+    """A text-in, text-out model."""
 
     url: str
     """The model's address in messages."""

@@ -64,8 +64,8 @@ class LLMServerManager:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
-        """See `InferenceServer.generate`. A response that a weight update interrupts goes on or starts over (`suspend`). Raises
-        ServerError if the request can't be served; ReplicasDeadError if no replica is left."""
+        """See `InferenceServer.generate`. A response that a weight update interrupts continues or starts over (`suspend`).
+        Raises ServerError if the request can't be served; ReplicasDeadError if no replica is left."""
         if self.take_turn is not None:
             await self.take_turn()
         pieces: list[Completion] = []
@@ -123,7 +123,7 @@ class LLMServerManager:
         await self._ask_of(request_id, replica, "release its cache", lambda server: server.release(request_id))
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
-        """Suspends all replicas. Running requests are finished; or they are interrupted, and with the new weights they go on
+        """Suspends all replicas. Running requests are finished; or they are interrupted, and with the new weights they continue
         from their tokens (`abort_continue`) or start over (`abort_restart`); or they pause (`keep`)."""
         fates: dict[OnWeightUpdate, Suspension] = {"finish": "finish", "keep": "keep"}
         how = fates.get(on_weight_update, "abort")
@@ -187,7 +187,7 @@ class LLMServerManager:
         self._servers[index], self._tokens_in_flight[index] = server, 0
 
     async def leave(self, server: InferenceServer) -> None:
-        """Takes a replica out. The replica finishes its requests; their conversations go on elsewhere."""
+        """Takes a replica out. The replica finishes its requests; their conversations continue elsewhere."""
         self._servers = {index: other for index, other in self._servers.items() if other is not server}
         await server.suspend()
 

@@ -36,7 +36,7 @@ _Process = tuple[subprocess.Popen[bytes], Path]
 
 class SGLangServer(EngineServer):
     """Samples with the server behind `http`. `process` is that server with its log, if it was started here. The server draws
-    with each request's seed only if `enable_deterministic_inference` is on; an interrupted response then goes on as it would
+    with each request's seed only if `enable_deterministic_inference` is on; an interrupted response then continues as it would
     have done. Raises NotAvailableError if SGLang is too old or too new; ServerError if it doesn't answer."""
 
     name = "SGLang"
@@ -91,7 +91,7 @@ class SGLangServer(EngineServer):
         return server
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """Drops the cache and, with `enable_memory_saver`, gives memory back."""
+        """Drops the cache and, with `enable_memory_saver`, frees GPU memory."""
         await self._ask("/flush_cache", {})
         if self._sleeps:
             await self._ask("/release_memory_occupation", {"tags": list(kinds)})

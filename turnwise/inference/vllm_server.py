@@ -96,7 +96,7 @@ class VLLMServer(EngineServer):
             ) from error
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """Drops the cache and, with `enable_sleep_mode`, gives memory back."""
+        """Drops the cache and, with `enable_sleep_mode`, frees GPU memory."""
         if not self._sleeps:
             await self._engine.reset_prefix_cache()
         elif "weights" in kinds:

@@ -109,7 +109,7 @@ class PackedForward(ABC):
 class PolicyForward(PackedForward):
     """Computes log-probs of the trained tokens and entropies of their distributions, softmax(logits / temperature). In a batch
     with kept ids, `logprobs` are over the ids that each token was drawn from, and `full_logprobs` come with them. A token with
-    a temperature of its own is scored at that.
+    its own temperature is scored at that.
 
     The vocabulary projection runs on trained tokens only, and keeps [N, V] only if the architecture changes its logits."""
 

@@ -72,7 +72,7 @@ def load_model(
     base = base_of_adapter(folder)
     if base is not None:
         if is_value_adapter(folder):
-            raise ModelError(f"{path}: is the adapter of a critic, which has a value head and writes no text; name a policy's")
+            raise ModelError(f"{path} is the adapter of a critic, which has a value head and writes no text; name a policy's")
         model = load_model(base, device=device, attn_implementation=attn_implementation, trust=trust)
         merge_adapter(model, folder)
         logger.info("%s holds an adapter: merged into its base model %s", path, base)
@@ -323,7 +323,7 @@ def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
                 "model_args.trust_remote_code: true if you want it to run here"
             )
         elif isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
-            reason = "its weights are no plain tensors: their pickle asks for other objects or code, which is never run"
+            reason = "its weights aren't plain tensors: their pickle asks for other objects or code, which is never run"
         raise ModelError(f"{path}: {what}: {reason}") from error
 
 

@@ -66,11 +66,11 @@ _PEFT_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, Attribut
 """peft's exceptions for folders that it can't use."""
 
 Gathered = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
-"""Makes a context in which these parameters are whole on each rank."""
+"""Makes a context in which these parameters are complete on each rank."""
 
 
 def together(parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
-    """The `Gathered` of parameters that are always whole."""
+    """The `Gathered` of parameters that are always complete."""
     return nullcontext()
 
 
@@ -183,14 +183,14 @@ class Adapters:
     def load(self, folder: Path) -> None:
         """Copies saved values into the live tensors. Raises ModelError if the folder has no adapters, or they don't fit."""
         if not (folder / ADAPTER_WEIGHTS).is_file():
-            raise ModelError(f"{folder}: holds all parameters of a model and no adapters; go on with it without lora_rank")
+            raise ModelError(f"{folder} holds all parameters of a model and no adapters; continue with it without lora_rank")
         if not _may_be_base(folder, self._base_fingerprint):
             raise ModelError(
                 f"{folder}: its adapters were trained on another base model; set pretrain to the one that the run began with"
             )
         saved, live = load_file(folder / ADAPTER_WEIGHTS), self._tensors()
         if {name: tensor.shape for name, tensor in saved.items()} != {name: tensor.shape for name, tensor in live.items()}:
-            raise ModelError(f"{folder}: holds adapters of another rank or of other modules; set lora_rank and lora_target so")
+            raise ModelError(f"{folder} holds adapters of another rank or of other modules; set lora_rank and lora_target so")
         with torch.no_grad():
             for name, tensor in live.items():
                 tensor.copy_(saved[name])
@@ -227,7 +227,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
     if not _may_be_base(folder, _fingerprint(model)):
         raise ModelError(
             f"{folder}: can't be merged into its base model: the weights there aren't those that the adapter was trained on; "
-            f"bring them back, or write where they are into base_model_name_or_path of {folder / ADAPTER_CONFIG}"
+            f"restore them, or write where they are into base_model_name_or_path of {folder / ADAPTER_CONFIG}"
         )
     try:
         adapted = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
@@ -257,7 +257,7 @@ def _chosen_modules(
     for target in targets:
         if not any(_is_meant(name, target) for name in linear):
             raise ConfigError(
-                f"lora_target: {target!r} is no linear module that can get adapters; this model has {', '.join(endings)}, or "
+                f"lora_target: {target!r} isn't a linear module that can get adapters; this model has {', '.join(endings)}, or "
                 f"{ALL_LINEAR} for all of them.{nearest(target, [*endings, ALL_LINEAR])}"
             )
     meant = [name for name in linear if any(_is_meant(name, target) for target in targets)]
@@ -276,8 +276,7 @@ def _ending(name: str) -> str:
 
 
 def _may_be_base(folder: Path, fingerprint: str) -> bool:
-    """Whether the folder's adapters may have been trained on the model with this fingerprint: the folder names it, or names
-    none."""
+    """Whether the folder's adapters may have been trained on the model with this fingerprint: the folder names it or none."""
     file = folder / BASE_FINGERPRINT
     return not file.is_file() or file.read_text(encoding="utf-8").strip() == fingerprint
 

@@ -78,6 +78,6 @@ def _config(
         if name in _MADE_HERE:
             raise ModelError(f"--set {name} would have no effect: the size, the weights, the tokenizer or the use decides it")
         if name not in known:
-            raise ModelError(f"{name!r} is no field of a {shape.model_type} config.{nearest(name, known)}")
+            raise ModelError(f"{name!r} isn't a field of a {shape.model_type} config.{nearest(name, known)}")
     check_sizes("--set", {**fields, **overrides})
     return AutoConfig.for_model(shape.model_type, **{**fields, **overrides})

@@ -13,7 +13,7 @@ from turnwise.kernels.build import LANES, load_kernels
 from turnwise.types import IntArray
 
 _MOST_NUMBERS = 2**15
-"""Most numbers in the keys of one head of a path. Beyond it SDPA is at least as fast: its blocks fit the caches."""
+"""Maximum numbers in the keys of one head of a path. Beyond it SDPA is at least as fast: its blocks fit the caches."""
 
 
 class Branches(NamedTuple):

@@ -246,7 +246,7 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
-    """The kernels, if they support these tensors. A tensor of another type may not hold its data (a distributed one)."""
+    """The kernels, if they support these tensors. A tensor of another class (a distributed one) may lack data."""
     if torch.is_autocast_enabled("cpu"):
         return None
     fits = all(

@@ -1,6 +1,6 @@
 """Computes prefixes that sequences of a packed batch share only once, and leaves out tokens whose states nobody reads. Siblings
 of a group begin with the same prompt and often with the same turns. With causal attention, equal prefixes have equal states. So
-the model runs over the distinct tokens only; an index leads to each sequence's states."""
+the model runs over distinct tokens only; an index leads to each sequence's states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -39,7 +39,7 @@ def load_value_model(
     config = load_config(folder, trust)
     if trusted_already(config).remote_code:
         raise ModelError(
-            f"{path}: is a model of its own Python code (trust_remote_code), which gets no value head here; name another one "
+            f"{path} is a model of its own Python code (trust_remote_code), which gets no value head here; name another one "
             "as reward_pretrain"
         )
     config.num_labels = 1
@@ -75,7 +75,7 @@ def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     decoders, known = AutoModelForCausalLM._model_mapping, AutoModelForTokenClassification._model_mapping
     if type(config) not in decoders:
         raise ModelError(
-            f"a {config.model_type} model is no decoder: its values would depend on later tokens; take a causal model"
+            f"a {config.model_type} model isn't a decoder: its values would depend on later tokens; take a causal model"
         )
     if type(config) in known:
         return known[type(config)]

@@ -1,1 +1,1 @@
-"""The loops. `agentic.py` is the front door; the room `build` makes them from a config. What they refuse is a TurnwiseError."""
+"""The training loops; begin reading at `agentic.py`. The package `build` makes them from a config."""

@@ -62,7 +62,7 @@ class AgenticPipeline:
             pass
 
     def steps(self) -> Iterator[StepReport]:
-        """Plays, assigns credit, trains, reports each whole step. If the filter drops all groups, the step trains nothing."""
+        """Plays, assigns credit, trains, and reports each finished step. If the filter drops all groups, nothing is trained."""
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
         while True:
             step = self.checkpoints.num_done
@@ -130,7 +130,7 @@ class AgenticPipeline:
         return StepReport(step, metrics, groups, checkpoint, is_final=rollout is None)
 
     def do_checkpoint(self) -> Path:
-        """Writes a model folder with the states of optimiser and loop after the last whole step."""
+        """Writes a model folder with the states of optimiser and loop after the last finished step."""
         with self.log.phase("checkpoint"):
             return self.checkpoints.save()
 

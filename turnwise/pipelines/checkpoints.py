@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face model folders with everything a run needs to go on from them, bit by bit."""
+"""Checkpoints: Hugging Face model folders with everything a run needs to continue from them, bit by bit."""
 
 import errno
 import hashlib
@@ -34,7 +34,7 @@ MANIFEST_FILE = "manifest.json"
 
 
 class Fingerprint:
-    """A hash of the training samples, so that a run goes on only with the same ones."""
+    """A hash of the training samples, so that a run continues only with the same ones."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         digest = hashlib.sha256()
@@ -49,7 +49,7 @@ class Fingerprint:
         if state["sha256"] != self._value:
             raise CheckpointError(
                 "the rows of train_files have changed since the checkpoint was saved, so its position means nothing; "
-                "bring them back, or start a new run from the weights with pretrain"
+                "restore them, or start a new run from the weights with pretrain"
             )
 
 
@@ -76,7 +76,7 @@ class Checkpoints:
     A checkpoint is saved every `save_steps` steps (0 = never) and after the last step. A folder appears whole or not at all,
     and older ones are removed only afterwards, so that a kill at any moment leaves the last good one.
 
-    The state of `contents.parts` is recorded when a step is whole, so the step can still be saved while the next one plays."""
+    The state of `contents.parts` is recorded when a step is finished, so it can still be saved while the next one plays."""
 
     def __init__(
         self, path: Path, save_steps: int, max_to_keep: int, num_steps: int, contents: Contents, config_yaml: str = ""
@@ -86,7 +86,7 @@ class Checkpoints:
         self.first_step = 0
         """Step that this run began with: 0, or the number of steps of the checkpoint that it was restored from."""
         self.num_done = 0
-        """Number of whole steps."""
+        """Number of finished steps."""
         self.is_torn = False
         """Whether a weight update has begun and isn't complete."""
         self.save_steps = save_steps
@@ -98,8 +98,8 @@ class Checkpoints:
 
     @contextmanager
     def updating(self, step: int, interrupts: Interrupts | None = None, is_last: bool = True) -> Iterator[None]:
-        """Wraps the change of weights in `step`; Ctrl-C doesn't interrupt it. If it ends without an error, the step is whole.
-        Only the last part of an update changes weights."""
+        """Wraps the change of weights in `step`; Ctrl-C doesn't interrupt it. If it ends without an error, the step is
+        finished. Only the last part of an update changes weights."""
         if not is_last:
             yield
             return
@@ -112,7 +112,7 @@ class Checkpoints:
         self._remember()
 
     def has_whole_weights(self) -> bool:
-        """Whether the first ranks have the weights of the last whole step, though an update may have begun."""
+        """Whether the first ranks have the weights of the last finished step, though an update may have begun."""
         if any(role.is_sharded for role in self._contents.roles):
             return False
         counts = [role.workers.call("info", route="rank0").result().num_updates for role in self._contents.roles]
@@ -144,7 +144,7 @@ class Checkpoints:
         return next(reversed(all_checkpoints(self.path)), None)
 
     def save(self) -> Path:
-        """Writes the checkpoint of the whole steps, unless this run has done so already, and prunes older ones."""
+        """Writes the checkpoint of the finished steps, unless this run has done so already, and prunes older ones."""
         folder = self.path / f"checkpoint-{self.num_done}"
         if self._num_saved == self.num_done:
             return folder
@@ -205,7 +205,7 @@ class Checkpoints:
         place = next(place for place in (self.path, *self.path.parents) if place.is_dir())
         return (
             f"{folder} can't be written: {fault}. {shutil.disk_usage(place).free / 2**20:.0f} MiB are free there now; {last}. "
-            "Free some space, or point checkpoint_config.output_dir elsewhere or lower max_ckpt_to_keep, then go on with "
+            "Free some space, or point checkpoint_config.output_dir elsewhere or lower max_ckpt_to_keep, then continue with "
             "resume_from_checkpoint=true"
         )
 
@@ -233,7 +233,7 @@ class Checkpoints:
             try:
                 part.load_state_dict(state[name])
             except (KeyError, TypeError, ValueError, AttributeError) as fault:
-                raise CheckpointError(f"{folder}: {STATE_FILE} holds nothing that {name} can go on from ({fault!r})") from fault
+                raise CheckpointError(f"{folder}: {STATE_FILE} has no usable state of {name} ({fault!r})") from fault
         self.num_done = self.first_step = state["step"]
         self._num_saved = self.num_done if folder.parent.resolve() == self.path.resolve() else None
         self._remember()
@@ -255,7 +255,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         state["step"] = int(state["step"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as fault:
-        raise CheckpointError(f"{folder} is no whole checkpoint: {STATE_FILE} can't be read ({fault})") from fault
+        raise CheckpointError(f"{folder} isn't a complete checkpoint: {STATE_FILE} can't be read ({fault})") from fault
     return state
 
 
@@ -267,12 +267,12 @@ def verify(folder: Path) -> None:
         noted = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
         sizes = {name: (int(facts["bytes"]), str(facts["sha256"])) for name, facts in noted.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
-        raise CheckpointError(f"{folder} is no whole checkpoint: {MANIFEST_FILE} can't be read ({fault})") from fault
+        raise CheckpointError(f"{folder} isn't a complete checkpoint: {MANIFEST_FILE} can't be read ({fault})") from fault
     for name in {STATE_FILE, CONFIG_FILE, *sizes}:
         file = folder / name
         try:
             if name not in sizes or not file.is_file():
-                raise CheckpointError(f"{folder} is no whole checkpoint: {name} is missing")
+                raise CheckpointError(f"{folder} isn't a complete checkpoint: {name} is missing")
             size, digest = sizes[name]
             is_same = file.stat().st_size == size and _sha256(file) == digest
             if is_same and file.name == TRAINER_FILE:

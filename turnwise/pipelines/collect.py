@@ -46,7 +46,7 @@ class Summary:
         return {**values.pop("evaluation"), **values, "tokens_per_s": self.tokens_per_s}
 
     def render(self) -> str:
-        """A table of scores, then one line for each other figure."""
+        """A table of scores, then one line for each other result."""
         rows = [("all", self.evaluation.overall)]
         if len(self.evaluation.by_tag) > 1:
             rows += list(self.evaluation.by_tag.items())

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run after a whole step, with everything up to that step saved."""
+"""Ctrl-C ends a run at the end of a step, with everything up to that step saved."""
 
 import os
 import signal
@@ -77,7 +77,7 @@ def ends_by_signals() -> Iterator[None]:
 @contextmanager
 def ends_at_once() -> Iterator[None]:
     """Lets Ctrl-C end the process at once. Use it around a command's imports, when there is nothing to save: a library that
-    catches KeyboardInterrupt in the middle of its imports goes on without a part of itself and fails later."""
+    catches KeyboardInterrupt in the middle of its imports continues without a part of itself and fails later."""
     if not _is_main_thread():
         yield
         return

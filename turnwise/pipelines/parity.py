@@ -128,7 +128,7 @@ class ParityGate:
     """Lets the rollout servers sample a few tokens, and lets the trainer score them again.
 
     Each prompt opens two conversations. The new one has two turns and is the same at every check, so its metrics depend on the
-    weights alone. The kept one goes on over weight updates, by one turn per check: a server that keeps old prefixes would
+    weights alone. The kept one continues over weight updates, by one turn per check: a server that keeps old prefixes would
     answer it from old weights. Both are sampled with `sampling`.
 
     The gate's request ids are never released. With `forgets` the servers drop their caches after a check, so that no episode

@@ -34,7 +34,7 @@ class Pictures:
 
     def write(self, name: str, groups: Sequence[Group]) -> list[Path]:
         """Writes one GIF into `folder/name` for each recorded episode that ended: `{tag}-{group}-{score}.gif`. If the disk is
-        full or can't be written, the run goes on without pictures."""
+        full or can't be written, the run continues without pictures."""
         written: list[Path] = []
         for group in groups:
             views = self._recordings.pop(group.task.id, None)
@@ -62,7 +62,7 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True)
 class _RecordedAgent:
-    """Plays like `agent`. An episode to be recorded gets an agent of its own from `build`, with recorded environments."""
+    """Plays like `agent`. An episode to be recorded gets its own agent from `build`, with recorded environments."""
 
     agent: AgentLoop
     build: Callable[[MakeEnv], AgentLoop]

@@ -15,7 +15,7 @@ from turnwise.types import Denominators, Group, Metric, Sample, derive_seed, sam
 
 
 class PolicyUpdate:
-    """Trains `role` in one pipeline step. If all samples come at once, the role's plan cuts them into optimiser steps. If
+    """Trains `role` in one pipeline step. If all samples come at once, the role's plan splits them into optimiser steps. If
     training `is_streamed`, they come in parts that together make one optimiser step: gradients with denominators of 1 are added
     up, and divided by the step's own at the end. That is the gradient of all samples at once, summed in another order.
 

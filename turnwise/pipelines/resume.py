@@ -1,4 +1,4 @@
-"""Finds the checkpoint to go on from, and compares its run's settings with the new ones."""
+"""Finds the checkpoint to continue from, and compares its run's settings with the new ones."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ Config = AgenticConfig | SFTConfig
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A whole checkpoint, the folder of the run that saved it (None if it lies elsewhere), and the faults of newer ones."""
+    """A complete checkpoint, the folder of the run that saved it (None if it lies elsewhere), and the faults of newer ones."""
 
     checkpoint: Path
     run: Path | None
@@ -46,7 +46,7 @@ def checkpoints_folder(config: Config, run: Path) -> Path:
 
 
 def find_resume_point(config: Config) -> ResumePoint | None:
-    """The checkpoint of `resume_from_checkpoint`: the one at a path, or the experiment's last whole one (None without any)."""
+    """The checkpoint of `resume_from_checkpoint`: the one at a path, or the experiment's last complete one, if any."""
     asked = config.resume_from_checkpoint
     if asked is False:
         return None
@@ -63,7 +63,7 @@ def find_resume_point(config: Config) -> ResumePoint | None:
             verify(path)
         except CheckpointError as fault:
             whole = next((sibling for sibling in reversed(all_checkpoints(path.parent)) if _fault(sibling) is None), None)
-            raise CheckpointError(f"{fault}; {whole} is whole" if whole else str(fault)) from fault
+            raise CheckpointError(f"{fault}; {whole} is complete" if whole else str(fault)) from fault
         return ResumePoint(path, _run_of(config, path))
     found = [*all_checkpoints(path), *(_checkpoints_of(config, path) if path.is_dir() else ())]
     if not found:
@@ -81,7 +81,7 @@ def check_resume(config: Config) -> None:
 
 
 def open_run(config: Config) -> tuple[RunFolder, list[str]]:
-    """The folder that the run writes into, a new one or the resumed run's own, and notes about it. A run that goes on from an
+    """The folder that the run writes into, a new one or the resumed run's own, and notes about it. A run that continues from an
     older checkpoint gets a new folder with the metrics up to that checkpoint, so that nothing is lost."""
     point = find_resume_point(config)
     if point is None:
@@ -92,13 +92,13 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
     num_done = read_state(point.checkpoint)["step"]
     folder = None
     if point.run is not None and _is_overtaken(point.checkpoint, num_done):
-        notes.append(f"{point.run} has newer checkpoints; this run goes on in a folder of its own")
+        notes.append(f"{point.run} has newer checkpoints; this run continues in a new folder")
     elif point.run is not None:
         try:
             folder = _reopen(config, point, point.run, num_done)
         except OSError as fault:
             why = f"{fault.filename or point.run}: {fault.strerror}"
-            notes.append(f"{point.run} can't be written ({why}); this run goes on in a folder of its own")
+            notes.append(f"{point.run} can't be written ({why}); this run continues in a new folder")
     if folder is None:
         folder = _new_folder(config)
         notes += [] if point.run is None else _copy_history(RunFolder(point.run), folder)
@@ -111,7 +111,7 @@ def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> Run
     with ExitStack() as on_error:
         on_error.callback(folder.close)
         if find_resume_point(config) != point:
-            raise CheckpointError(f"{run} went on while its checkpoint was chosen; start again to take its newest one")
+            raise CheckpointError(f"{run} saved another checkpoint while this one was chosen; start again to take the newest")
         for place in (run, folder.metrics, folder.rollouts, point.checkpoint.parent):
             if place.exists() and not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
@@ -152,7 +152,7 @@ def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
             return folder, faults
         faults.append(f"{fault}; going back to the one before")
     listed = "".join(f"\n  - {fault}" for fault in faults)
-    raise CheckpointError(f"no checkpoint is whole:{listed}\nStart from the beginning with resume_from_checkpoint=false")
+    raise CheckpointError(f"no checkpoint is complete:{listed}\nStart from the beginning with resume_from_checkpoint=false")
 
 
 def _saved_at(folder: Path) -> tuple[float, int]:
@@ -164,7 +164,7 @@ def _saved_at(folder: Path) -> tuple[float, int]:
 
 
 def _fault(checkpoint: Path) -> CheckpointError | None:
-    """The fault of a checkpoint, None if it is whole."""
+    """The fault of a checkpoint, None if it is complete."""
     try:
         verify(checkpoint)
     except CheckpointError as fault:
@@ -173,7 +173,7 @@ def _fault(checkpoint: Path) -> CheckpointError | None:
 
 
 def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
-    """Whether there are whole checkpoints of more steps beside it, or it isn't among its folder's checkpoints."""
+    """Whether there are complete checkpoints of more steps beside it, or it isn't among its folder's checkpoints."""
     siblings = all_checkpoints(checkpoint.parent)
     later = (sibling for sibling in siblings if number_of(sibling) > num_done)
     return checkpoint not in siblings or any(_fault(sibling) is None for sibling in later)
@@ -222,6 +222,6 @@ def _copy_history(old: RunFolder, new: RunFolder) -> list[str]:
         except FileNotFoundError:
             continue
         except OSError as fault:
-            why = fault.strerror or "it is no file"
+            why = fault.strerror or "it isn't a file"
             notes.append(f"{source} can't be copied ({why}); this run's own file begins with its first step")
     return notes

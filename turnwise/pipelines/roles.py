@@ -1,4 +1,4 @@
-"""A role's model, with methods on samples: cut micro-batches, send them to the workers, write the results back."""
+"""A role's model, with methods on samples: they make micro-batches, send them to the workers and write the results back."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ LogprobField = Literal["old_logprobs", "ref_logprobs"]
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How a role cuts its samples. A micro-batch holds up to `max_tokens` tokens where that is set (dynamic batching), else
+    """How a role splits its samples. A micro-batch holds up to `max_tokens` tokens where that is set (dynamic batching), else
     `max_sequences` samples; this changes memory and speed, never results. An optimiser step takes `samples_per_step`
     samples."""
 

@@ -34,18 +34,18 @@ class _Place:
 
 @dataclass(slots=True)
 class RunFolder:
-    """Paths of one run. `create` makes the folder, a new one for each run; `reopen` goes on in it. One process at a time writes
-    into it."""
+    """Paths of one run. `create` makes the folder, a new one for each run; `reopen` continues an earlier one. One process at a
+    time writes into it."""
 
     path: Path
     resumed_from: Path | None = None
-    """The checkpoint that this run goes on from."""
+    """The checkpoint that this run continues from."""
     num_done: int = 0
     """Number of steps done at that checkpoint."""
     lengths: dict[Path, int] = field(default_factory=dict)
     """Bytes of those steps in the files of metrics and trajectories."""
     log: ExitStack = field(default_factory=ExitStack)
-    """Closes the log that `open_log` opens, and what else ends with the run."""
+    """Cleans up when the run ends, such as closing the log that `open_log` opened."""
     lock: TextIO | None = None
     is_new: bool = False
     """Whether this process has created the folder."""
@@ -74,7 +74,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
-        """The folder of an earlier run, to go on in."""
+        """The folder of an earlier run, which this run continues."""
         folder = cls(path.absolute())
         folder._take_lock()
         return folder
@@ -88,7 +88,7 @@ class RunFolder:
             owner = lock.read().strip()
             lock.close()
             raise CheckpointError(
-                f"{self.path} is in use by process {owner}; wait for it, stop it, or start a run of its own "
+                f"{self.path} is in use by process {owner}; wait for it, stop it, or start a new run "
                 "with resume_from_checkpoint=false"
             ) from fault
         lock.truncate(0)
@@ -112,19 +112,19 @@ class RunFolder:
         return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
 
     def go_on(self, checkpoint: Path, num_done: int) -> list[str]:
-        """Notes what the run goes on from, before files are opened. Sets damaged files aside; returns notes about them."""
+        """Notes what the run continues from, before files are opened. Sets damaged files aside; returns notes about them."""
         self.resumed_from, self.num_done, notes = checkpoint, num_done, []
         for file in filter(os.path.lexists, (self.metrics, self.rollouts)):
             try:
                 self.lengths[file] = _length_of_steps(file, num_done)
             except CheckpointError as fault:
                 kept = file.replace(file.with_name(f"{file.name}.damaged"))
-                notes.append(f"{fault}; it is kept as {kept.name}, and the run goes on with a new one")
+                notes.append(f"{fault}; it is kept as {kept.name}, and the run continues with a new one")
         return notes
 
     def begin(self, config_yaml: str) -> None:
         """Writes the resolved config, the package versions and the git revision. Cuts off the metrics and trajectories after
-        the `num_done` steps that the run goes on from, since those steps are run again."""
+        the `num_done` steps that the run continues from, since those steps are run again."""
         _replace_text(self.config, config_yaml)
         facts = {
             "packages": {"turnwise": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -136,7 +136,7 @@ class RunFolder:
             os.truncate(file, length)
 
     def open_log(self, folder: Path | None) -> None:
-        """Sends the package's log to a readable file, in `folder` or in the run's own, and its warnings to the terminal too."""
+        """Writes the package's log to a text file in `folder` (default: the run's), and its warnings to the terminal too."""
         folder = folder or self.path
         folder.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(folder / f"{self.path.parent.name}-{self.path.name}.log", encoding="utf-8")
@@ -165,7 +165,7 @@ class RunFolder:
 def _length_of_steps(file: Path, num_done: int) -> int:
     """Bytes before the first line that is of step `num_done` or later, or that a kill has cut."""
     if not file.is_file():  # opening a pipe would wait
-        raise CheckpointError(f"{file} is no file")
+        raise CheckpointError(f"{file} isn't a file")
     length = 0
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):

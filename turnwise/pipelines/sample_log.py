@@ -9,7 +9,7 @@ from turnwise.types import Group, IntArray, Trajectory, Turn
 logger = logging.getLogger(__name__)
 
 MAX_PROMPT, MAX_TEXT, MAX_TURNS = 4000, 1000, 12
-"""Most characters of the first prompt and of any other text, and most turns of an episode; the rest is counted, not shown."""
+"""Limits of what is shown: characters of the first prompt, characters of any other text, turns of an episode."""
 
 Decode = Callable[[IntArray], str]
 

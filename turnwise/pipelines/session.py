@@ -1,4 +1,4 @@
-"""Runs a pipeline to its end. Whatever ends it early, its whole steps are saved first."""
+"""Runs a pipeline to its end. Whatever ends it early, its finished steps are saved first."""
 
 import logging
 import sys
@@ -37,7 +37,7 @@ P = TypeVar("P", bound=Pipeline)
 @contextmanager
 def session(folder: RunFolder, build: Callable[[], P]) -> Iterator[P]:
     """Builds a pipeline, runs the body with it, and closes it. After Ctrl-C, SIGTERM, an error, or the end of a generator
-    around it, it saves the whole steps and prints where. A failed start leaves no folder."""
+    around it, it saves the finished steps and prints where. A failed start leaves no folder."""
     with ends_by_signals():
         with ExitStack() as start_that_failed:
             start_that_failed.callback(folder.discard)
@@ -62,7 +62,7 @@ def run_to_end(folder: RunFolder, build: Callable[[], P]) -> P:
 def _save_unfinished(
     pipeline: Pipeline, start: int, say: Callable[[str], None], kind: object, fault: BaseException | None, trace: object
 ) -> None:
-    """Saves the whole steps since `start`, if there are any, and prints where. Called when something ended the run early."""
+    """Saves the finished steps since `start`, if there are any, and prints where. Called when something ended the run early."""
     checkpoints = pipeline.checkpoints
     if fault is None or checkpoints.num_done == start or isinstance(fault, CheckpointError):
         return
@@ -70,11 +70,11 @@ def _save_unfinished(
     pipeline.interrupts.hold("saving")
     try:
         if checkpoints.is_torn and not (pipeline.cluster.keep_first_ranks() and checkpoints.has_whole_weights()):
-            steps = counted(checkpoints.num_done, "whole step")
+            steps = counted(checkpoints.num_done, "finished step")
             say(f"stopped in the middle of a weight update, after {steps}, which can't be saved; {newest}")
             return
         steps = counted(checkpoints.num_done, "step")
-        say(f"saved {steps}: {pipeline.do_checkpoint()}\ngo on with resume_from_checkpoint=true")
+        say(f"saved {steps}: {pipeline.do_checkpoint()}\ncontinue with resume_from_checkpoint=true")
     except (CheckpointError, DeadlineError, WorkerError) as second:
         say(f"the last steps could not be saved: {second}; {newest}")
     except KeyboardInterrupt:

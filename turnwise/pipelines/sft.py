@@ -86,7 +86,7 @@ class SFTPipeline:
         self.log.add(self.by_validation.see(step, metrics, self.checkpoints))
 
     def do_checkpoint(self) -> Path:
-        """Writes a model folder with the optimiser's state after the last whole step."""
+        """Writes a model folder with the optimiser's state after the last finished step."""
         with self.log.phase("checkpoint"):
             return self.checkpoints.save()
 

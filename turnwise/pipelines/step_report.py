@@ -1,4 +1,4 @@
-"""What a pipeline reports about a whole step."""
+"""What a pipeline reports about a finished step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -34,8 +34,8 @@ def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mappi
 def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> "Figure":
     """Draws a run's main metric over its steps, in training and in validation, and below it the metrics of its health.
 
-    Success in validation has its 95% Wilson interval, which takes episodes as independent. Panels without figures are left out.
-    A notebook shows the figure.
+    Success in validation has its 95% Wilson interval, which takes episodes as independent. Panels without data are left out. A
+    notebook shows the figure.
 
     Args:
         rows: the rows of a `metrics.jsonl`, of reinforcement learning or of fine-tuning.

@@ -15,7 +15,7 @@ PICTURE_SIDE = 320
 """Pixels of a picture's longer side: smaller ones are enlarged by whole numbers, larger ones shrunk."""
 FRAME_MS, LAST_FRAME_MS = 900, 2500
 MAX_LINES = 9
-"""Most lines of one text of a caption; further lines are counted."""
+"""Maximum lines of one text of a caption; further lines are counted."""
 
 _COLUMNS, _LABEL_COLUMNS = 46, 8
 _TEXT_SIZE, _LINE_HEIGHT, _MARGIN = 13, 18, 16

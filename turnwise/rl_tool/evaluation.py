@@ -144,7 +144,7 @@ def _read(group: "Group") -> list[Answer]:
 
 
 def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
-    """The figures for the answers to all rows."""
+    """The metrics of the answers to all rows."""
     from turnwise.pipelines.evaluate import EpisodeResult, Score
 
     answers = [answer for of_row in rows for answer in of_row]

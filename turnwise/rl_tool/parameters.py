@@ -45,7 +45,7 @@ class RowChoice(Action):
 
 
 class Train(RowChoice):
-    """Trains a model: imitation of answers (sft), or reinforcement of good ones (grpo, ppo)."""
+    """Trains a model: supervised fine-tuning (sft), or reinforcement learning (grpo, ppo)."""
 
     model_name: str
     """Folder of a model, or its name on the hub."""
@@ -88,7 +88,7 @@ class Train(RowChoice):
     clip_range: Positive = 0.2
     """Clip of the probability ratio."""
     max_new_tokens: Count | None = None
-    """Most tokens of an answer [512, at most half of the model's context]."""
+    """Maximum tokens per answer [512, at most half of the model's context]."""
     temperature: Positive = 1.0
     """Temperature of the answers that are trained on."""
     reward_type: str | list[str] | dict[str, float] = "accuracy"
@@ -115,7 +115,7 @@ class LoadDataset(RowChoice):
     """Loads rows, shows three as the model will see them, and says what is wrong with them."""
 
     format: Literal["sft", "rl"] = "sft"
-    """Demonstrations for imitation, or prompts with their true answers."""
+    """Demonstrations for SFT, or prompts with their true answers."""
     model_name: str | None = None
     """A model whose tokenizer measures the rows for the report [characters are counted]."""
 
@@ -141,7 +141,7 @@ class Evaluate(RowChoice):
     temperature: Positive = 1.0
     """Temperature of the answers, where k is more than 1."""
     max_new_tokens: Count | None = None
-    """Most tokens of an answer [512, at most half of the model's context]."""
+    """Maximum tokens per answer [512, at most half of the model's context]."""
     return_details: bool = False
     """Return every answer too."""
     output_dir: str | None = None

@@ -1,4 +1,4 @@
-"""`AgenticRLPipeline`: data, imitation, evaluation, reinforcement, evaluation and results, from one file."""
+"""`AgenticRLPipeline`: data, SFT, evaluation, GRPO, evaluation and results, from one file."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ class AgenticRLPipeline:
             parse(Train, with_preset(_without_action(self._training(kind, "model"))))
         parse(Evaluate, _without_action(self._evaluation("model")))
         if Path(folders[0]).resolve() == Path(folders[1]).resolve():
-            raise ConfigError(f"sft.output_dir and grpo.output_dir are both {folders[0]}; give each stage a folder of its own")
+            raise ConfigError(f"sft.output_dir and grpo.output_dir are both {folders[0]}; give each stage its own folder")
         self.results = _recorded(self.output_dir / RESULTS)
 
     def run(self) -> dict[str, Any]:
@@ -60,11 +60,11 @@ class AgenticRLPipeline:
         return found
 
     def stage2_sft_training(self) -> str:
-        """Trains by imitation; returns the folder of the model."""
+        """Trains by SFT; returns the folder of the model."""
         return str(self._stage("sft_training", self._training("sft", self._section("model")["base_model"]))["output_dir"])
 
     def stage3_sft_evaluation(self, model_path: str) -> dict[str, Any]:
-        """The figures of the model after imitation."""
+        """The evaluation of the model after SFT."""
         return self._stage("sft_evaluation", self._evaluation(model_path))
 
     def check_gate(self, evaluation: Mapping[str, Any]) -> None:
@@ -77,11 +77,11 @@ class AgenticRLPipeline:
             )
 
     def stage4_grpo_training(self, sft_model_path: str) -> str:
-        """Trains by reinforcement; returns the folder of the model."""
+        """Trains by GRPO; returns the folder of the model."""
         return str(self._stage("grpo_training", self._training("grpo", sft_model_path))["output_dir"])
 
     def stage5_grpo_evaluation(self, model_path: str) -> dict[str, Any]:
-        """The figures of the model after reinforcement."""
+        """The evaluation of the model after GRPO."""
         return self._stage("grpo_evaluation", self._evaluation(model_path))
 
     def stage6_save_results(self) -> str:
@@ -129,12 +129,12 @@ class AgenticRLPipeline:
 def _sections(found: Any, file: str) -> dict[str, Any]:
     """The sections of a file, checked; keys of an action are checked later, as that action's parameters."""
     if not isinstance(found, Mapping):
-        raise ConfigError(f"{file}: holds a {type(found).__name__}; it has the sections {', '.join(SECTIONS)}")
+        raise ConfigError(f"{file} holds a {type(found).__name__}; it has the sections {', '.join(SECTIONS)}")
     for name, section in found.items():
         if name not in SECTIONS:
             raise ConfigError(f"{file}: unknown section {name!r}.{nearest(str(name), SECTIONS)}")
         if name != "output_dir" and not isinstance(section or {}, Mapping):
-            raise ConfigError(f"{file}: {name} is {section!r:.60}; it is a section with keys of its own")
+            raise ConfigError(f"{file}: {name} is {section!r:.60}; it is a section with its own keys")
     if list(found.get("model") or ()) != ["base_model"]:
         raise ConfigError(f"{file}: the section model has the key base_model, a folder or a name of the hub, and no other")
     least = (found.get("eval") or {}).get(THRESHOLD, 0.0)

@@ -23,7 +23,7 @@ def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str
     for argument in arguments:
         if allowed is not None and argument not in allowed:
             known = ", ".join(allowed) or "none"
-            raise ConfigError(f"{argument}: isn't a parameter of {name}; it has {known}.{nearest(argument, allowed)}")
+            raise ConfigError(f"{argument} isn't a parameter of {name}; it has {known}.{nearest(argument, allowed)}")
     if name in _FUNCTIONS:
         try:
             _on_its_columns(functions[name], arguments, ["7"], ground_truth=["7"])
@@ -86,7 +86,7 @@ def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[s
         judge = Judge(**arguments) if function is Judge else None
     except TypeError as error:
         raise ConfigError(f"reward_type judge: {str(error).partition('() ')[2]}; docs/data.md says what they are") from error
-    formula = FORMULAS.get(reward_type) or inspect.getdoc(function) or "a function of your own"
+    formula = FORMULAS.get(reward_type) or inspect.getdoc(function) or "your own function"
     return {
         "reward_type": reward_type,
         "description": formula,

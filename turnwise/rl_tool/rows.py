@@ -1,4 +1,4 @@
-"""The rows of an action: found by name, formatted for imitation or reinforcement, and examined."""
+"""The rows of an action: found by name, formatted for SFT or RL, and examined."""
 
 import json
 import socket
@@ -55,7 +55,7 @@ def load(
         if problem := _problem(made):
             raise DataError(f"{row.place}: {problem}; a prompt is a text, or a list of messages with role and content")
     if not rows:
-        raise DataError(f"dataset {name}: has no rows; name one with at least one row")
+        raise DataError(f"dataset {name} has no rows; name one with at least one row")
     return Rows(name, rows, [row.columns for row in found[:number]])
 
 
@@ -75,7 +75,7 @@ def require_truths(loaded: Rows, columns: Sequence[str]) -> None:
     for number, row in enumerate(loaded.rows, start=1):
         if not any(column in row for column in columns):
             where = f"dataset {loaded.name}, row {number}"
-            raise DataError(f"{where}: has no column {' or '.join(columns)}, with which answers are compared; add it")
+            raise DataError(f"{where} has no column {' or '.join(columns)}, with which answers are compared; add it")
 
 
 def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping[str, Any]) -> tuple[str, Sequence[TableRow]]:
@@ -124,7 +124,7 @@ def _of_python(rows: Any, name: str) -> list[TableRow]:
     listed = [TableRow(f"{name}, row {number}", row) for number, row in enumerate(rows, start=1)]
     for row in listed:
         if not isinstance(row.columns, Mapping):
-            raise DataError(f"{row.place}: is a {type(row.columns).__name__}; a row is a dict of columns")
+            raise DataError(f"{row.place} is a {type(row.columns).__name__}; a row is a dict of columns")
     return listed
 
 

@@ -105,7 +105,7 @@ def _export(asked: Export) -> dict[str, Any]:
 
     out = Path(asked.output_dir)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"output_dir {out} is there already and isn't overwritten; name a new folder")
+        raise ConfigError(f"output_dir {out} already exists and isn't overwritten; name a new folder")
     base = base_of_adapter(asked.model_path)
     model = export_model(asked.model_path, out, parse_dtype(asked.dtype))
     return {

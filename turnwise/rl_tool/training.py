@@ -213,7 +213,7 @@ def _critic(asked: Train) -> dict[str, Any]:
 
 
 def new_tokens(model: str, asked: int | None) -> int:
-    """Most tokens of an answer: what was asked for, else 512, at most half of the model's context."""
+    """Maximum tokens per answer: what was asked for, else 512, at most half of the model's context."""
     shape = read_model_shape(model)
     context = min(shape.context_length, _DEFAULT_CONTEXT) if shape else _DEFAULT_CONTEXT
     return asked or min(_DEFAULT_NEW_TOKENS, context // 2)

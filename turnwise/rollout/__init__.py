@@ -1,2 +1,2 @@
-"""Plays groups of trajectories from tasks: admission, seeds, retries, the journal. Knows protocols, not agents or engines. What
-it refuses is a TurnwiseError; its message says when it is raised."""
+"""Plays groups of trajectories from tasks: admission, seeds, retries, the journal. Knows protocols, not agents or engines.
+Errors that a user can fix are TurnwiseErrors."""

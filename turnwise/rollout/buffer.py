@@ -81,8 +81,8 @@ class GroupBuffer:
         self._num_filtered += rejected == "filtered"
 
     def select(self) -> bool:
-        """Gives places of the step to finished groups; returns whether all places are taken. A group keeps its place, so it may
-        be trained on before the other groups end. Quick groups come first, unless that would make another group late."""
+        """Selects finished groups for the step; returns whether it has all that it asked for. A selected group stays selected,
+        so it may be trained on before the other groups end. Quick groups come first, unless another would then be late."""
         num_wanted, candidates = self._num_wanted, list(self._unselected)
         if self.settings.is_ordered:
             lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])
@@ -104,7 +104,7 @@ class GroupBuffer:
         return len(self.selected) >= num_wanted
 
     def select_recorded(self, wanted: Sequence[int]) -> bool:
-        """Gives the next places to these groups, if all of them have finished; returns whether they have."""
+        """Selects these groups if all of them have finished; returns whether they have."""
         is_there = self._finished.keys() >= set(wanted)
         for index in wanted if is_there else ():
             self._select(index)
@@ -141,7 +141,7 @@ class GroupBuffer:
 
     @property
     def num_missing(self) -> int:
-        """Free places of the step."""
+        """Number of groups that the step still lacks."""
         return max(0, self._num_wanted - len(self.selected))
 
     @property

@@ -87,7 +87,7 @@ def read_groups(path: Path, temperature: float | None = None) -> Recording:
         losses.append(f"left out as incomplete: {_named(broken, 'groups')}")
     if not groups:
         found = "; ".join(losses) or "it is empty"
-        raise DataError(f"{path} holds no whole group of trajectories: {found}; `turnwise rollout CONFIG` writes such files")
+        raise DataError(f"{path} holds no complete group of trajectories: {found}; `turnwise rollout CONFIG` writes such files")
     for trajectory in (trajectory for group in groups for trajectory in played_of(group)):
         try:
             # Policy versions of the run that played mean nothing in the run that trains.

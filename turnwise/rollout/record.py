@@ -34,8 +34,8 @@ class RecordKey(NamedTuple):
 
 
 class StateKeyWriter:
-    """Writes the state keys of one group. Keys are only compared within a group: keys that are equal when written are equal
-    when read. A key that JSON can't hold comes back as its number.
+    """Writes the state keys of one group. Keys are only compared within a group: equal keys stay equal. A key that JSON can't
+    hold comes back as its number.
 
     >>> keys = StateKeyWriter()
     >>> keys.encode(7), keys.encode((1, b"door")), keys.encode(frozenset({3})), keys.encode((1, b"door"))["object"]

@@ -19,7 +19,7 @@ class RecordEnd(RolloutError):
 
 class RecordedServer:
     """Answers with the turns of a trajectory, in order, if the prompt is the recorded context. It has those methods of
-    `PolicyServer` that one conversation needs. Without `is_whole`, the trajectory may go on after its last turn."""
+    `PolicyServer` that one conversation needs. Without `is_whole`, the trajectory may continue after its last turn."""
 
     def __init__(self, trajectory: Trajectory, is_whole: bool = True) -> None:
         self._trajectory = trajectory
@@ -102,7 +102,7 @@ async def replay(
     turns = [turn for part in played for turn in part.turns]
     for number, turn in enumerate(trajectory.turns):
         if number == len(turns):
-            raise difference(trajectory, number, "the loop ended before it, and the record goes on")
+            raise difference(trajectory, number, "the loop ended before it, and the record continues")
         for name in ("observation", "action", "reward") if is_whole else ("observation",):
             expected, got = getattr(turn, name), getattr(turns[number], name)
             if expected != got:

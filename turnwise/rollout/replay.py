@@ -23,7 +23,7 @@ class RolloutReplay:
     is_exhausted: bool = False
 
     def num_batches(self, num_trajectories: int) -> int:
-        """Number of whole batches."""
+        """Number of complete batches."""
         return len(self.groups) * self.group_size // num_trajectories
 
     def describe(self) -> str:
@@ -53,7 +53,7 @@ class RolloutReplay:
         if state.get("replayed_sha256") != self._digest(num_episodes):
             raise CheckpointError(
                 f"this checkpoint wasn't saved by a run that trained from {self.name} as it is now, so its position means "
-                "nothing; bring the file back, or start a new run from the weights with pretrain"
+                "nothing; restore the file, or start a new run from the weights with pretrain"
             )
         self.num_episodes = num_episodes
 

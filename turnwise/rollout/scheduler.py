@@ -101,9 +101,9 @@ class RolloutScheduler:
         return part.groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """The batch as one part or, if streamed, in several: groups in the order in which they end, each as soon as it has a
-        place in the batch, while the others still play. Raises what `get_batch` raises. A batch that is closed before its last
-        part is played again; `close` closes it too."""
+        """The batch as one part or, if streamed, in several: groups in the order in which they end, each as soon as it is
+        selected for the batch, while the others still play. Raises what `get_batch` raises. A batch that is closed before its
+        last part is played again; `close` closes it too."""
         self._open_parts = self._parts(num_trajectories, is_streamed)
         return self._open_parts
 
@@ -327,7 +327,7 @@ class RolloutScheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the sequence of tasks, the number of episodes handed out, and the groups played ahead of training. A
-        run that goes on from here starts unfinished groups again, with the same seeds."""
+        run that continues from here starts unfinished groups again, with the same seeds."""
         return {
             **self._buffer.state_dict(),
             "num_episodes": self.num_episodes,
@@ -339,8 +339,8 @@ class RolloutScheduler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "next_index" not in state:
             raise CheckpointError(
-                "this checkpoint was saved by a run that trained from a file; go on with the same --from-rollouts, or start a "
-                "new run from its weights with pretrain"
+                "this checkpoint was saved by a run that trained from a file; continue with the same --from-rollouts, or start "
+                "a new run from its weights with pretrain"
             )
         if "groups" not in state:
             raise CheckpointError(

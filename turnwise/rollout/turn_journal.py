@@ -69,7 +69,7 @@ class TurnJournal:
             self._file.write(line)
             self._size += len(line)
         except OSError as fault:
-            logger.warning("%s is off from here on: %s", self._path.name, fault)
+            logger.warning("%s records nothing more: %s", self._path.name, fault)
             self._file = None
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""What a worker is told about its place among the ranks of its role."""
+"""A worker's position among the ranks of its role."""
 
 import os
 from collections.abc import Mapping

@@ -61,8 +61,7 @@ def join_processes(meeting: str | None, rank: int, world_size: int, device: str)
 
 
 def _meet(store: dist.Store, rank: int, world_size: int) -> None:
-    """Waits until all processes have arrived. torch itself would wait as long as it does for a sum, and would react to no
-    signal."""
+    """Waits until all processes have arrived. torch itself would wait as long as for a sum, and ignore signals."""
     names = [f"rank {number}" for number in range(world_size)]
     store.set(names[rank], "")
     end = time.monotonic() + _JOIN_S

@@ -279,7 +279,7 @@ class Watchdog:
             if callable(self._previous):
                 self._previous(signum, frame)
         elif frame is not None and frame.f_code.co_filename == __file__:
-            # A wait is being entered or left. If it goes on, the next look sends another signal.
+            # A wait is being entered or left. If it continues, the next look sends another signal.
             return
         elif wait in self._waits():
             self._pending = None

@@ -9,7 +9,7 @@ from turnwise.errors import ToolError
 
 MAX_CHARACTERS = 1000
 MAX_BITS = 4096
-"""Most bits of a whole number, intermediate results included: larger ones would take seconds."""
+"""Maximum bits of a whole number, intermediate results included: larger ones would take seconds."""
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -35,7 +35,7 @@ def calculator(expression: str) -> str:
         tree = ast.parse(expression.strip(), mode="eval")
         return str(_value(tree.body))
     except (SyntaxError, RecursionError, MemoryError) as fault:
-        raise ToolError(f"{expression!r} is no arithmetic expression") from fault
+        raise ToolError(f"{expression!r} isn't an arithmetic expression") from fault
 
 
 def _value(node: ast.expr) -> int | float:

@@ -84,7 +84,7 @@ def readable_files() -> list[tuple[str, int]]:
 
 
 def become_nobody() -> str:
-    """Changes from root to a user of its own, drops all capabilities (users may hold some too), and says who runs the code."""
+    """Changes from root to its own user, drops all capabilities (users may hold some too), and says who runs the code."""
     if os.geteuid() == 0:
         uid = FIRST_UID + os.getpid() % NUM_UIDS
         try:

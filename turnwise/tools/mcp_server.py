@@ -30,7 +30,7 @@ class McpServer:
         for key, value in config.items():
             texts = [value] if isinstance(value, str) else [*value, *(value.values() if isinstance(value, dict) else [])]
             if not isinstance(value, KEYS[key]) or not value or not all(isinstance(text, str) for text in texts):
-                raise ConfigError(f"mcp: config.{key} is {value!r}; it must be a {KEYS[key].__name__} of texts")
+                raise ConfigError(f"mcp: config.{key} is {value!r}; it must be a {KEYS[key].__name__} of strings")
         if ("command" in config) == ("url" in config):
             raise ConfigError("mcp: config has command, a list of words, or url; give one of them")
         if tool_schema:
@@ -67,8 +67,8 @@ class McpTool(StatelessTool):
 
 
 class _Connection:
-    """A client in an event loop of its own, since a client belongs to one task and episodes come and go. After a lost
-    connection the next call makes a new client."""
+    """A client in its own event loop, since a client belongs to one task and episodes come and go. After a lost connection the
+    next call makes a new client."""
 
     def __init__(self, how: Mapping[str, Any]) -> None:
         self._how, self._loop = how, asyncio.new_event_loop()

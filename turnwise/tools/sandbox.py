@@ -26,7 +26,7 @@ JAIL = Path(__file__).with_name("jail.py")
 LOOK_S = 0.05
 """Seconds between two measurements of the folder's size."""
 START_S, KILL_S = 60.0, 10.0
-"""Most seconds that a busy machine takes to start the launcher, or the kernel to end a killed process."""
+"""Time limits in seconds: for a busy machine to start the launcher, and for the kernel to end a killed process."""
 MEBIBYTE = 1 << 20
 
 
@@ -39,7 +39,7 @@ class Limits:
     memory_mb: int = 512
     """Address space in MiB, at least 64; Python itself takes about 30."""
     max_output: int = 20_000
-    """Most bytes of output that are kept: half from its beginning, half from its end."""
+    """Maximum bytes of output that are kept: half from its beginning, half from its end."""
     disk_mb: int = 64
     """MiB of all files in its folder; a single file may take a quarter of them."""
     threads: int = 32
@@ -74,8 +74,7 @@ class _Process:
         self.has_begun, self.has_ended, self.status = asyncio.Event(), asyncio.Event(), 1
 
     def read(self) -> bytes | None:
-        """Reads at most one buffer of the available output and returns it: empty at the end, None if nothing is available
-        yet."""
+        """Reads and returns at most one buffer of output: empty at the end, None if nothing is available yet."""
         try:
             chunk = read = os.read(self._pipe, 1 << 16)
         except BlockingIOError:
@@ -135,7 +134,7 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
 def isolation() -> str:
     """The means by which this system isolates the model's Python code, found by running an empty program. Raises
     NotAvailableError, which says what is missing, if it has none."""
-    with ThreadPoolExecutor(1) as pool:  # an event loop of its own, whether or not the caller is in one
+    with ThreadPoolExecutor(1) as pool:  # its own event loop, whether or not the caller is in one
         return pool.submit(asyncio.run, run_python("")).result().isolation
 
 

@@ -67,7 +67,7 @@ def _indexed(path: Path, *changes: int) -> tuple[Sequence[tuple[str, str]], Any]
     for place, row in read_jsonl(path):
         id, text = row.get("id"), row.get("text")
         if isinstance(id, bool) or not isinstance(id, str | int) or not isinstance(text, str):
-            raise DataError(f"{place}: a document has id (a text or a whole number) and text; this one has {', '.join(row)}")
+            raise DataError(f"{place}: a document has id (a string or a whole number) and text; this one has {', '.join(row)}")
         if str(id) in found:
             raise DataError(f"{place}: the id {id!r} is that of {found[str(id)][0]} too; ids of documents are unique")
         found[str(id)] = (place, text)
@@ -76,6 +76,6 @@ def _indexed(path: Path, *changes: int) -> tuple[Sequence[tuple[str, str]], Any]
     texts = [text for _, text in documents]
     words = _library().tokenize(texts, token_pattern=WORD, stopwords=[], show_progress=False)
     if not words.vocab.keys() - {""}:
-        raise DataError(f"{path}: has no document with a word; write objects with id and text, one a line")
+        raise DataError(f"{path} has no document with a word; write objects with id and text, one per line")
     index.index(words, show_progress=False)
     return documents, index

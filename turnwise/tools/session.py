@@ -49,7 +49,7 @@ class OfferedTool:
     timeout_s: float | None = None
     """Seconds of one call; None = `agent.tool_timeout_s`."""
     max_concurrency: int | None = None
-    """Most calls at the same time; None = any number."""
+    """Maximum calls at the same time; None = any number."""
     name: str = field(init=False)
     _arguments: Draft202012Validator = field(init=False)
     _places: asyncio.Semaphore | None = field(init=False, default=None)
@@ -66,7 +66,7 @@ class OfferedTool:
         try:
             Draft202012Validator.check_schema(parameters)
         except SchemaError as fault:
-            raise ConfigError(f"the schema of the tool {self.name}: parameters is no JSON schema: {fault.message}") from fault
+            raise ConfigError(f"the schema of the tool {self.name}: parameters isn't a JSON schema: {fault.message}") from fault
         if isinstance(parameters, Mapping) and "additionalProperties" not in parameters:
             parameters = {**parameters, "additionalProperties": False}
         self._arguments = Draft202012Validator(parameters)
@@ -166,8 +166,7 @@ class ToolSession:
         return result
 
     async def rewards(self) -> dict[str, float]:
-        """The reward that each tool gives this episode, where it isn't 0. Raises ToolFault if a reward isn't a finite
-        number."""
+        """The reward that each tool gives this episode, where it isn't 0. Raises ToolFault if a reward isn't finite."""
         found: dict[str, float] = {}
         for name, offered in self._tools.items():
             found[name] = finite(await self._answer(offered, "calc_reward", self._states[name]), f"{name}.calc_reward")
@@ -184,7 +183,7 @@ class ToolSession:
         text = result.text if isinstance(result, Observation) else result
         if not isinstance(text, str) or (isinstance(result, Observation) and result.media):
             what = "pictures" if isinstance(text, str) else f"a {type(text).__name__}"
-            raise ToolFault(f"the tool {offered.name} returned {what}; a tool of this version returns a text")
+            raise ToolFault(f"the tool {offered.name} returned {what}; a tool returns a string")
         return ToolResult(readable(text))
 
     async def _answer(self, offered: OfferedTool, method: str, *arguments: Any) -> Any:

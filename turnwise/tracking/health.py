@@ -25,8 +25,7 @@ MOSTLY = 0.9
 MIN_NATS = 0.1
 """Below this entropy per response, siblings are nearly always the same."""
 BLOWN_FACTOR, BLOWN_NATS = 3.0, 1.0
-"""How far above its lowest level the entropy per token must be, as a factor and in nats: exploration that grows doesn't
-triple."""
+"""How far above its lowest level the entropy per token must be, as a factor and in nats: growing exploration doesn't triple."""
 NUM_ERRORS, NUM_RISE_ERRORS, NUM_FOR_NOISE = 5.0, 2.0, 50
 """Standard errors that a loss must exceed (the best of hundreds of steps is high by chance too), those that a rise must exceed,
 and the number of steps that they are estimated from."""
@@ -107,8 +106,7 @@ class History:
         return [success for success in self.success[start:stop] if math.isfinite(success)]
 
     def error(self, num_steps: int = BLOCK) -> float:
-        """Standard error of the difference of two means over this many steps; a trend hardly shows between neighbouring
-        steps."""
+        """Standard error of the difference of two means over this many steps; neighbouring steps hardly show a trend."""
         recent = self.successes(-NUM_FOR_NOISE)
         return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / num_steps) if len(recent) > 1 else math.inf
 
@@ -286,7 +284,7 @@ class Health:
 
 
 def _figures(row: Row) -> Figures:
-    """The row and two more figures: whether all scores were equal (no token has an advantage), the share of valid answers."""
+    """The row with two more metrics: whether all scores were equal (no token has an advantage), the share of valid answers."""
     figures = Figures(row)
     figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
     # The advantages of a critic are never all 0: its errors are in them.

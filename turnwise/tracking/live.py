@@ -23,7 +23,7 @@ from turnwise.tracking.terminal import TerminalTracker, Ticker
 REFRESH_PER_S = 2
 """How often a thread of rich draws the screen. A drawing takes a few milliseconds of the run's time."""
 MAX_SHOWN_LINES = 8
-"""Most lines of a sample, so that the whole stays on one screen."""
+"""Maximum lines of a sample, so that the whole stays on one screen."""
 _LABEL_WIDTH, _BAR_WIDTH, _MIN_BAR_WIDTH = 10, 32, 8
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -47,7 +47,7 @@ class Screen:
         self._shown = Text("\n", no_wrap=True, overflow="ellipsis").append(first, "bold").append("\n".join(["", *rest]))
 
     def log(self, step: int, metrics: Mapping[str, float], now: float) -> None:
-        """Takes over the figures of a finished step."""
+        """Takes over the metrics of a finished step."""
         interval_s = self.pace.end_step(step, now)
         for column in self._columns.all:
             if (value := column.read(metrics)) is not None:

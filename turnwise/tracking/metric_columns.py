@@ -10,7 +10,7 @@ from turnwise.package_tables import read_table
 
 
 class MetricColumn(NamedTuple):
-    """One figure: its title, the format of its value, and the metric; in the name `*` stands for any one part."""
+    """One metric to show: its title, the format of its value, and its name, in which `*` stands for any one part."""
 
     title: str
     form: str
@@ -38,7 +38,7 @@ class MetricColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MetricColumns:
-    """The figures of one pipeline: `trends` say how well training goes, `validation` is the same on held-out data."""
+    """The metrics that one pipeline shows: `trends` say how well training goes, `validation` is the same on held-out data."""
 
     trends: tuple[MetricColumn, ...]
     validation: MetricColumn

@@ -21,12 +21,12 @@ PUBLISHED_PHASES = {"ref_log_probs": "ref_log_probs_values_reward"}
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Extra methods of a tracker that people watch: it is told of the phases within a step."""
+    """Extra methods of a tracker that people watch live: it is told when a phase within a step begins."""
 
     def begin_phase(self, name: str) -> None: ...
 
     def show(self, text: str) -> None:
-        """Shows a few lines until the next call."""
+        """Shows a few lines of text until the next call."""
         ...
 
 

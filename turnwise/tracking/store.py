@@ -15,7 +15,7 @@ from turnwise.spec import TRACKERS
 logger = logging.getLogger(__name__)
 
 START_S, WRITE_S, CLOSE_S = 120.0, 1.0, 60.0
-"""Seconds that a run waits for a library to start, to accept a step (the rest happens while the run goes on), and to end."""
+"""Seconds that a run waits for a library to start, to accept a step (the rest happens while the run continues), and to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TrackedRun:
 
 
 class Store(Protocol):
-    """One run in a tracking library. It is only called in one thread of its own."""
+    """One run in a tracking library. It is only called in its own thread."""
 
     place: str
     """Where people find the run."""
@@ -46,8 +46,8 @@ class Store(Protocol):
 
 
 class StoreTracker:
-    """Writes to the store that `start` makes, in a thread of its own. The first failure is logged and turns the tracker off.
-    Raises NotAvailableError if the store can't start, naming the arguments that make it work without network and login."""
+    """Writes to the store that `start` makes, in its own thread. The first failure is logged and turns the tracker off. Raises
+    NotAvailableError if the store can't start, naming the arguments that make it work without network and login."""
 
     def __init__(self, name: str, start: Callable[[], Store]) -> None:
         self._name, self._text = name, ""
@@ -95,7 +95,7 @@ class StoreTracker:
         while self._calls and self._calls[0].done():
             fault = self._calls.popleft().exception()
             if fault is not None and self._store is not None:
-                logger.warning("%s is off from here on: %s; metrics.jsonl has every step", self._name, _described(fault))
+                logger.warning("%s gets nothing more: %s; metrics.jsonl has every step", self._name, _described(fault))
                 for call in self._calls:
                     call.cancel()
                 self._calls.clear()

@@ -13,7 +13,7 @@ from turnwise.runtime.stopwatch import Stopwatch
 logger = logging.getLogger(__name__)
 
 MAX_SPANS = 200_000
-"""Most spans, about 25 MB. Later spans are counted and left out."""
+"""Maximum spans, about 25 MB. Later spans are counted and left out."""
 MAX_LANES = 16
 """Rows for overlapping spans of one track; further ones are only counted."""
 _SHORT_S, _GAP_S = 2e-4, 2e-4

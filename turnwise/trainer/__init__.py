@@ -1,1 +1,1 @@
-"""Training from Python: what the commands do, with objects instead of texts as arguments."""
+"""Training from Python: what the commands do, with objects instead of strings as arguments."""

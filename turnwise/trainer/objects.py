@@ -1,4 +1,4 @@
-"""Converts a Trainer's arguments to values of a config. A Python object becomes a text: module, name and hash of its source."""
+"""Converts a Trainer's arguments to values of a config. A Python object becomes a string: module, name and source hash."""
 
 import hashlib
 import inspect
@@ -16,9 +16,9 @@ from turnwise.errors import ConfigError
 
 
 class Objects:
-    """The objects of one Trainer by the texts that stand for them, `object_<hash>.<module>:<name>`.
+    """The objects of one Trainer by the strings that stand for them, `object_<hash>.<module>:<name>`.
 
-    Once the objects are installed, in modules of their own, the text works like any other `module:Class`. Objects of turnwise
+    Once the objects are installed, in their own modules, the string works like any other `module:Class`. Objects of turnwise
     itself keep their usual names.
 
     >>> Objects().text_of(Objects)
@@ -29,7 +29,7 @@ class Objects:
         self._by_text: dict[str, Any] = {}
 
     def text_of(self, value: Any) -> str:
-        """The text that from now on stands for a class, a function, another callable, or rows."""
+        """The string that from now on stands for a class, a function, another callable, or rows."""
         named = _named(value)
         owner = f"{_owner(value).__name__}." if isinstance(value, MethodType) else ""
         module, name = (_identifier(part) for part in (named.__module__ or "", f"{owner}{named.__name__}"))
@@ -43,7 +43,7 @@ class Objects:
         return text
 
     def install(self) -> None:
-        """Puts the objects where their texts are looked up. Each run does so, since another Trainer may have replaced them."""
+        """Puts the objects where their strings are looked up. Each run does so: another Trainer may have replaced them."""
         for text, value in self._by_text.items():
             module, _, name = text.partition(":")
             vars(sys.modules.setdefault(module, ModuleType(module)))[name] = value
@@ -114,7 +114,7 @@ def _source(value: Any) -> str:
 
 
 def plain_values(value: Any, objects: Objects, key: str) -> Any:
-    """The value as a YAML file could hold it, with classes and functions as texts. Raises ConfigError for any other object."""
+    """The value as a YAML file could hold it, with classes and functions as strings. Raises ConfigError for other objects."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -130,14 +130,14 @@ def plain_values(value: Any, objects: Objects, key: str) -> Any:
             return objects.text_of(value)
     kind = type(value).__name__
     raise ConfigError(
-        f"{key}: got {str(value)[:60]!r}, an instance of {kind}; a setting is a number, a text, a list or a dict, a class or a "
+        f"{key}: got {str(value)[:60]!r}, an instance of {kind}; a setting is a number, a string, a list, a dict, a class or a "
         f"function. An environment is given by its class, and its arguments by env={{'{kind}': {{'env_type': {kind}, "
         "'env_config': {…}}}"
     )
 
 
 def custom_envs(env: Any) -> dict[str, Any]:
-    """Environments by tag, made of one (a class, a text, or a section with `env_type`) or of several by tag."""
+    """Environments by tag, made of one (a class, a string, or a section with `env_type`) or of several by tag."""
     if not isinstance(env, Mapping) or "env_type" in env:
         kind = env["env_type"] if isinstance(env, Mapping) else env
         name = kind.__name__ if isinstance(kind, type) else str(kind) if isinstance(kind, str) else type(kind).__name__
@@ -167,7 +167,7 @@ def data_section(
 
 
 def _files(rows: Any, objects: Objects) -> list[str]:
-    """Names of files or of hub data sets as they are; rows become a text that stands for them."""
+    """Names of files or of hub data sets as they are; rows become a string that stands for them."""
     if isinstance(rows, str | Path):
         return [str(rows)]
     if isinstance(rows, list | tuple) and rows and all(isinstance(name, str | Path) for name in rows):

@@ -33,7 +33,7 @@ class Trainer:
     Args:
         model: folder of the model, or its name on the Hugging Face hub (`pretrain` of the config).
         env: a class, a registered name or `module:Class`, a section of `custom_envs`, or several of these by tag.
-        algorithm: a name (`adv_estimator` of the config) or a class of your own.
+        algorithm: a name (`adv_estimator` of the config) or your own class.
         train_dataset: rows to train on: a list of dicts, a `datasets.Dataset`, or names of files.
         eval_dataset: the same, for validation.
         reward_funcs: functions, or their names, that score what was played, each with one of `reward_weights` [1].
@@ -105,7 +105,7 @@ class Trainer:
             changes = {} if done is None else {"resume_from_checkpoint": str(done)}
             config = self._parse(changes if max_steps is None else {**changes, "max_steps": max_steps})
         if done is not None and int(done.name.rpartition("-")[2]) >= config.max_steps:
-            print(f"all {config.max_steps} steps are done: {done}; train(max_steps=…) goes on from there")
+            print(f"all {config.max_steps} steps are done: {done}; train(max_steps=…) continues from there")
             return
         with _alone():
             self._objects.install()
@@ -163,7 +163,7 @@ class Trainer:
             what = "best model" if best else "checkpoint"
             raise ConfigError(f"save: this Trainer has no {what} yet; call train() first")
         if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file())):
-            raise ConfigError(f"save: {folder} is there already, and no model; name another folder, or remove it first")
+            raise ConfigError(f"save: {folder} already exists and isn't a model folder; name another, or remove it first")
         export_model(chosen, folder)
         told = "the best model, {metric} {value:g} after {step} steps".format(**best_facts(kept)) if kept else ""
         if not best:

@@ -37,7 +37,7 @@ class DeepSpeedStrategy(TorchStrategy):
 
     `options` is DeepSpeed's own config. DeepSpeed sums gradients over micro-batches and ranks, clips them, and changes its own
     copy of the weights. Schedule, loss scale, denominators and checkpoints are turnwise's own. Checkpoints hold whole tensors,
-    so a run can go on with another number of ranks, another stage, or `torch_train`.
+    so a run can continue with another number of ranks, another stage, or `torch_train`.
 
     All ranks pass over the same number of micro-batches, even those of weight 0, since ZeRO 3 gathers weights for each. The
     parts of an optimiser step are kept until the last one, which computes all of them. Raises ConfigError if the role isn't on

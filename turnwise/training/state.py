@@ -72,7 +72,7 @@ def load_state(
     state lacks an optimiser that is needed, tensors have another shape, or adapters another base model."""
     file = folder / TRAINER_FILE
     if not file.is_file():
-        raise ModelError(f"{folder}: holds no training state ({TRAINER_FILE}); `pretrain` loads plain model folders")
+        raise ModelError(f"{folder} holds no training state ({TRAINER_FILE}); `pretrain` loads plain model folders")
     state = load_trainer_state(file)
     if adapters is None:
         _load_weights(folder, model, gathered)
@@ -103,15 +103,15 @@ def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
             raise ValueError("it has other parts")
     except (OSError, ValueError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, UnpicklingError) as error:
         raise ModelError(
-            f"{file}: isn't a training state that turnwise wrote, so nothing in it is run; it is damaged, or another "
-            "program wrote it: go on from another checkpoint"
+            f"{file} isn't a training state that turnwise wrote, so nothing in it is run; it is damaged, or another "
+            "program wrote it: continue from another checkpoint"
         ) from error
     return state
 
 
 def _load_weights(folder: Path, model: PreTrainedModel, gathered: Gathered) -> None:
     if (folder / ADAPTER_CONFIG).is_file():
-        raise ModelError(f"{folder}: holds LoRA adapters, not all parameters; set lora_rank as it was to go on with it")
+        raise ModelError(f"{folder} holds LoRA adapters, not all parameters; set lora_rank as it was to continue with it")
     trust = trusted_already(model)
     saved, missing = load_pretrained(type(model), folder, load_config(folder, trust), dtype=model.dtype, trust=trust)
     require_weights(folder, missing)

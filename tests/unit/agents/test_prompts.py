@@ -46,12 +46,12 @@ def test_what_an_environment_returns_is_never_read_as_a_template() -> None:
     [
         ("{observaton}", r"Did you mean 'observation'"),
         ("{observation} {history}", "belongs to mode: step"),
-        ("{observation.text}", "is no placeholder"),
-        ("{observation!r}", "is no placeholder|without formats"),
+        ("{observation.text}", "isn't a placeholder"),
+        ("{observation!r}", "isn't a placeholder|without formats"),
         ("{turn_idx:03d}", "without formats"),
         ('{"action": "Left"}', "twice"),
         ("{observation", "twice"),
-        ("{}", "is no placeholder"),
+        ("{}", "isn't a placeholder"),
     ],
 )
 def test_a_template_that_cannot_be_filled_is_refused_at_once(template: str, message: str) -> None:

@@ -225,7 +225,7 @@ def test_a_refused_request_leaves_the_ledger_as_it_was(chatml):
     left = conversation.remaining_tokens()
     with pytest.raises(ServerError, match="no response left"):
         play(conversation, ["two"])
-    with pytest.raises(ChatTemplateError, match="knows texts only"):
+    with pytest.raises(ChatTemplateError, match="takes strings only"):
         asyncio.run(conversation.generate([{"role": "user", "content": [{"type": "image"}]}]))
     assert len(conversation.turns) == 1 and conversation.remaining_tokens() == left
 

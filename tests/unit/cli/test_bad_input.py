@@ -98,7 +98,7 @@ def model_folder(tmp_path, tiny_model, damage):
         ("not a model", "it has no config.json"),
         ("no tokenizer", "has no tokenizer"),
         ("no template", "no chat template"),
-        ("cut weights", "model.safetensors: is cut"),
+        ("cut weights", "model.safetensors is cut"),
     ],
 )
 def test_a_model_folder_that_cannot_be_used(job, refused, tmp_path, tiny_model, damage, message):

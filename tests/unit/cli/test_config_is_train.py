@@ -87,7 +87,7 @@ BAD = [
     ([f"{ENV}.size=-4"], "FrozenLake: got size -4"),
     ([f"{ENV}.siz=4"], "got an unexpected keyword argument 'siz'"),
     ([f"{ENV}.render_mode=rgb_array"], "observations are pictures, and no model of this version reads pictures"),
-    (["custom_envs.Lake.env_type=own_parts:NoEnv"], "env_type: NoEnv is no environment, since it has no reset, step"),
+    (["custom_envs.Lake.env_type=own_parts:NoEnv"], "env_type: NoEnv isn't an environment, as it has no reset, step"),
     (["custom_envs.Lake.env_type=own_parts:loss"], "own_parts has no class 'loss'"),
     ([OWN_ENV], "env_config of 'own_parts:Env': missing a required argument: 'depth'"),
     ([OWN_ENV, f"{ENV}.depth=-1"], "env_config: making and closing an environment raised ValueError: depth is negative"),
@@ -100,8 +100,8 @@ BAD = [
         "hf has no such option (it has: n",
     ),
     (["actor_train.model_args.lora_target='.*proj'"], "'.*proj' isn't the name of a module; write a list: "),
-    (["actor_train.model_args.lora_target=[q_proj,lm_head]"], "'lm_head' is no linear module that can get adapters"),
-    (["actor_train.model_args.lora_target=[self_attn.q_pro]"], "'self_attn.q_pro' is no linear module that can get adapters"),
+    (["actor_train.model_args.lora_target=[q_proj,lm_head]"], "'lm_head' isn't a linear module that can get adapters"),
+    (["actor_train.model_args.lora_target=[self_attn.q_pro]"], "'self_attn.q_pro' isn't a linear module that can get adapters"),
 ]
 
 
@@ -130,7 +130,7 @@ def test_what_train_refuses_config_refuses(overrides, message, config, tmp_path,
 
 LACKING = [
     (["pretrain=nowhere"], "pretrain: nowhere: no such model folder"),
-    (["pretrain=org/none-such"], "pretrain: org/none-such: isn't on this machine, and HF_HUB_OFFLINE is set"),
+    (["pretrain=org/none-such"], "pretrain: org/none-such isn't on this machine, and HF_HUB_OFFLINE is set"),
     (
         ["use_kl_loss=true", "reference.model_args.model_name_or_path=./x"],
         "reference.model_args.model_name_or_path: x: no such",
@@ -428,7 +428,7 @@ def test_texts_that_are_not_utf8_are_named_with_their_line(tmp_path, capsys):
     (tmp_path / "text").write_bytes("Up\nFüße\n".encode("latin-1"))
     for words in (["make-model", "--out", str(tmp_path / "model"), "--text"], ["check-env", "frozen_lake", "--actions-file"]):
         assert main([*words, str(tmp_path / "text")]) == 2
-        assert f"{tmp_path}/text, line 2: isn't UTF-8 (byte 0xfc); save the file as UTF-8" in capsys.readouterr().err
+        assert f"{tmp_path}/text, line 2 isn't UTF-8 (byte 0xfc); save the file as UTF-8" in capsys.readouterr().err
 
 
 def test_a_hub_name_plays(capsys):

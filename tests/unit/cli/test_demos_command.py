@@ -108,7 +108,7 @@ def test_actions_with_commas_come_from_a_file_and_players_from_a_class(capsys: p
         (["frozen_lake", "--policy", "own_doors:Statue"], "has no act()"),
         (["own_doors:Door", "--policy", "own_doors:Tired"], "gave up at once"),
         (["own_doors:Broken", "--policy", "own_doors:Opener"], "the handle came off"),
-        (["frozen_lake", "--out", "own_doors.py"], "it is there already"),
+        (["frozen_lake", "--out", "own_doors.py"], "already exists"),
         (["frozen_lake", "--error-rate", "0.5"], "has no effect"),
         (["frozen_lake", "--policy", "erring", "--error-rate", "1.5"], "from 0 to 1"),
         (["frozen_lake", "--episodes", "0"], "at least 1"),

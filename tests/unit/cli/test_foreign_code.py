@@ -154,7 +154,7 @@ def test_the_start_names_an_environment_that_can_not_be_made(job, capsys, way, a
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ("NoEnv", "NoEnv is no environment, since it has no reset, step, close, metric_reductions"),
+        ("NoEnv", "NoEnv isn't an environment, as it has no reset, step, close, metric_reductions"),
         ("Median", "metric 'success' has reduction 'median'; allowed: mean, sum, max, min, last"),
     ],
 )

@@ -120,7 +120,7 @@ def test_make_model_writes_over_nothing(tmp_path, capsys):
     (tmp_path / "precious" / "thesis.tex").write_text("...")
     assert main(["make-model", "--out", str(tmp_path / "precious")]) == 2
     assert main(["make-model", "--out", str(tmp_path / "precious" / "thesis.tex")]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert (tmp_path / "precious" / "thesis.tex").read_text() == "..."
 
 

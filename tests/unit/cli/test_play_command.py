@@ -242,7 +242,7 @@ def take_terminal():
         (["frozen_lake", "--policy", ".", "--tokenizer", "."], "a model has its own"),
         (["frozen_lake", "--policy", "openai:http://a", "--model-name", "x", "--ids"], "--ids shows token ids"),
         (["frozen_lake", "--seed", "-1"], "--seed is -1"),
-        (["lake.yaml", "custom_envs.Lake.env_config.render_mode=rgb_array", "--policy", "random"], "knows texts only"),
+        (["lake.yaml", "custom_envs.Lake.env_config.render_mode=rgb_array", "--policy", "random"], "takes strings only"),
         ([f"{TOYS}:LettersEnv", "--policy", "random"], "--actions a,b,c"),
         (["odd_envs:RaisingEnv", "--policy", "random"], "RuntimeError: the toy is broken"),
         (["lake.yaml", "--tag", "Lak"], "Did you mean 'Lake'?"),

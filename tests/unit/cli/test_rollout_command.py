@@ -154,7 +154,7 @@ def test_training_takes_the_file(job, capsys):
     [
         (["rollout", "CONFIG", "--batches", "0"], "--batches is 0"),
         (["rollout", "CONFIG", "--out", "nowhere/x.jsonl"], "there is no folder nowhere"),
-        (["rollout", "CONFIG", "--out", "job.yaml"], "it is there already"),
+        (["rollout", "CONFIG", "--out", "job.yaml"], "already exists"),
         (["rollout", "CONFIG", "--out", "x" * 300], "can't be written (File name too long)"),
         (["rollout", "CONFIG", "--model", "nowhere"], "no such model folder"),
         (["rollout", "CONFIG", "group_filter=own:keep"], "no module 'own'"),
@@ -214,4 +214,4 @@ def test_a_replay_goes_through_the_loop_and_stops_at_the_first_difference(job, c
     where, said = complaint(another_reward)
     assert f"{where}turn 1, reward: expected" in said
     where, said = complaint(lambda turns: turns.append(turns[-1]))
-    assert ", the loop ended before it, and the record goes on" in said and where in said
+    assert ", the loop ended before it, and the record continues" in said and where in said

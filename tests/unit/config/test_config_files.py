@@ -290,7 +290,7 @@ WHOLE = {"training_args": {"per_device_train_batch_size": 64, "gradient_accumula
             "up to 1 batch ahead; at new weights responses are finished; groups are trained on as they end; stale tokens are "
             "trained on as they are",
         ),
-        ({"async_generation_ratio": 2, "stream_training": False}, "groups are trained on when the batch is whole"),
+        ({"async_generation_ratio": 2, "stream_training": False}, "groups are trained on when the batch is complete"),
         ({"async_generation_ratio": 2}, "up to 2 batches ahead"),
         ({"train_infer_correction": {"is_weight": {}}}, "stale tokens are corrected by train_infer_correction"),
         ({"train_infer_correction": {"is_weight": {"enabled": False}}}, "stale tokens are trained on as they are"),

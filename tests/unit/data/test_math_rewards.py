@@ -101,7 +101,7 @@ def test_demonstrations_and_tasks_have_one_prompt():
     assert shown["messages"][0]["content"] == asked["prompt"] and asked["ground_truth"] == row["answer"].split()[-1]
     assert is_correct(shown["messages"][1]["content"], asked["ground_truth"])
     for make in (sft_row, rl_row):
-        with pytest.raises(DataError, match="line 3: has the columns text"):
+        with pytest.raises(DataError, match="line 3 has the columns text"):
             make({"text": "a"}, "line 3")
 
 

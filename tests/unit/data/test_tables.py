@@ -44,11 +44,11 @@ def test_every_form_gives_the_same_rows(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("empty.jsonl", b"", "empty.jsonl: has no rows"),
+        ("empty.jsonl", b"", "empty.jsonl has no rows"),
         ("missing.jsonl", None, "missing.jsonl: no such file"),
         ("missing.parquet", None, "missing.parquet: no such file"),
-        ("broken.parquet", b"nothing of the kind", "broken.parquet: isn't a readable Parquet file"),
-        ("list.jsonl", b"[1]\n", "list.jsonl, line 1: is [1]; a line is a JSON object"),
+        ("broken.parquet", b"nothing of the kind", "broken.parquet isn't a readable Parquet file"),
+        ("list.jsonl", b"[1]\n", "list.jsonl, line 1 is [1]; a line is a JSON object"),
         ("rows.csv", b"a,b\n", "rows.csv: has another form; rows are read from .jsonl and .parquet files"),
     ],
 )

@@ -304,7 +304,7 @@ def test_an_environment_without_a_defect_passes_every_check() -> None:
         (TextActionsEnv, "actions", "TextActionsEnv.actions is 'abcd'; a random player needs a sequence of str"),
         (ExpertlessEnv, "expert_action", "expert_action raises IndexError: no plan"),
         (NumberExpertEnv, "expert_action", r"expert_action\(\) gave 1; an action is a str"),
-        (lambda split: CloselessEnv(), "metric_reductions", "is no environment, since it has no step, close"),
+        (lambda split: CloselessEnv(), "metric_reductions", "isn't an environment, as it has no step, close"),
         (ListMetricsEnv, "metric_reductions", "metric_reductions is a list of 1; it must be a dict"),
         (NumberTextEnv, "reset", "the observation's text is a int; it must be a str"),
         (NoPictureEnv, "reset", r"media hold an array of uint8 \[4, 4\]; each must be .* \[H, W, 3\]"),

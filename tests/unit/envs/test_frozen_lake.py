@@ -205,8 +205,8 @@ def test_the_rules_say_slippery_only_where_it_is() -> None:
         ({"size": 1}, "size must be at least 2"),
         ({"p": "0.8"}, "p '0.8'; it must be a number"),
         ({"is_slippery": "false"}, "is_slippery 'false'; it must be true or false"),
-        ({"map_rows": "SFFG"}, "map_rows 'SFFG' must be a list of texts"),
-        ({"action_lookup": {0: "A", 1: "a", 2: "B", 3: "C"}}, "a word of its own"),
+        ({"map_rows": "SFFG"}, "map_rows 'SFFG' must be a list of strings"),
+        ({"action_lookup": {0: "A", 1: "a", 2: "B", 3: "C"}}, "its own word"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, object], message: str) -> None:

@@ -221,10 +221,10 @@ def test_the_rules_explain_what_is_shown() -> None:
         ({"search_depth": 1.5}, "search_depth 1.5; it must be at least 1, a whole number"),
         ({"grid_lookup": "#_O√XPS"}, "must map each of 0, 1, 2, 3, 4, 5, 6 to a word"),
         ({"grid_vocab": 5}, "grid_vocab 5 must say"),
-        ({"grid_lookup": {0: "#", 1: "_"}}, "grid_lookup .* each of 0, 1, 2, 3, 4, 5, 6 a word of its own"),
+        ({"grid_lookup": {0: "#", 1: "_"}}, "grid_lookup .* each of 0, 1, 2, 3, 4, 5, 6 its own word"),
         ({"grid_vocab": {"#": "wall"}}, "what each symbol of grid_lookup means: # _ O √ X P S"),
-        ({"action_lookup": {0: "A", 1: "B", 2: "C", 3: "D"}}, "action_lookup .* each of 1, 2, 3, 4 a word of its own"),
-        ({"action_lookup": {1: "A", 2: "a", 3: "C", 4: "D"}}, "a word of its own"),
+        ({"action_lookup": {0: "A", 1: "B", 2: "C", 3: "D"}}, "action_lookup .* each of 1, 2, 3, 4 its own word"),
+        ({"action_lookup": {1: "A", 2: "a", 3: "C", 4: "D"}}, "its own word"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, object], message: str) -> None:

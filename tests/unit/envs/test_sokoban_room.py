@@ -217,8 +217,8 @@ def test_letters_are_read_and_written() -> None:
         (["######", "#@$$.#", "######"], "1 players, 2 boxes and 1 targets"),
         (["#####", "#@  #", "#####"], "at least one"),
         (["#####", "#@ *#", "#####"], "solved already"),
-        ("#####", "must be a list of texts"),
-        ([5, 6], "must be a list of texts"),
+        ("#####", "must be a list of strings"),
+        ([5, 6], "must be a list of strings"),
     ],
 )
 def test_what_is_no_room_is_refused(rows: Any, message: str) -> None:

@@ -118,7 +118,7 @@ def test_arguments_that_the_game_chokes_on_are_the_configs(kwargs: dict[str, Any
         *(({"id": f"{game}-v0"}, f"textarena's {game} can't be played: it {why}") for game, why in REFUSED.items()),
         ({"id": NUMBERS, "kwargs": {"maximum": 9}}, "GuessTheNumber-v0 with kwargs.*maximum"),
         ({"id": NUMBERS, "kwargs": 5}, "kwargs 5; it must be a mapping"),
-        ({"id": 5}, "id 5; it must be a text"),
+        ({"id": 5}, "id 5; it must be a string"),
         ({"id": NUMBERS, "split": "test"}, "split 'test'"),
         ({"id": NUMBERS, "format_penalty": 1.0}, "would reward invalid actions"),
     ],

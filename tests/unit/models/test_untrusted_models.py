@@ -121,7 +121,7 @@ def test_training_states_and_adapters_are_never_run(marker: Path, tmp_path: Path
     model = toy_model()
     save_state(tmp_path / "state", model, None)
     torch.save(Evil(marker), tmp_path / "state" / "trainer_state.pt")
-    with pytest.raises(ModelError, match=r"trainer_state.pt: isn't a training state that turnwise wrote") as raised:
+    with pytest.raises(ModelError, match=r"trainer_state.pt isn't a training state that turnwise wrote") as raised:
         load_state(tmp_path / "state", model, None)
     assert "weights_only" not in str(raised.value)
     adapter = tmp_path / "adapter"
@@ -168,14 +168,14 @@ KNOWN_TO_CONFIG = [
     (config_of(hidden_size="32"), r"config.json: hidden_size is '32'"),
     (config_of(hidden_size=64), r"config.json: hidden_size is 64, and model.embed_tokens.weight beside it is .*set it to 32"),
     (config_of(vocab_size=300), r"config.json: vocab_size is 300"),
-    (cut("model.safetensors", 1000), r"model.safetensors: is cut"),
-    (cut("model.safetensors", -1), r"model.safetensors: is cut"),
-    (text("config.json", b"\xff\xfe{"), r"config.json: isn't UTF-8 text"),
-    (text("config.json", b"\0"), r"config.json: is no readable JSON.*line 1"),
-    (text("config.json", b"[" * 10**5), r"config.json: is no readable JSON"),
-    (text("config.json", b"[]"), r"config.json: holds a list"),
-    (text("tokenizer.json", b"{"), r"tokenizer.json: is no readable JSON"),
-    (text("tokenizer_config.json", b"\xff"), r"tokenizer_config.json: isn't UTF-8"),
+    (cut("model.safetensors", 1000), r"model.safetensors is cut"),
+    (cut("model.safetensors", -1), r"model.safetensors is cut"),
+    (text("config.json", b"\xff\xfe{"), r"config.json isn't UTF-8 text"),
+    (text("config.json", b"\0"), r"config.json isn't readable JSON.*line 1"),
+    (text("config.json", b"[" * 10**5), r"config.json isn't readable JSON"),
+    (text("config.json", b"[]"), r"config.json holds a list"),
+    (text("tokenizer.json", b"{"), r"tokenizer.json isn't readable JSON"),
+    (text("tokenizer_config.json", b"\xff"), r"tokenizer_config.json isn't UTF-8"),
     (lambda folder: (folder / "config.json").unlink(), r"has no config.json"),
 ]
 
@@ -203,7 +203,7 @@ def test_a_path_that_is_no_model_folder(tmp_path: Path) -> None:
     (tmp_path / "run/checkpoints/checkpoint-7").mkdir(parents=True)
     (tmp_path / "run/checkpoints/checkpoint-7/config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_text("")
-    with pytest.raises(ConfigError, match=r"model.safetensors: is a file; name the folder around it"):
+    with pytest.raises(ConfigError, match=r"model.safetensors is a file; name the folder that it is in"):
         parse_config({"pretrain": str(tmp_path / "model.safetensors"), "custom_envs": LAKE})
     with pytest.raises(ConfigError, match=r"name one of its checkpoints, such as .*checkpoints/checkpoint-7"):
         parse_config({"pretrain": str(tmp_path / "run"), "custom_envs": LAKE})

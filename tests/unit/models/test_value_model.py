@@ -115,7 +115,7 @@ def test_what_is_no_value_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"score\.\w+ is 3.* in the weights and 1.* for one label, which"):
         load_value_model(tmp_path / "many")
     AutoConfig.for_model("t5").save_pretrained(tmp_path / "encoder")
-    with pytest.raises(ModelError, match="t5 model is no decoder"):
+    with pytest.raises(ModelError, match="t5 model isn't a decoder"):
         load_value_model(tmp_path / "encoder")
     with pytest.raises(ModelError, match="no such model folder"):
         load_value_model(tmp_path / "none")

@@ -269,7 +269,7 @@ def test_a_run_that_was_interrupted_in_a_validation_is_repeated_up_to_it(make_co
     pipeline.log = Disturbing(pipeline.log, "val")
     with pytest.raises(KeyboardInterrupt):
         run_to_end(folder, lambda: pipeline)
-    with pytest.raises(DataError, match="no whole validation after 2 batches: its run was ended there"):
+    with pytest.raises(DataError, match="no complete validation after 2 batches: its run ended there"):
         run_small(config, replay=folder.path)
 
 

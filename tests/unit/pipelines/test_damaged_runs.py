@@ -210,7 +210,7 @@ def test_a_run_folder_that_cannot_be_written_goes_on_in_another(copied, monkeypa
     monkeypatch.setattr(RunFolder, "reopen", classmethod(refuse))
     checkpoint, path, said = resumed(config)
     assert checkpoint == "checkpoint-2" and path != run and path.parent == run.parent
-    assert "Read-only file system" in said and "goes on in a folder of its own" in said
+    assert "Read-only file system" in said and "continues in a new folder" in said
     assert (path / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
 
 
@@ -269,7 +269,7 @@ def test_permissions_hide_no_checkpoint(owned, name, mode, expected):
     if expected == "checkpoint-1":
         assert "going back to the one before" in said
     elif name in ("checkpoints", "run.lock", "metrics.jsonl", "rollouts.jsonl", ""):
-        assert path != run and "goes on in a folder of its own" in said
+        assert path != run and "continues in a new folder" in said
     else:
         assert path == run
 
@@ -284,7 +284,7 @@ def test_a_checkpoint_of_another_state_is_one_sentence(copied):
         noted = json.loads((folder / MANIFEST_FILE).read_text())
         noted["pipeline.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         (folder / MANIFEST_FILE).write_text(json.dumps(noted))
-    with pytest.raises(CheckpointError, match=r"pipeline.json holds nothing that rollouts can go on from"):
+    with pytest.raises(CheckpointError, match=r"pipeline.json has no usable state of rollouts"):
         build_agentic(config, start_run(config))
 
 
@@ -292,6 +292,6 @@ def test_a_path_to_a_damaged_one_names_a_whole_one(copied):
     config, run = copied
     newest = run / "checkpoints" / "checkpoint-2"
     (newest / "run.yaml").write_bytes(GARBAGE)
-    with pytest.raises(CheckpointError, match="checkpoint-1 is whole"):
+    with pytest.raises(CheckpointError, match="checkpoint-1 is complete"):
         find_resume_point(config.model_copy(update={"resume_from_checkpoint": str(newest)}))
     assert resume.number_of(newest) == 2

@@ -135,7 +135,7 @@ def test_what_its_run_rejected_is_left_out(altered, tiny_model, tmp_path, caplog
     folder = run(make_config(tiny_model, tmp_path), rollouts=altered(change))
     groups = {trajectory.task.id for _, trajectory in read_journal(folder.rollouts)}
     assert groups == {"train/Letters/0", "train/Letters/2"}
-    assert "of 6 whole ones 3 were rejected when they were played" in caplog.text
+    assert "of 6 complete ones 3 were rejected when they were played" in caplog.text
 
 
 def test_a_filter_of_this_config_is_applied(altered, tiny_model, tmp_path, caplog):
@@ -245,7 +245,9 @@ def half_a_pair(record):
     ],
 )
 def test_a_line_that_is_no_trajectory_is_named(altered, tiny_model, tmp_path, change, message):
-    said = rf"altered.jsonl holds no whole group .*: 24 of 24 lines can't be read \(.*{message}.*\): 1, 2, 3 and 21 more lines"
+    said = (
+        rf"altered.jsonl holds no complete group .*: 24 of 24 lines can't be read \(.*{message}.*\): 1, 2, 3 and 21 more lines"
+    )
     with pytest.raises(DataError, match=said):
         run(make_config(tiny_model, tmp_path), rollouts=altered(change))
 

@@ -138,7 +138,7 @@ def test_a_job_in_the_background_ends_by_sigterm_too(tmp_path):
 def test_half_an_update_is_not_saved(tmp_path, capsys):
     assert end(tmp_path, KeyboardInterrupt, changed=1, during=press(signal.SIGINT, at=1, times=2)).saved == []
     said = capsys.readouterr().err
-    assert "middle of a weight update, after 1 whole step" in said and "no checkpoint yet" in said
+    assert "middle of a weight update, after 1 finished step" in said and "no checkpoint yet" in said
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), WorkerError("a rank has ended"), DeadlineError("waited 2 s")])

@@ -151,7 +151,7 @@ def test_a_resume_that_fails_in_the_start_changes_no_file(make_config, tmp_path)
 def test_where_no_checkpoint_is_whole_nothing_starts_anew(make_config):
     stopped = run(make_config(max_steps=1))
     (stopped.checkpoints.path / "checkpoint-1" / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+    with pytest.raises(CheckpointError, match="no checkpoint is complete"):
         run(make_config(resume_from_checkpoint=True))
 
 
@@ -192,7 +192,7 @@ def test_a_corrupted_checkpoint_that_was_asked_for_is_refused_with_a_whole_one(m
     stopped = run(make_config(max_steps=2))
     broken = stopped.checkpoints.path / "checkpoint-2"
     (broken / "trainer_state.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"trainer_state.pt is missing; .*checkpoint-1 is whole"):
+    with pytest.raises(CheckpointError, match=r"trainer_state.pt is missing; .*checkpoint-1 is complete"):
         run(make_config(resume_from_checkpoint=str(broken)))
 
 

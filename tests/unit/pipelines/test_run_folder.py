@@ -66,7 +66,7 @@ def test_a_damaged_log_hides_no_checkpoint(tmp_path, kind):
         folder.metrics.symlink_to(folder.metrics.name)
     (note,) = folder.go_on(tmp_path, 2)
     folder.begin("a: 3")
-    found = "metrics.jsonl, line 2 is damaged" if kind == "line" else "metrics.jsonl is no file"
+    found = "metrics.jsonl, line 2 is damaged" if kind == "line" else "metrics.jsonl isn't a file"
     assert found in note and "it is kept as metrics.jsonl.damaged" in note
     assert not os.path.lexists(folder.metrics) and os.path.lexists(folder.path / "metrics.jsonl.damaged")
 

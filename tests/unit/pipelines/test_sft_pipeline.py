@@ -57,7 +57,7 @@ def test_max_steps_ends_it_earlier(tiny_model, tmp_path):
 
 def test_a_row_that_is_too_long_is_named(tiny_model, tmp_path):
     path = write_demonstrations(tmp_path / "long.jsonl", 1, answer="P _ " * 100)
-    with pytest.raises(DataError, match=r"line 1: has \d+ tokens, more than sequence_length 64"):
+    with pytest.raises(DataError, match=r"line 1 has \d+ tokens, more than sequence_length 64"):
         fine_tune(tiny_model, tmp_path, train_files=[path])
 
 

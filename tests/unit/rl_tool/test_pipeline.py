@@ -133,7 +133,7 @@ def test_a_model_below_the_gate_isn_t_trained_on(write):
     ("changes", "said"),
     [
         ({"sft": {"num_epoch": 3}}, "Did you mean 'num_epochs'"),
-        ({"grpo": {"output_dir": "out/sft"}}, "a folder of its own"),
+        ({"grpo": {"output_dir": "out/sft"}}, "its own folder"),
         ({"eval": {"max_sample": 3}}, "Did you mean 'max_samples'"),
         ({"eval": {"sft_accuracy_threshold": 30}}, "it is an accuracy from 0 to 1"),
         ({"model": {"base_modl": "m"}}, "has the key base_model, .* and no other"),

@@ -84,7 +84,7 @@ REFUSED = [
     ({"model_name": "M", "dataset": "none.jsonl"}, "data", "none.jsonl"),
     ({"model_name": "M", "dataset": []}, "data", "has no rows"),
     ({"model_name": "M", "dataset": ROWS, "split": "test"}, "config", "split: rows given in Python have none"),
-    ({"model_name": "M", "dataset": [{"text": "a"}]}, "data", "row 1: has the columns text"),
+    ({"model_name": "M", "dataset": [{"text": "a"}]}, "data", "row 1 has the columns text"),
     ({"model_name": "M", "dataset": ROWS, "algorithm": "grpo", "num_generations": 1}, "config", "num_generations is 1"),
     ({"model_name": "M", "dataset": ROWS, "lora_target_modules": ["q_prj"]}, "config", "Did you mean 'q_proj'"),
     ({"model_name": "M", "dataset": ROWS, "batch_size": 0}, "config", "batch_size: "),
@@ -114,7 +114,7 @@ REFUSED = [
     ({"model_name": "M", "preset": "tiny"}, "config", "quick, small, medium, full"),
     ({"action": "evaluate", "model_path": "M", "use_lora": True}, "config", "holds no LoRA adapter"),
     ({"action": "evaluate", "model_path": "M", "dataset": [{"prompt": "a"}]}, "data", "no column ground_truth"),
-    ({"action": "export", "model_path": "M", "output_dir": "."}, "config", "is there already"),
+    ({"action": "export", "model_path": "M", "output_dir": "."}, "config", "already exists"),
 ]
 
 

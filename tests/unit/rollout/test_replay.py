@@ -86,7 +86,7 @@ def test_the_good_part_of_a_damaged_file_is_used_and_the_rest_named(written, dam
 def test_a_file_without_a_whole_group_is_refused(written, content, said):
     path, lines = written(group(0))
     path.write_bytes(lines[0].encode() if content is None else content)
-    with pytest.raises(DataError, match=f"holds no whole group.*{said}"):
+    with pytest.raises(DataError, match=f"holds no complete group.*{said}"):
         read_groups(path)
 
 

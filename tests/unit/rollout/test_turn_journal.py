@@ -199,7 +199,7 @@ def test_a_disk_that_fails_turns_it_off_and_is_said_once(tmp_path: Path, caplog:
     for _ in range(10):
         journal.append(lambda: {"episode": "e", "text": "x" * 60})
     journal.close()
-    assert caplog.text.count("turns.jsonl is off from here on: [Errno 2]") == 1
+    assert caplog.text.count("turns.jsonl records nothing more: [Errno 2]") == 1
 
 
 def test_a_line_that_can_not_be_made_is_shown_as_what_it_is(tmp_path: Path) -> None:

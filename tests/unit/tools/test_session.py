@@ -55,7 +55,7 @@ def test_a_result_is_a_text(tool: Any, arguments: dict[str, Any], text: str) -> 
         (divide, {"a": 1, "b": 2, "c": 3}, "Invalid arguments for 'divide': Additional properties are not allowed"),
         (calculator, {"expression": "__import__('os')"}, "Error executing 'calculator'"),
         (calculator, {"expression": "9 ** 9 ** 9"}, "the power is too large"),
-        (calculator, {"expression": "(" * 900}, "is no arithmetic expression"),
+        (calculator, {"expression": "(" * 900}, "isn't an arithmetic expression"),
         (Notebook(), {"text": "mistake"}, "Error executing 'note': no such page"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_row_may_select_tools() -> None:
     ("wrong", "said"),
     [
         ({}, "has no function with a name"),
-        ({"function": {"name": "a", "parameters": {"type": "objekt"}}}, "the tool a: parameters is no JSON schema"),
+        ({"function": {"name": "a", "parameters": {"type": "objekt"}}}, "the tool a: parameters isn't a JSON schema"),
     ],
 )
 def test_a_schema_that_is_none_is_refused(wrong: dict[str, Any], said: str) -> None:

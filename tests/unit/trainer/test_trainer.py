@@ -204,7 +204,7 @@ def test_an_object_is_recorded_compared_and_asked_for(keys, capsys, tmp_path):
     del sys.modules[text.partition(":")[0]]
     file = trainer.run_folder / "config.yaml"
     (tmp_path / "config.yaml").write_text(file.read_text().replace("object_", "object_0"))
-    with pytest.raises(ConfigError, match=r"an object that a Trainer was given in Python; go on there"):
+    with pytest.raises(ConfigError, match=r"an object that a Trainer was given in Python; continue there"):
         Trainer.from_config(tmp_path / "config.yaml")
     capsys.readouterr()
     assert main(["train", str(tmp_path / "config.yaml"), "resume_from_checkpoint=true"]) == 2
@@ -275,7 +275,7 @@ def test_save_before_training_and_over_something_else_is_refused(keys, tmp_path)
         with pytest.raises(ConfigError, match="call train"):
             ask()
     trainer.train()
-    with pytest.raises(ConfigError, match="is there already, and no model"):
+    with pytest.raises(ConfigError, match="already exists and isn't a model folder"):
         trainer.save(tmp_path)
 
 

@@ -111,7 +111,7 @@ def test_a_state_of_other_adapters_or_of_another_base_is_refused(tmp_path: Path)
         make_strategy(seed=5).load(tmp_path / "adapters")
     with pytest.raises(ModelError, match=r"holds LoRA adapters, not all parameters; set lora_rank"):
         TorchStrategy(toy_model(), optimizer=OptimizerSettings(1e-2)).load(tmp_path / "adapters")
-    with pytest.raises(ModelError, match=r"no adapters; go on with it without lora_rank"):
+    with pytest.raises(ModelError, match=r"no adapters; continue with it without lora_rank"):
         make_strategy().load(tmp_path / "whole")
 
 

@@ -1,4 +1,4 @@
-"""Examines an environment before training: finds faults, says what to change, and shows the figures."""
+"""Examines an environment before training: finds faults, says what to change, and shows what was measured."""
 
 import os
 import time
@@ -43,7 +43,7 @@ class CheckSettings:
     """The random player's actions, if the environment has no `actions`."""
     count_tokens: Callable[[str], int] | None = None
     token_budget: int | None = None
-    """Most tokens of a context."""
+    """Maximum tokens per context."""
     is_split_given: bool = False
     """Whether the environment's arguments hold a `split`, which then is the same for training and validation."""
 
@@ -97,7 +97,7 @@ def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: Che
 def _of_broken(broken: BrokenCall) -> Finding:
     advice = ""
     if broken.hangs:
-        advice = "give it a time limit of its own, or allow more with --timeout (env_step_timeout_s in training)"
+        advice = "give it its own time limit, or allow more with --timeout (env_step_timeout_s in training)"
     elif broken.is_raised and broken.method == "step":
         advice = "an exception fails the episode: answer with an observation, or with terminated"
     elif broken.is_raised:
@@ -265,7 +265,7 @@ class _Examination:
         yield findings.times(self._clock, sum(counts) / len(counts), os.cpu_count() or 1)
 
     def _episodes(self, choose: Callable[[CheckedEnv, int], Callable[[], str] | None]) -> list[CheckedEpisode]:
-        """One episode per seed, each in an environment of its own; none if `choose` finds no player."""
+        """One episode per seed, each in its own environment; none if `choose` finds no player."""
         episodes: list[CheckedEpisode] = []
         for seed in self._seeds("train"):
             with self._opened() as env:
@@ -335,8 +335,8 @@ def _of_picture(rendered: Any) -> Finding:
     if rendered is None:
         return Finding("render", "ok", "draws nothing: pictures show the observation")
     if isinstance(rendered, str):
-        return Finding("render", "ok", f"a text of {len(rendered.splitlines())} lines")
+        return Finding("render", "ok", f"a string of {len(rendered.splitlines())} lines")
     if is_picture(rendered):
         return Finding("render", "ok", f"a picture of {rendered.shape[1]} × {rendered.shape[0]}")
     shown = f"{rendered.dtype} {list(rendered.shape)}" if isinstance(rendered, np.ndarray) else type(rendered).__name__
-    return Finding("render", "warning", f"returns {shown}", "return uint8 [H, W, 3], a text, or None")
+    return Finding("render", "warning", f"returns {shown}", "return uint8 [H, W, 3], a string, or None")

@@ -14,11 +14,11 @@ Verdict = Literal["ok", "warning", "error", "skipped"]
 CHARACTERS_PER_TOKEN = 8
 """More characters per token than any usual text has."""
 COOPERATIVE_S = 1e-3
-"""Most seconds that a turn, with its share of constructor and reset, may take between two steps of the sampler."""
+"""Maximum seconds that a turn, with its share of constructor and reset, may take between two steps of the sampler."""
 TAIL_S = 1e-2
-"""Most seconds that the slowest step in a hundred may take."""
+"""Maximum seconds that the slowest step in a hundred may take."""
 BLOCK_S = 0.1
-"""Most seconds that a start may hold up all other episodes."""
+"""Maximum seconds that a start may hold up all other episodes."""
 NUM_WAITING = 16
 """Number of concurrent calls suggested for an environment that waits for something other than a processor."""
 
@@ -104,8 +104,7 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
-    """The reward of text that isn't an action. It should be lower than most rewards of actions, or training learns such
-    text."""
+    """The reward of text that isn't an action. Training learns such text unless most actions earn more."""
     result = ", ".join(f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers)
     if not episodes:
         return judged("no action", f"{result}; what actions get wasn't examined")

@@ -56,7 +56,7 @@ def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) 
     for turn, (one, other) in enumerate(zip_longest(expected, got)):
         where = f"at turn {turn}" if turn else "at the start"
         if one is None or other is None:
-            return "end", f"{where}: one episode is over and the other goes on"
+            return "end", f"{where}: one episode is over and the other continues"
         for name, first, second in zip(CallResult._fields, one, other, strict=True):
             if first != second:
                 shown = ["the pictures differ"] if name == "images" else _shown(first, second)
@@ -101,8 +101,8 @@ CallTimes = defaultdict[str, Timings]
 
 
 class CheckedEnv(AbstractContextManager["CheckedEnv"]):
-    """An environment in a thread of its own, so that a call that never returns can be abandoned. Every method raises
-    BrokenCall. The constructor raises TurnwiseError if that of the environment refuses its arguments."""
+    """An environment in its own thread, so that a call that never returns can be abandoned. Every method raises BrokenCall. The
+    constructor raises TurnwiseError if that of the environment refuses its arguments."""
 
     def __init__(self, make: Callable[[], Env], timeout_s: float, clock: CallTimes) -> None:
         self._thread = DaemonThread("check-env")

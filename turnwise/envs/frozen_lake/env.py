@@ -25,8 +25,8 @@ class FrozenLakeEnv(GridEnv):
     """A lake of `size` × `size` cells, drawn from the seed; the reward is 1 on reaching the goal, else 0. Raises
     EnvironmentFault if an argument is out of range.
 
-    An action that isn't one of the four words (in any case) moves nothing and costs `format_penalty` (≤ 0); the episode goes
-    on. The environment has no step limit of its own; the agent's `max_steps` is one.
+    An action that isn't one of the four words (in any case) moves nothing and costs `format_penalty` (≤ 0); the episode
+    continues. The environment has no step limit of its own; the agent's `max_steps` is one.
 
     Args:
         size: cells of a side, at least 2.

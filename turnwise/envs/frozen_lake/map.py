@@ -58,7 +58,7 @@ def map_hash(rows: Sequence[str]) -> int:
 
 
 def in_split(rows: Sequence[str], split: Split | None) -> bool:
-    """Whether a map belongs to `split`. Its content decides: a quarter of all maps validate, the others train."""
+    """Whether a map belongs to `split`. By its content: a quarter of all maps are for validation."""
     return split is None or (map_hash(rows) % 4 == 0) == (split == "val")
 
 
@@ -83,7 +83,7 @@ def _drawn(seed: int, size: int, p: float, split: Split | None) -> Rows:
             return rows
     raise EnvironmentFault(
         f"no solvable {size}×{size} map with p {p} for split {split!r} in {MAX_DRAWS} draws; raise p, or for a tiny or "
-        f"hole-free lake, which has too few maps to share out, set split: null or map_rows in env_config"
+        f"hole-free lake, which has too few maps to split, set split: null or map_rows in env_config"
     )
 
 
@@ -97,7 +97,7 @@ def check_map_arguments(size: int, p: float) -> None:
 def check_rows(rows: Sequence[str]) -> Rows:
     """A given map as a tuple. Raises EnvironmentFault if it isn't a valid map."""
     if isinstance(rows, str) or not isinstance(rows, Sequence) or not all(isinstance(row, str) for row in rows):
-        raise EnvironmentFault(f"map_rows {rows!r} must be a list of texts, one a row")
+        raise EnvironmentFault(f"map_rows {rows!r} must be a list of strings, one per row")
     letters = "".join(rows)
     if not letters or len({len(row) for row in rows}) != 1 or set(letters) - set("SFHG"):
         raise EnvironmentFault(f"map_rows {list(rows)!r} must be rows of one length, of the letters S, F, H and G")

@@ -34,7 +34,7 @@ def action_words(
         )
     words = {number: word.strip() for number, word in words.items()}
     if not words or len({word.lower() for word in words.values()} - {""}) != len(words) or (names and len(names) != len(words)):
-        raise EnvironmentFault(f"action_names {names!r} must give each action a word of its own")
+        raise EnvironmentFault(f"action_names {names!r} must give each action its own word")
     return words
 
 
@@ -42,7 +42,7 @@ def _number(env_id: str, number: Any, numbers: range) -> int:
     text = str(number).strip()
     if not text.isdecimal() or int(text) not in numbers:
         raise EnvironmentFault(
-            f"action_names: {number!r} is no action of gymnasium's {env_id}; its actions are {_shown(numbers)}"
+            f"action_names: {number!r} isn't an action of gymnasium's {env_id}; its actions are {_shown(numbers)}"
         )
     return int(text)
 
@@ -51,7 +51,7 @@ def _known_number(env_id: str, name: str, by_name: Mapping[str, int]) -> int:
     word = name.strip().lower()
     if word not in by_name:
         raise EnvironmentFault(
-            f"action_names: {name!r} is no action of gymnasium's {env_id}; its actions are {', '.join(by_name)}; "
+            f"action_names: {name!r} isn't an action of gymnasium's {env_id}; its actions are {', '.join(by_name)}; "
             f"rename one with {{number: word}}.{nearest(word, by_name)}"
         )
     return by_name[word]

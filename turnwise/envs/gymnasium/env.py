@@ -28,7 +28,7 @@ class GymnasiumEnv(HeldOutEnv):
     """The environment `id` of gymnasium's registry. Its results stay as they are, except that observations become text.
 
     An action that isn't one of the words (in any case) doesn't reach the environment. It costs `format_penalty` (≤ 0), the
-    observation stays, and the episode goes on. `truncated`, which a time limit sets, cuts the episode from outside. Raises
+    observation stays, and the episode continues. `truncated`, which a time limit sets, cuts the episode from outside. Raises
     EnvironmentFault if there is no such environment, an argument isn't allowed, or its spaces don't fit; NotAvailableError if
     gymnasium, or a package that the environment needs to play or draw, isn't installed.
 
@@ -70,9 +70,9 @@ class GymnasiumEnv(HeldOutEnv):
         check_choice("gymnasium", "split", split, (*get_args(Split), None))
         check_format_penalty(format_penalty)
         check_count("gymnasium", "max_observation_chars", max_observation_chars)
-        check_type("gymnasium", "id", id, str, "a text, such as Taxi-v4")
+        check_type("gymnasium", "id", id, str, "a string, such as Taxi-v4")
         check_type("gymnasium", "kwargs", kwargs or {}, Mapping, "a mapping of the constructor's arguments")
-        check_type("gymnasium", "renderer", renderer or "", str, "a text, such as space")
+        check_type("gymnasium", "renderer", renderer or "", str, "a string, such as space")
         if not str(success).removeprefix("info:") or not str(success).startswith("info:"):
             check_choice("gymnasium", "success", success, (*OUTCOMES, "info:KEY", None))
         if renderer == "ansi" and render_mode == "rgb_array":

@@ -11,7 +11,7 @@ from turnwise.errors import EnvironmentFault
 
 MAX_ACTIONS = 256
 MAX_NUMBERS = 256
-"""Most numbers of an array that are listed one by one."""
+"""Maximum size of an array whose numbers are listed one by one."""
 
 
 def action_numbers(space: Any, env_name: str) -> range:

@@ -85,8 +85,8 @@ def layout_hash(layout: Layout) -> int:
 
 
 def in_split(layout: Layout, split: Split | None) -> bool:
-    """Whether a room belongs to `split`. Its content decides: a quarter of all rooms validate, the others train. Only the fixed
-    part counts, so no state of a held-out room occurs in training."""
+    """Whether a room belongs to `split`. Its content decides: a quarter of all rooms are for validation. Only the fixed part
+    counts, so no state of a held-out room occurs in training."""
     return split is None or (layout_hash(layout) % 4 == 0) == (split == "val")
 
 
@@ -112,7 +112,7 @@ def random_room(
                 return layout, start
     raise EnvironmentFault(
         f"no {height}×{width} room with {num_boxes} boxes for split {split!r} in {MAX_DRAWS} draws; in env_config raise "
-        f"dim_room or search_depth, lower num_boxes, or, for tiny rooms, which are too few to share out, set split: null"
+        f"dim_room or search_depth, lower num_boxes, or, for tiny rooms, which are too few to split, set split: null"
     )
 
 
@@ -129,7 +129,7 @@ def check_room_arguments(dim_room: Sequence[int], num_boxes: int, search_depth: 
 def read_room(rows: Sequence[str]) -> tuple[Layout, State]:
     """A given room in the letters of Sokoban collections."""
     if isinstance(rows, str) or not isinstance(rows, Sequence) or not all(isinstance(row, str) for row in rows):
-        raise EnvironmentFault(f"room_rows {rows!r} must be a list of texts, one a row")
+        raise EnvironmentFault(f"room_rows {rows!r} must be a list of strings, one per row")
     letters = "".join(rows)
     if not letters or len({len(row) for row in rows}) != 1 or set(letters) - set(LETTERS):
         raise EnvironmentFault(f"room_rows {list(rows)!r} must be rows of one length, of the letters {LETTERS!r}")

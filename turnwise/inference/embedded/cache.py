@@ -73,7 +73,7 @@ class KVCache:
             cached[target, :, start:stop] = cached[source, :, start:stop]
 
     def free(self) -> None:
-        """Gives the memory back. Everything that is cached is lost."""
+        """Frees the memory. Everything in the cache is lost."""
         self.keys = [keys[:0, :, :0].clone() for keys in self.keys]
         self.values = [values[:0, :, :0].clone() for values in self.values]
         self.prefixes.clear()

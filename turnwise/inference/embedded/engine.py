@@ -58,7 +58,7 @@ class Engine:
         self.last_step = StepSize(0, 0, 0)
         self.is_admitting = True
         self.is_frozen = False
-        """Whether running requests stand still, so that weights may change under them."""
+        """Whether running requests are paused, so that weights may change meanwhile."""
         self.admissions: Admissions | None = None
         """Requests that the next step is to admit, and their slots; None = first come, first served."""
         self.admitted: Admissions = ()
@@ -157,7 +157,7 @@ class Engine:
         self.version = version
 
     def free_cache(self) -> None:
-        """Gives the cache's memory back. No request may be running."""
+        """Frees the cache's memory. No request may be running."""
         self._require_idle()
         self._drop_prefixes()
         self._runner.free()

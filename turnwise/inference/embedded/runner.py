@@ -63,7 +63,7 @@ class PackedStep:
         return PackedStep(slots, positions, ones, order, order * 0, positions, token_ids, ones.astype(np.bool_), order)
 
     def cut(self, max_tokens: int) -> "Iterator[PackedStep]":
-        """Cuts the rows, in order, into steps of limited tokens; a longer row is a step of its own."""
+        """Cuts the rows, in order, into steps of limited tokens; a longer row is its own step."""
         ends = np.cumsum(self.counts)
         first, num_before = 0, 0
         while first < len(ends):
@@ -114,7 +114,7 @@ class Runner(Protocol):
         """Handles changed or moved weights. Old caches are no longer used, except those of the slots `kept`."""
 
     def free(self) -> None:
-        """Gives the memory of the cache back."""
+        """Frees the cache's memory."""
 
 
 class GenericRunner:
