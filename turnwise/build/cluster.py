@@ -36,7 +36,7 @@ def build_cluster(
     if placement.cluster == "local":
         return LocalCluster(stopwatch, watchdog, deadline_s, placement.device(placement.devices[0]))
     num_threads = cpu_threads(config, torch.get_num_threads())
-    logger.info("of %d threads %d train and %d play", num_threads.both, num_threads.train, num_threads.rollout)
+    logger.info("of %d threads, %d train and %d run rollouts", num_threads.both, num_threads.train, num_threads.rollout)
     set_up = partial(seed_process, config)
     kind = LaunchedCluster if placement.cluster == "launched" else ProcessCluster
     return kind(event_loop.run, watchdog, stopwatch, num_threads, set_torch_threads, set_up, deadline_s, placement)

@@ -143,7 +143,7 @@ def build_agent(
     more, parts = named_parameters(found)[2:], {}
     if more:
         offered = offered_parts(config, split, settings.calls.watchdog, settings.calls.stopwatch)
-        hint = "behind the factory of environments and the settings, which come first"
+        hint = "after the factory of environments and the settings, which come first"
         parts = asked_parts(more, offered, f"custom_envs.{tag}.agent_name {name}", hint)
     agent: AgentLoop = found(make_env, settings, **parts)
     env = config.custom_envs[tag]

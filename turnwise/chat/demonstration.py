@@ -64,7 +64,7 @@ def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message
         elif role != "assistant":
             raise DataError(f"message {index} has the role {role!r}; allowed: {', '.join(_PROMPT_ROLES)}, assistant")
         elif not prompt:
-            where = "at the start" if index == 0 else "behind another assistant message"
+            where = "at the start" if index == 0 else "after another assistant message"
             raise DataError(f"message {index} is an assistant's {where}: put what it answers before it, or join the two")
         else:
             exchanges.append((prompt, _answer(index, message)))
@@ -73,7 +73,7 @@ def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message
         raise DataError("the conversation has no assistant message, so there is nothing to learn: add one or drop the row")
     if prompt:
         raise DataError(
-            f"{len(prompt)} message(s) stand behind the last assistant message, where nothing is learnt from them: drop them"
+            f"{len(prompt)} message(s) come after the last assistant message, where nothing is learnt from them: drop them"
         )
     return exchanges
 

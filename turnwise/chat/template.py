@@ -50,9 +50,9 @@ class ChatTemplate:
     """The chat template of a Hugging Face tokenizer, rendered without changing what is already in the context.
 
     `chat_template` replaces the tokenizer's own Jinja text. `template_kwargs` are variables that the template reads at every
-    render (`enable_thinking=False`, `date_string="26 Jul 2024"`). `eos_token_ids` are more tokens that end a response, such as
-    the `eos_token_id` list of a model's generation config. Raises ChatTemplateError if there is no chat template, or the
-    template never reads one of `template_kwargs`.
+    render (`enable_thinking=False`, `date_string="26 Jul 2024"`). `eos_token_ids` are additional tokens that end a response,
+    such as the `eos_token_id` list of a model's generation config. Raises ChatTemplateError if there is no chat template, or
+    the template never reads one of `template_kwargs`.
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> tokenizer = byte_tokenizer()

@@ -124,7 +124,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def exit_status(run: Callable[[], int | None]) -> int:
     """Runs something and prints the errors that a user can fix as one message, without a traceback."""
-    from turnwise.tracking.terminal import warnings_on_terminal  # behind the fork: the parent process stays small
+    from turnwise.tracking.terminal import warnings_on_terminal  # after the fork: the parent process stays small
 
     try:
         with ends_by_signals(), warnings_on_terminal():

@@ -1,4 +1,4 @@
-"""The screen of `turnwise play`: each line as the policy sees it, behind a gutter that says what it is."""
+"""The screen of `turnwise play`: each line as the policy sees it, after a gutter that says what it is."""
 
 import json
 import math

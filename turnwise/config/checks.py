@@ -247,7 +247,7 @@ def _cache(config: AgenticConfig) -> Iterator[Problem]:
     if config.kv_cache_bytes < token * length:
         yield Problem.at(
             "actor_infer.strategy_args.strategy_config.kv_cache_bytes",
-            f"{config.kv_cache_bytes:,} can't hold one sequence: {token:,} bytes a token × sequence_length {length:,} = "
+            f"{config.kv_cache_bytes:,} can't hold one sequence: {token:,} bytes per token × sequence_length {length:,} = "
             f"{token * length:,}; raise it, or lower sequence_length",
         )
 

@@ -220,7 +220,7 @@ def _step(config: AgenticConfig) -> Iterator[Row]:
     manager, role = config.train_env_manager, config.actor_train
     batch, most = config.rollout_batch_size, config.max_samples_per_trajectory
     num_groups, length = batch // manager.group_size, config.sequence_length
-    samples = f"trajectories of at most {most} samples (mode step: one a turn)" if most > 1 else "trajectories"
+    samples = f"trajectories of at most {most} samples (mode step: one per turn)" if most > 1 else "trajectories"
     tags = f"{_tags(manager)}{_few(manager, num_groups, 'in a step')}"
     refill = f"; {config.group_filter} refills at most {config.max_refill_factor:g} × as many" if config.group_filter else ""
     yield "one step", f"{batch} {samples} in {counted(num_groups, 'group')} of {manager.group_size}, from {tags}{refill}"

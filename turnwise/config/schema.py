@@ -133,7 +133,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def num_replicas(self) -> int:
-        """Inference servers. One lives in the process of the run, several in their own processes."""
+        """Number of inference servers. One runs in this process, several in their own processes."""
         return self.actor_infer.data_parallel_size
 
     @property

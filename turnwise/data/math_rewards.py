@@ -38,7 +38,7 @@ class Quantity(NamedTuple):
 
 
 def stated_answer(text: str) -> str | None:
-    """The last answer that a text states: behind `Final Answer:`, `the answer is`, `Answer:`, `Therefore`, `####` or their
+    """The last answer that a text states: after `Final Answer:`, `the answer is`, `Answer:`, `Therefore`, `####` or their
     Chinese form up to the end of the line, or in a `\\boxed{}`. None if it states none.
 
     >>> stated_answer("The answer is 3. No!\\nFinal Answer: 3 + 4 = 7")
@@ -52,8 +52,8 @@ def stated_answer(text: str) -> str | None:
 
 
 def read_number(text: str, is_last: bool = False) -> Quantity | None:
-    """The first number behind the last `=` of a text, or the last number of all with `is_last`. Thousands separators,
-    currencies, percents, fractions and LaTeX are understood.
+    """The first number after the last `=` of a text; with `is_last`, the text's last number. Thousands separators, currencies,
+    percents, fractions and LaTeX are understood.
 
     >>> read_number("48/2 + 1 = $1,234.50").value, read_number(r"\\frac{1}{2}").value, read_number("50%").is_percent
     (1234.5, 0.5, True)

@@ -15,10 +15,10 @@ def check_choice(env_name: str, name: str, value: object, allowed: Sequence[obje
 
 def check_type(env_name: str, name: str, value: object, allowed: type, meaning: str) -> None:
     """
-    >>> check_type("gymnasium", "id", 5, str, "a text")
+    >>> check_type("gymnasium", "id", 5, str, "a string")
     Traceback (most recent call last):
     ...
-    turnwise.errors.EnvironmentFault: gymnasium: got id 5; it must be a text
+    turnwise.errors.EnvironmentFault: gymnasium: got id 5; it must be a string
     """
     if not isinstance(value, allowed) or (isinstance(value, bool) and allowed is not bool):
         raise EnvironmentFault(f"{env_name}: got {name} {value!r}; it must be {meaning}")

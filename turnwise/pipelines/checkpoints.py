@@ -48,7 +48,7 @@ class Fingerprint:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["sha256"] != self._value:
             raise CheckpointError(
-                "the rows of train_files have changed since the checkpoint was saved, so its position means nothing; "
+                "the rows of train_files have changed since the checkpoint was saved, so its position is meaningless; "
                 "restore them, or start a new run from the weights with pretrain"
             )
 
@@ -218,7 +218,7 @@ class Checkpoints:
         if missing:
             raise CheckpointError(
                 f"{folder} holds no {' and no '.join(missing)}, which this config needs: it was saved with another config. "
-                "Set adv_estimator and what belongs to it as they were, or start a new run from the weights with pretrain"
+                "Set adv_estimator and its related settings as they were, or start a new run from the weights with pretrain"
             )
         if state["step"] > self.num_steps:
             raise CheckpointError(

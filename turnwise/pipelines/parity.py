@@ -165,7 +165,7 @@ class ParityGate:
             if not found.mean() <= self.max_diff:
                 raise ParityError(diagnose(self._evidence(version, played, new), self.suspects))
         if self._last is None:
-            logger.info("parity: sampler and trainer differ by %.2g nats a token", measured.mean())
+            logger.info("parity: sampler and trainer differ by %.2g nats per token", measured.mean())
         self._last = version, new
         return [
             Metric("parity/logprob_diff_mean", float(measured.mean()), weight=len(measured)),

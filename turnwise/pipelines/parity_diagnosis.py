@@ -103,7 +103,7 @@ def diagnose(evidence: Evidence, suspects: Suspects) -> str:
         verdict = f"Cause: {fault.cause}. {fault.advice}."
     return "\n".join(
         [
-            f"sampler and trainer differ by {difference:.2g} nats a token in the mean, {found.max():.2g} at most, over "
+            f"sampler and trainer differ by {difference:.2g} nats per token in the mean, {found.max():.2g} at most, over "
             f"{len(found)} tokens of policy version {evidence.version}; parity_max_logprob_diff is {evidence.max_diff:g}.",
             verdict,
             "Mean difference that would be left if the cause were",

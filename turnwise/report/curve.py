@@ -146,8 +146,8 @@ def _panels(rows: Sequence[Row]) -> dict[str, Panel]:
     if they are 0 throughout; a KL of 0 is a KL that is off."""
     panels: dict[str, Panel] = {}
     for title, names, top in (
-        ("entropy (nats a token)", {"": r"actor/entropy"}, None),
-        ("KL (nats a token)", _KL, None),
+        ("entropy (nats per token)", {"": r"actor/entropy"}, None),
+        ("KL (nats per token)", _KL, None),
         ("gradient norm", {"": r"(actor_train|sft)/grad_norm"}, None),
         ("shares", _SHARES, 1.05),
     ):

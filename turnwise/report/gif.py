@@ -51,7 +51,7 @@ def write_gif(path: Path, frames: Sequence[Frame]) -> Path:
 
 
 def caption_lines(frame: Frame) -> list[str]:
-    """The title, and each text wrapped behind its label."""
+    """The title, and each text wrapped after its label."""
     lines = _wrapped(frame.title, _COLUMNS + _LABEL_COLUMNS)
     for label, text in frame.caption:
         first, *rest = _wrapped(text, _COLUMNS)

@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     name: str
     rows: list[dict[str, Any]]
     columns: list[Mapping[str, Any]]
-    """The rows as they were found."""
+    """The rows as they were read."""
 
 
 def load(

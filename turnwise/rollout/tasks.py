@@ -106,7 +106,7 @@ class RowTasks(FixedTasks):
         if state.get("rows_sha256") != self._digest:
             raise CheckpointError(
                 "the rows of data.train_files, or how they are chosen and ordered (max_prompt_length, shuffle), have changed "
-                "since the checkpoint was saved, so its position means nothing; restore them, or start a new run from "
+                "since the checkpoint was saved, so its position is meaningless; restore them, or start a new run from "
                 "the weights with pretrain"
             )
 

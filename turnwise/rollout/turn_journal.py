@@ -37,7 +37,7 @@ class TurnJournal:
             self._thread.start(self._write, b"\n")  # a kill may have cut the last line
 
     def noted(self, agents: Callable[[Task], AgentLoop]) -> Callable[[Task], AgentLoop]:
-        """The same agents; the journal gets their turns."""
+        """The same agents, whose turns are also written to the journal."""
         return lambda task: _NotedLoop(agents(task), self)
 
     def append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:

@@ -148,7 +148,7 @@ def entropy_collapsed(history: History) -> str | None:
         return None
     # The entropy may be that of rollouts, since an update that is left out measures none. NaN compares as false.
     if all(point["entropy"] * point["rollout/response_length/mean"] < MIN_NATS for point in last):
-        return f"the entropy is {_mean(last, 'entropy'):.4f} nats a token: siblings answer alike"
+        return f"the entropy is {_mean(last, 'entropy'):.4f} nats per token: siblings answer alike"
     return None
 
 
@@ -156,7 +156,7 @@ def entropy_blown_up(history: History) -> str | None:
     last, low = history.last(SOME), history.lowest_entropy
     bound = max(BLOWN_FACTOR * low, low + BLOWN_NATS)
     if last and all(point["entropy"] > bound for point in last):
-        return f"the entropy rose from {low:.2f} to {last[-1]['entropy']:.2f} nats a token: the policy is turning into noise"
+        return f"the entropy rose from {low:.2f} to {last[-1]['entropy']:.2f} nats per token: the policy is turning into noise"
     return None
 
 
@@ -190,7 +190,7 @@ def log_probs_drift(history: History) -> str | None:
     ages = [point["actor/staleness_mean"] for point in last if point["actor/staleness_mean"] > 0]
     old = f"; the tokens are {fmean(ages):.1f} policy versions old" if ages else ""
     seen = _mean(last, "actor/train_infer_diff_token_mean")
-    return f"sampler and trainer differ by {seen:.3f} nats a token (ESS {_mean(last, 'actor/train_infer_ess'):.2f}){old}"
+    return f"sampler and trainer differ by {seen:.3f} nats per token (ESS {_mean(last, 'actor/train_infer_ess'):.2f}){old}"
 
 
 def responses_cut(history: History) -> str | None:

@@ -15,7 +15,7 @@ from turnwise.types import samples_of
 
 
 def advantages(groups):
-    """One number a trajectory, having checked that all its trained tokens carry it and no other token does."""
+    """One number per trajectory, having checked that all its trained tokens carry it and no other token does."""
     found = []
     for group in groups:
         for trajectory in group.trajectories:

@@ -127,4 +127,4 @@ def test_an_entropy_bonus_that_wins_over_the_reward_is_said(tiny_model, tmp_path
     (tmp_path / "noise.yaml").write_text(yaml.safe_dump({**common, **play}))
     assert main(["train", "noise.yaml"]) == 0
     said = capfd.readouterr().err
-    assert re.search(r"after step \d+: the entropy rose from [01]\.\d+ to [\d.]+ nats a token", said)
+    assert re.search(r"after step \d+: the entropy rose from [01]\.\d+ to [\d.]+ nats per token", said)

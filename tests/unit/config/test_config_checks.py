@@ -115,7 +115,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train_infer_correction": {"filters": [{"ratio_low": 2.0, "ratio_high": 1.0}]}}, r"filters\[0\]: ratio_low 2.0 isn't"),
     ({"deterministic": True, "train_env_manager": {"group_size_redundancy": 1}}, "deterministic: true forbids"),
     ({"deterministic": True, "async_generation_ratio": 1, "stale_groups": "drop"}, "drop lets time decide"),
-    ({"val_env_manager": {"group_size_redundancy": 1}}, "no fair sample of the policy's"),
+    ({"val_env_manager": {"group_size_redundancy": 1}}, "aren't a fair sample"),
     (
         {
             "async_generation_ratio": 2,
@@ -196,7 +196,7 @@ def test_a_context_that_the_model_cannot_hold(tmp_path: Path) -> None:
     [
         (
             {"strategy_config": {"kv_cache_bytes": 63_999}},
-            "63,999 can't hold one sequence: 64 bytes a token × sequence_length",
+            "63,999 can't hold one sequence: 64 bytes per token × sequence_length",
         ),
         ({"strategy_config": {"kv_cache_bytes": 64_000}}, None),
         ({}, None),

@@ -190,7 +190,7 @@ def test_non_finite_logits_are_an_error() -> None:
 def test_a_bound_below_one_sequence_is_refused_with_the_arithmetic() -> None:
     sizes = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}
     assert KVCache(**sizes, max_length=512, num_bytes=SLOT_BYTES).max_slots == 1
-    with pytest.raises(ConfigError, match=r"256 bytes a token × 512 tokens = 131,072"):
+    with pytest.raises(ConfigError, match=r"256 bytes per token × 512 tokens = 131,072"):
         KVCache(**sizes, max_length=512, num_bytes=SLOT_BYTES - 1)
 
 

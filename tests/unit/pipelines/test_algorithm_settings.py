@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import fields
 
 import pytest
 
 from turnwise.algorithms.kl import KLController
-from turnwise.algorithms.settings import Correction, ImportanceWeight, RatioBand
+from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
 from turnwise.build.agentic import algorithm_settings, build_algorithm
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.config.algorithm import AlgorithmKeys
 from turnwise.errors import ConfigError
 from turnwise.spec import PG_VARIANTS
 
@@ -41,6 +43,14 @@ DEFAULTS = {
 def test_defaults_of_the_losses(name):
     settings = algorithm_settings(config_of(pg_variant=name))
     assert (dict(settings.variant_parameters()), settings.aggregation) == DEFAULTS[name]
+
+
+def test_the_library_has_the_defaults_of_the_config():
+    settings = AlgorithmSettings()
+    of_library = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    for section in ("pg_args", "reward_normalization", "train_infer_correction"):  # have other types there, empty by default
+        del of_library[section]
+    assert of_library == {name: AlgorithmKeys.model_fields[name].default for name in of_library}
 
 
 def test_defaults_of_everything_else():

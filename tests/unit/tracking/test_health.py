@@ -167,7 +167,7 @@ def test_a_success_that_a_random_player_has_too():
     flat = [{**GOOD, "env/A/success": 0.3}] * 40
     assert said(flat, play_at_random=play(0.3)) == {"no_better_than_random": 19}
     assert said(flat, play_at_random=play(0.1)) == {}
-    assert asked == [0.3, 0.1], "asked once a run"
+    assert asked == [0.3, 0.1], "asked once per run"
     assert said(run_of((40, 0.1, 0.9, {})), play_at_random=play(0.9)) == {}
     assert asked == [0.3, 0.1], "not where success rises"
     assert said(flat, play_at_random=lambda: None) == {}

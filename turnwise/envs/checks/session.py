@@ -43,7 +43,7 @@ class CallResult(NamedTuple):
 
     @property
     def content(self) -> Hashable:
-        """The identity of a start: everything shown, and the true state if it has a name."""
+        """The identity of a start: everything shown, and the true state's key, if it has one."""
         return self.prompt, self.text, self.images, self.state_key
 
 

@@ -100,7 +100,7 @@ def check_rows(rows: Sequence[str]) -> Rows:
         raise EnvironmentFault(f"map_rows {rows!r} must be a list of strings, one per row")
     letters = "".join(rows)
     if not letters or len({len(row) for row in rows}) != 1 or set(letters) - set("SFHG"):
-        raise EnvironmentFault(f"map_rows {list(rows)!r} must be rows of one length, of the letters S, F, H and G")
+        raise EnvironmentFault(f"map_rows {list(rows)!r} must be rows of equal length, made of the letters S, F, H and G")
     if letters.count("S") != 1 or letters.count("G") != 1 or shortest_path(rows) is None:
         raise EnvironmentFault(f"map_rows {list(rows)!r} must have one S and one G, and a way between them")
     return tuple(rows)

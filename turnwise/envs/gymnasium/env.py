@@ -199,6 +199,6 @@ def _renderer(env_id: str, name: str | None, known: Mapping[str, str]) -> Callab
         return load_function(entry, "renderer", EnvironmentFault, ["observation", "env"])
     names = ("space", "ansi", *known)
     raise EnvironmentFault(
-        f"unknown renderer {name!r} for gymnasium's {env_id}; there are {', '.join(names)}, and module:function."
+        f"unknown renderer {name!r} for gymnasium's {env_id}; it is one of {', '.join(names)}, or module:function."
         f"{nearest(name, names)}"
     )

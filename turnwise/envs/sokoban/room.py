@@ -132,7 +132,7 @@ def read_room(rows: Sequence[str]) -> tuple[Layout, State]:
         raise EnvironmentFault(f"room_rows {rows!r} must be a list of strings, one per row")
     letters = "".join(rows)
     if not letters or len({len(row) for row in rows}) != 1 or set(letters) - set(LETTERS):
-        raise EnvironmentFault(f"room_rows {list(rows)!r} must be rows of one length, of the letters {LETTERS!r}")
+        raise EnvironmentFault(f"room_rows {list(rows)!r} must be rows of equal length, made of the letters {LETTERS!r}")
     border = rows[0] + rows[-1] + "".join(row[0] + row[-1] for row in rows)
     if set(border) != {"#"}:
         raise EnvironmentFault(f"room_rows {list(rows)!r} must have walls (#) all around")

@@ -89,7 +89,7 @@ def num_slots_within(kv_cache_bytes: int, bytes_per_token: int, max_length: int)
     slot_bytes = bytes_per_token * max_length
     if kv_cache_bytes < slot_bytes:
         raise ConfigError(
-            f"kv_cache_bytes is {kv_cache_bytes:,}, but one sequence takes {bytes_per_token:,} bytes a token × "
+            f"kv_cache_bytes is {kv_cache_bytes:,}, but one sequence takes {bytes_per_token:,} bytes per token × "
             f"{max_length:,} tokens = {slot_bytes:,}; raise kv_cache_bytes or lower max_length (sequence_length in a config)"
         )
     return kv_cache_bytes // slot_bytes
