@@ -75,7 +75,7 @@ def test_they_serve_a_trainer_in_another_process_ahead_of_it(make_config):
     folder = run_small(config).folder
     assert [row["actor/skipped_steps"] for row in measured(folder) if "actor/skipped_steps" in row] == [0.0] * 3
     assert max(row.get("parity/logprob_diff_max", 0.0) for row in measured(folder)) < 1e-4
-    with pytest.raises(DataError, match="2 inference replicas sampled in processes of their own, which follow no schedule"):
+    with pytest.raises(DataError, match="2 inference replicas sampled in their own processes, which follow no schedule"):
         run_small(make_config("again", actor_infer=TWO, async_generation_ratio=1), replay=folder.path)
 
 
@@ -106,7 +106,7 @@ def test_replicas_under_a_launcher_are_refused(make_config, monkeypatch):
     monkeypatch.setattr(agentic, "open_policy", None)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="a launcher started this run: servers in processes of their own need a run without"):
+    with pytest.raises(ConfigError, match="a launcher started this run: servers in their own processes need a run without"):
         run_small(make_config("launched", actor_infer=TWO))
 
 

@@ -43,7 +43,7 @@ def test_the_end_of_a_record_is_said(file):
     for admissions in ((), (A, B), (), (), (), (A,)):
         replay_log.stepped(admissions) if replay_log.admissions is not None else replay_log.updated(replay_log.update)
     assert replay_log.admissions is None
-    with pytest.raises(DataError, match="ends after 1 batches, where its run was ended"):
+    with pytest.raises(DataError, match="ends after 1 batches, where its run ended"):
         assert replay_log.update
     with pytest.raises(DataError, match="ends after 1 batches"):
         replay_log.batch(1)

@@ -30,8 +30,8 @@ def written(*messages):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"messages": [{"role": "user"', "is no JSON (Expecting"),
-        (b"[" * 100_000, "is no JSON (maximum recursion depth"),
+        (b'{"messages": [{"role": "user"', "isn't JSON (Expecting"),
+        (b"[" * 100_000, "isn't JSON (maximum recursion depth"),
         (b"[1, 2]", "is [1, 2]; a line is a JSON object"),
         (b'{"text": "hello"}', "has no `messages`; a row is"),
         (b'{"messages": []}', "has `messages` '[]'; a row is"),
@@ -45,8 +45,8 @@ def written(*messages):
         (written({"role": [], "content": "a"}, ANSWER), "message 0 has the role '[]'"),
         ('{"messages": "Füße"}'.encode("latin-1"), "isn't UTF-8 (byte 0xfc); save the file as UTF-8"),
         (b"\x7fELF\x00\xff", "isn't UTF-8"),
-        (b'{"messages": "\\ud800"}', "holds '\\ud800', half of a character"),
-        (b'{"messages": [{"\\uDFFF": 1}]}', "holds '\\udfff', half of a character"),
+        (b'{"messages": "\\ud800"}', "holds '\\ud800', half a character"),
+        (b'{"messages": [{"\\uDFFF": 1}]}', "holds '\\udfff', half a character"),
     ],
 )
 def test_a_broken_row_is_named(tmp_path, line, message):
@@ -54,7 +54,7 @@ def test_a_broken_row_is_named(tmp_path, line, message):
     path.write_bytes(json.dumps(ROW).encode() + b"\n" + line + b"\n")
     with pytest.raises(DataError) as caught:
         read_demonstrations([path])
-    assert str(caught.value).startswith(f"{path}, line 2: ") and message in str(caught.value)
+    assert str(caught.value).startswith(f"{path}, line 2") and message in str(caught.value)
 
 
 def test_a_byte_order_mark_and_whole_pairs_are_text(tmp_path):

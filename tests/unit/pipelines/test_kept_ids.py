@@ -190,7 +190,7 @@ def test_a_server_that_returns_no_kept_ids_is_refused_where_they_are_needed(tiny
     with pytest.raises(NotAvailableError, match="doesn't say which tokens top_k, top_p and min_p left"):
         require_abilities(small_config(tiny_model, tmp_path, async_generation_ratio=1, **CUT), server)
     require_abilities(small_config(tiny_model, tmp_path, **CUT), server)
-    assert "the policy loss ignores the cut" in caplog.text
+    assert "the policy loss ignores the truncation" in caplog.text
     require_abilities(small_config(tiny_model, tmp_path, async_generation_ratio=1), server)
 
 

@@ -111,7 +111,9 @@ def test_a_wrong_tool_file_is_refused(tools: Any, said: str, folder: Path) -> No
         build_tools(config_of(tools))
 
 
-@pytest.mark.parametrize(("text", "said"), [(None, "is no Python file"), ("x = 1", "no public function"), ("1/0", "division")])
+@pytest.mark.parametrize(
+    ("text", "said"), [(None, "isn.t a Python file"), ("x = 1", "no public function"), ("1/0", "division")]
+)
 def test_a_wrong_file_of_functions_is_refused(text: str | None, said: str, folder: Path) -> None:
     if text is not None:
         (folder / "own.py").write_text(text)
