@@ -54,7 +54,7 @@ def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, no
     if module_name.startswith(OBJECT_PREFIX) and module_name not in sys.modules:
         origin = f"{module_name.partition('.')[2]}:{name}"
         raise error(
-            f"{key} {entry_point!r} stands for {origin}, an object that a Trainer was given in Python; continue there, with "
+            f"{key} {entry_point!r} stands for {origin}, a Python object that was passed to a Trainer; continue there, with "
             f"the object and Trainer(…, resume_from_checkpoint=True), or name it as {origin} if it can be imported"
         )
     line = CALLS.begin(f"importing {module_name}")

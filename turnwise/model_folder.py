@@ -121,7 +121,7 @@ def _named_base(folder: Path) -> str:
         )
     if not (folder / ADAPTER_WEIGHTS).is_file():
         pickled = " (adapter_model.bin is a pickle, which isn't read)" if (folder / "adapter_model.bin").is_file() else ""
-        raise ModelError(f"{folder} is an incomplete adapter, it has no {ADAPTER_WEIGHTS}{pickled}")
+        raise ModelError(f"{folder} is an incomplete adapter: it has no {ADAPTER_WEIGHTS}{pickled}")
     return base
 
 

@@ -197,5 +197,5 @@ def _read(path: Path) -> list[dict[str, Any]]:
             f"{path} holds no schedule to replay ({fault}); asynchronous runs (async_generation_ratio > 0) write one"
         ) from fault
     if any("resumed" in event for event in events):
-        raise DataError(f"{path} is of a run that was resumed; only one that was played from its start can be replayed")
+        raise DataError(f"{path} belongs to a resumed run; only a run that was played from its start can be replayed")
     return events

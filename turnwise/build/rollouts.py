@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is known of a policy before a model is loaded, and the watched event loop that its rollouts run on."""
+    """What is known about a policy before its model is loaded, and the watched event loop that its rollouts run on."""
 
     info: PolicyInfo
     tokenizer: PreTrainedTokenizerBase

@@ -65,7 +65,7 @@ def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message
             raise DataError(f"message {index} has the role {role!r}; allowed: {', '.join(_PROMPT_ROLES)}, assistant")
         elif not prompt:
             where = "at the start" if index == 0 else "after another assistant message"
-            raise DataError(f"message {index} is an assistant's {where}: put what it answers before it, or join the two")
+            raise DataError(f"message {index} is an assistant's {where}: put what it answers before it, or join them")
         else:
             exchanges.append((prompt, _answer(index, message)))
             prompt = []

@@ -149,7 +149,7 @@ def _target(values: Any, path: KeyPath, match: re.Match[str]) -> tuple[KeyPath, 
 
 def _require(depth: int, size: int, name: str, line: int) -> None:
     if depth > MAX_DEPTH + 1:
-        raise ConfigError(f"{name}:{line}: more than {MAX_DEPTH} sections inside each other; a config has a few")
+        raise ConfigError(f"{name}:{line}: more than {MAX_DEPTH} nested sections; a config has a few")
     if size > MAX_SIZE:
         raise ConfigError(f"{name}:{line}: more than {MAX_SIZE:,} values once its anchors are expanded; use fewer")
 

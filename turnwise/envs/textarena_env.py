@@ -18,9 +18,9 @@ REFUSED: Mapping[str, str] = known_of("textarena")["refused"]
 
 
 class TextArenaEnv(HeldOutEnv):
-    """A game of `GAMES`. The action is the model's text; it gets brackets if the game wants some and it has none.
+    """A game of `GAMES`. The action is the model's text. Brackets are added if the game requires them and the text has none.
 
-    The reward comes at the end of the game: 1 for a win, else the share that was done, as the game says. An action that
+    The reward comes at the end of the game: 1 for a win, else the share completed, as the game reports it. An action that
     couldn't be parsed doesn't reach the game: it costs `format_penalty` (≤ 0), the observation stays, and the episode
     continues. After an invalid move the game asks again; a second one in a row ends it. Raises EnvironmentFault if there is no
     such game, it can't be played here, or it doesn't take the arguments; NotAvailableError if textarena isn't installed.

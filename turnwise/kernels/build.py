@@ -156,7 +156,7 @@ def _run(command: list[str]) -> str:
 
 
 def _machine() -> list[str]:
-    """What `-march=native` means on this machine, and its C library: different machines may share a home."""
+    """Identifies this machine's CPU and C library, since machines with different ones may share a home folder."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

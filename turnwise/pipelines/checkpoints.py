@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "run.yaml"
-"""The resolved config of the run that saved it."""
+"""The resolved config of the run that saved the checkpoint."""
 STATE_FILE = "pipeline.json"
 MANIFEST_FILE = "manifest.json"
 

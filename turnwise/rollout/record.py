@@ -166,7 +166,7 @@ class TurnRecord(Record):
     def _lengths_agree(self) -> Self:
         num_sampled, num_versions = len(self.response_ids), sum(run.num_tokens for run in self.versions)
         if not num_sampled == len(self.logprobs) == num_versions:
-            raise ValueError(f"{num_sampled} sampled tokens, {len(self.logprobs)} log-probs, versions of {num_versions}")
+            raise ValueError(f"{num_sampled} sampled tokens, but {len(self.logprobs)} log-probs and versions of {num_versions}")
         if self.kept_ids is not None and (
             len(self.kept_ids) != num_sampled
             or any(ids and token not in ids for ids, token in zip(self.kept_ids, self.response_ids, strict=True))

@@ -60,7 +60,7 @@ class Work:
 
 
 class Stopwatch:
-    """Seconds by track, such as `engine` or `environments`. `tracking.timeline.Timeline` also keeps when each span was.
+    """Seconds by track, such as `engine` or `environments`. `tracking.timeline.Timeline` also records when each span ran.
 
     >>> stopwatch = Stopwatch()
     >>> stopwatch.add("engine", "step", started=stopwatch.now(), batch_size=4)
@@ -73,7 +73,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self.totals: dict[str, float] = {}
         self.num_playing = 0
-        """Number of groups that play now."""
+        """Number of groups playing now."""
         self.num_sampled = 0
         """Tokens that servers have sampled."""
         self.work = Work()

@@ -228,7 +228,7 @@ def test_faults_of_adapter_folders(adapter: Path, base: Path, tmp_path: Path) ->
     with pytest.raises(ModelError, match=r"broken: can't be merged"):
         load_model(broken)
     (broken / ADAPTER_WEIGHTS).unlink()
-    with pytest.raises(ModelError, match=rf"an incomplete adapter, it has no {ADAPTER_WEIGHTS}"):
+    with pytest.raises(ModelError, match=rf"an incomplete adapter: it has no {ADAPTER_WEIGHTS}"):
         load_model(broken)
     (broken / ADAPTER_CONFIG).write_text("{}")
     with pytest.raises(ModelError, match=r"adapter_config.json names no base_model_name_or_path"):

@@ -138,8 +138,8 @@ def test_state_keys_come_back_equal_where_they_were(tmp_path):
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"logprobs": [0.0]}, r"turns\[1\]: 3 sampled tokens, 1 log-probs, versions of 3"),
-        ({"versions": [[0, 1]]}, r"turns\[1\]: 3 sampled tokens, 3 log-probs, versions of 1"),
+        ({"logprobs": [0.0]}, r"turns\[1\]: 3 sampled tokens, but 1 log-probs and versions of 3"),
+        ({"versions": [[0, 1]]}, r"turns\[1\]: 3 sampled tokens, but 3 log-probs and versions of 1"),
         ({"versions": [[0], [1, 2]]}, r"turns\[1\]\.versions\[0\]"),
         ({"response_ids": "abc"}, r"turns\[1\]\.response_ids: input should be a valid array \(got 'abc'\)"),
         ({"prompt_ids": [-1]}, r"turns\[1\]\.prompt_ids\[0\]: .*\(got -1\)"),

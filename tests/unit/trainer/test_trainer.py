@@ -204,7 +204,7 @@ def test_an_object_is_recorded_compared_and_asked_for(keys, capsys, tmp_path):
     del sys.modules[text.partition(":")[0]]
     file = trainer.run_folder / "config.yaml"
     (tmp_path / "config.yaml").write_text(file.read_text().replace("object_", "object_0"))
-    with pytest.raises(ConfigError, match=r"an object that a Trainer was given in Python; continue there"):
+    with pytest.raises(ConfigError, match=r"a Python object that was passed to a Trainer; continue there"):
         Trainer.from_config(tmp_path / "config.yaml")
     capsys.readouterr()
     assert main(["train", str(tmp_path / "config.yaml"), "resume_from_checkpoint=true"]) == 2
