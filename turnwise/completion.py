@@ -55,8 +55,7 @@ class CallOptions:
     max_new_tokens: int | None = None
     """Never more than the context's own."""
     temperature: float | None = None
-    """May vary by turn: each token is trained at the temperature that it was sampled at. Tokens sampled at 0, greedily, are
-    never trained on."""
+    """May vary by turn: each token is trained at the temperature it was sampled at. Greedy tokens (0) are never trained on."""
     stop: tuple[str, ...] | None = None
     """Strings that end the response."""
     tools: Sequence[Mapping[str, Any]] | None = None

@@ -109,8 +109,7 @@ class Turn:
     kept_ids: KeptIds | None = None  # [K] and [R + 1], as in `Completion`
     kept_offsets: IntArray | None = None
     sampling: SamplingParams | None = None
-    """The sampling parameters. Files leave out the seed and the stop tokens; None means unknown, and counts as the run's
-    own."""
+    """The sampling parameters. Files leave out the seed and the stop tokens; None (unknown) counts as the run's own."""
     tool_results: tuple[str, ...] | None = None
     """What the model was shown in answer to the calls of this response, for replays."""
     messages: Sequence[Message] = ()

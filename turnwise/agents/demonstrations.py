@@ -94,7 +94,7 @@ def play(
 
 
 def scripted(make_player: MakePlayer, action_pattern: str | None, answer_template: str | None = None) -> Converse:
-    """Lets a player answer."""
+    """A function that opens conversations in which a player answers."""
 
     def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], TextConversation]:
         player = make_player(env, task)

@@ -145,8 +145,7 @@ class _Episode:
     limit: Limit | None = "time"
 
     def trajectory(self, task: Task, sibling: int, reductions: Mapping[str, Reduction]) -> Trajectory:
-        """The episode's trajectory. Its metrics are the number of actions and each declared metric, reduced over the steps that
-        report it."""
+        """The episode's trajectory. Its metrics: the number of actions, and each declared metric reduced over its steps."""
         metrics = {"num_actions": float(len(self.steps))}
         for name, reduction in reductions.items():
             values = [step.metrics[name] for step in self.steps if name in step.metrics]

@@ -47,7 +47,7 @@ class CallSettings:
         return self.watchdog.waiting(f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", error)
 
     def opener(self, tag: str) -> "Callable[[], EnvSession]":
-        """Opens sessions, which share the places in threads."""
+        """A function that opens sessions; they share the limit on threads."""
         if self.places is None:
             return partial(EnvSession, tag, self)
         return partial(ThreadSession, tag, self, self.places)

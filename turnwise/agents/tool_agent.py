@@ -92,8 +92,8 @@ class ToolAgent:
     async def _answers(
         self, session: ToolSession, calls: Sequence[Mapping[str, Any]], errors: Sequence[str], recorded: Sequence[str] | None
     ) -> list[Message]:
-        """A message of role `tool` per call, in the order of the calls, unreadable ones last. With `recorded` results nothing
-        is executed."""
+        """A message of role `tool` per call, in the order of the calls, unreadable ones last. With `recorded` results none is
+        executed."""
         for error in errors:
             logger.info("Failed to decode tool call: %s", error)
         functions = [call["function"] for call in calls]

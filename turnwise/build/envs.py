@@ -153,7 +153,7 @@ def build_agent(
 
 
 def env_factory(config: AgenticConfig, tag: str, split: Split) -> Callable[[Task], Env]:
-    """Makes environments of the tag for one split; `reset(seed=...)` decides the task."""
+    """A factory of the tag's environments for one split; `reset(seed=...)` decides the task."""
     env = config.custom_envs[tag]
 
     def make(task: Task) -> Env:

@@ -28,8 +28,9 @@ Say = Callable[[], str]
 
 
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:
-    """A person, whose actions are written so that `pattern` reads them. `read` gives a line, None at the end of input. After an
-    empty line, another is read. A line that begins with `!`, or that fits no form of an action, is used as it is."""
+    """The responses of a person, whose actions are written so that `pattern` reads them. `read` gives a line, None at the end
+    of input. After an empty line, another is read. A line that begins with `!`, or that fits no form of an action, is used as
+    it is."""
 
     def say() -> str:
         while True:
@@ -45,7 +46,7 @@ def person(read: Callable[[], str | None], pattern: str | None) -> Say:
 
 
 def player(choose: Callable[[], str], pattern: str | None) -> Say:
-    """A player, whose actions are written so that `pattern` reads them."""
+    """The responses of a player, whose actions are written so that `pattern` reads them."""
 
     def say() -> str:
         action = choose()

@@ -72,7 +72,7 @@ class Voice:
     note: str = ""
     has_logprobs: bool = False
     is_patient: bool = False
-    """Whether an episode may take any time, since a person plays it."""
+    """Whether an episode has no time limit, because a person plays it."""
     meet: Callable[[Env], None] = lambda env: None
     """Called with the environment before the first response."""
 
@@ -168,7 +168,7 @@ def _player_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
 
 
 def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> Say:
-    """The function by which a player of an environment, or of a row, finds its next words."""
+    """The function that gives the next response of a player, in an environment or for a row."""
     if choices.policy == "human" or env is None:
         return person(choices.read, pattern)
     draws = choices.policy == "random"

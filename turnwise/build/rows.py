@@ -272,8 +272,8 @@ def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Wa
 def load_rewards(
     config: AgenticConfig, completion: Callable[[Trajectory], str] = lambda trajectory: trajectory.turns[-1].text
 ) -> list[WeightedReward]:
-    """The entries of `data.reward` except the reward model, in the config's order, under the last part of their names if that
-    is unique."""
+    """The entries of `data.reward` except the reward model, in its order, named by the last part of their names if that is
+    unique."""
     brief = [asked.name.rpartition(":")[2] for asked in config.data.reward]
     loaded: list[WeightedReward] = []
     for asked, name in zip(config.data.reward, brief, strict=True):
@@ -337,7 +337,7 @@ def build_reward_stage(
 
 
 def _reader(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[Trajectory], str]:
-    """The text of a trajectory's last response, without special tokens."""
+    """A function that decodes a trajectory's last response, without special tokens."""
     if tokenizer is None:
         return lambda trajectory: trajectory.turns[-1].text
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}

@@ -53,7 +53,7 @@ def _settings(options: argparse.Namespace, target: EnvTarget) -> CheckSettings:
 
 
 def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int] | None:
-    """Counts the tokens of a text, with the tokenizer in `folder` or else that of the config's model; None if there is none."""
+    """A function that counts a text's tokens with the tokenizer in `folder`, else the model's; None without a tokenizer."""
     if folder is None:
         if target.file is None:
             return None

@@ -200,7 +200,8 @@ def _text(content: Any) -> str:
 
 
 def reader(console: "Console", stdin: TextIO | None) -> Callable[[], str | None]:
-    """Reads a person's lines; None at the end. Echoes lines from a pipe; bytes that aren't UTF-8 become question marks."""
+    """A function that reads a person's lines; it returns None at the end. Echoes lines from a pipe; bytes that aren't UTF-8
+    become question marks."""
 
     def read_line() -> str | None:
         if stdin is None:

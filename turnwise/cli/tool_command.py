@@ -1,5 +1,4 @@
-"""`turnwise tool ACTION --parameter value …` and `turnwise pipeline CONFIG`: JSON on standard output, progress on standard
-error."""
+"""`turnwise tool ACTION --parameter value …` and `turnwise pipeline CONFIG`: JSON on stdout, progress on stderr."""
 
 import argparse
 import contextlib

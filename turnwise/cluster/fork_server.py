@@ -78,8 +78,8 @@ class ForkServer:
             ) from None
 
     def reap(self, process_id: int) -> int | None:
-        """Waits for a forked process. Returns its exit code, or minus the signal that ended it; None if unknown. Several
-        threads may call it."""
+        """Waits for a forked process. Returns its exit code, minus the signal that ended it, or None if unknown.
+        Thread-safe."""
         try:
             with self._talking():
                 if process_id not in self._exit_codes:

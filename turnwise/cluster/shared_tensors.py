@@ -91,7 +91,7 @@ class SharedTensors:
 
 
 def opened_once() -> Callable[[Shared], SharedTensors]:
-    """Maps shared tensors; the same ones only once."""
+    """A function that maps shared tensors, the same ones only once."""
     opened: dict[str, SharedTensors] = {}
     return lambda shared: opened.get(shared.path) or opened.setdefault(shared.path, SharedTensors(shared))
 

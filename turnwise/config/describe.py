@@ -298,8 +298,7 @@ def _asynchronous(config: AgenticConfig) -> str:
 
 
 def validation(config: AgenticConfig, num_trajectories: int | None = None) -> str:
-    """How a run validates. `num_trajectories` is the built tasks' number; without it, rows may be fewer than the settings
-    say."""
+    """How a run validates. `num_trajectories` is the number of built tasks; without it, the settings'."""
     if not config.uses_validation:
         return "never (eval_steps 0)"
     manager = config.val_env_manager

@@ -96,7 +96,7 @@ def _load(
 
 
 def _merge_values(values: dict[str, Any], changes: dict[str, Any]) -> None:
-    """Puts the changes in, section by section."""
+    """Merges the changes into the values in place, section by section."""
     for key, change in changes.items():
         if isinstance(change, dict) and isinstance(values.get(key), dict):
             _merge_values(values[key], change)

@@ -23,7 +23,8 @@ class Problem:
 
     @property
     def key(self) -> str:
-        """
+        """The dotted key, with list indices in brackets.
+
         >>> Problem(("custom_envs", "Lake", "tools", 0), "").key
         'custom_envs.Lake.tools[0]'
         """

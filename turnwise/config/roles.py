@@ -80,7 +80,7 @@ class ModelArgs(Section):
     """Which weights a role starts from and in which form they run."""
 
     model_name_or_path: Name = derived()
-    """Model folder or hub name [`pretrain`; `reward_pretrain` for the critic and the reward model]. actor_infer's is always
+    """Model folder or hub name [`pretrain`; `reward_pretrain` for critic and reward model]. actor_infer always has
     actor_train's."""
     model_type: Literal["causal_lm", "token_classification"] = derived()
     """The head [causal_lm; token_classification, a value head, for the critic]."""

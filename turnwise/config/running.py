@@ -20,7 +20,7 @@ def _folder_name(name: str) -> str:
     if not name.isprintable() or "/" in name or "\\" in name or name in ("", ".", "..") or len(name.encode()) > LONGEST_NAME:
         raise ValueError(
             f"{reprlib.repr(name)} can't be the name of a folder in output_dir: give 1 to {LONGEST_NAME} bytes of printable "
-            "characters without slashes; output_dir says where it lies"
+            "characters without slashes; output_dir sets where it is"
         )
     return name
 

@@ -101,7 +101,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def trains_apart(self) -> bool:
-        """Whether other processes train, unless a launcher has started this one."""
+        """Whether training runs in processes other than this one, if no launcher started this one."""
         has_several = any(len(mapping or ()) > 1 for mapping in self.device_mappings.values())
         return self.plays_ahead or self.cluster.name == "process" or has_several or self.actor_train.strategy_args.is_sharded
 

@@ -54,7 +54,7 @@ class SFTConfig(PlacedModel, RunKeys):
 
     @property
     def trains_apart(self) -> bool:
-        """Whether other processes train."""
+        """Whether training runs in processes other than this one."""
         return self.cluster.name == "process" or len(self.device_mapping or ()) > 1
 
     def model_shape(self) -> ModelShape | None:

@@ -115,7 +115,8 @@ def _critic_memory(arguments: ModelArgs, shape: ModelShape) -> int:
 
 
 def bytes_text(number: int) -> str:
-    """
+    """A number of bytes in MB or GB.
+
     >>> bytes_text(1_500_000), bytes_text(8_000_000_000)
     ('1.5 MB', '8.0 GB')
     """

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 GIVEN = ("completions", "messages", "prompts")
 """Arguments of a reward function that aren't columns; each holds one value per run."""
 Completion = Callable[[Trajectory], str]
-"""The text of a trajectory's last response, without special tokens."""
+"""A function that decodes a trajectory's last response, without special tokens."""
 
 
 class RewardFault(EnvironmentFault):

@@ -219,8 +219,7 @@ class LLMServerManager:
         return self._watchdog.waiting(who, f"inference replica {replica} to {what}", self._request_s, _SETTING)
 
     def _drop(self, replica: int) -> None:
-        """Asks a replica that was late for nothing more. Otherwise the end of the run would wait for it again, once for each of
-        its conversations."""
+        """Never calls a late replica again, or the end of the run would wait for it once per conversation."""
         self._servers.pop(replica, None)
 
 

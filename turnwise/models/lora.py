@@ -148,8 +148,7 @@ class Adapters:
 
     @contextmanager
     def dropping(self, position: float, part: int = 0, rank: int = 0) -> Iterator[None]:
-        """In this context, dropout (if any) is on, always the same for this rank and part of the optimiser step at
-        `position`."""
+        """In this context dropout is on, always the same for this rank and part of the optimiser step at `position`."""
         if not self._settings.dropout:
             yield
             return

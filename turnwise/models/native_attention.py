@@ -26,7 +26,8 @@ class Branches(NamedTuple):
 
     @classmethod
     def of(cls, branch_lengths: tuple[int, ...], path_lengths: tuple[int, ...], paths: IntArray | None) -> "Branches":
-        """
+        """The branches of these lengths, each with its path; without `paths`, each path is its own branch.
+
         >>> Branches.of((3, 2), (3, 2), None).paths
         array([0, 1, 2, 3, 4])
         """

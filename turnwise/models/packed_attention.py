@@ -40,7 +40,8 @@ class PackedSequences:
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> "PackedSequences":
-        """
+        """Sequences of these lengths, packed one after another.
+
         >>> PackedSequences.of([3, 2], torch.device("cpu")).boundaries
         tensor([0, 3, 5], dtype=torch.int32)
         """

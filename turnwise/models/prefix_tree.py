@@ -32,8 +32,7 @@ class PrefixTree:
 def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool = True) -> PrefixTree | None:
     """The tree of sequences with these `lengths` in `token_ids` [N]; None if they share too little.
 
-    Unless `reads_last`, the last token of a sequence is left out: no token attends to it. Its node is that of the token before
-    it.
+    Unless `reads_last`, the last token of a sequence is left out: no token attends to it. Its node is the one before.
 
     >>> tree = merge_prefixes(torch.tensor([5, 6, 7, 5, 6, 8, 9, 5, 6, 7]), [3, 4, 3])
     >>> tree.tokens.tolist(), tree.nodes.tolist()

@@ -34,8 +34,8 @@ class _Place:
 
 @dataclass(slots=True)
 class RunFolder:
-    """Paths of one run. `create` makes the folder, a new one for each run; `reopen` continues an earlier one. One process at a
-    time writes into it."""
+    """Paths of one run. `create` makes the folder, a new one for each run; `reopen` continues an earlier one. Only one process
+    at a time writes into it."""
 
     path: Path
     resumed_from: Path | None = None

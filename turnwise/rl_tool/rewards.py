@@ -15,7 +15,7 @@ BUILT_IN = (*_FUNCTIONS, "judge")
 
 
 def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function of a name."""
+    """The reward function of that name, with its arguments checked."""
     functions = {**_FUNCTIONS, "judge": Judge, **registered}
     if name not in functions:
         raise ConfigError(f"reward_type {name!r} isn't one of {', '.join(functions)}.{nearest(name, functions)}")

@@ -40,7 +40,7 @@ class RLTrainingTool:
 
     def register_reward_function(self, name: str, function: Callable[..., Any]) -> None:
         """Makes `reward_type: name` mean this function, `(completions, **columns) -> numbers`. Raises ConfigError if a built-in
-        reward has this name."""
+        one has this name."""
         if name in BUILT_IN:
             raise ConfigError(f"reward {name!r} is built in; register yours under another name")
         self._rewards[name] = function

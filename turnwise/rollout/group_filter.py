@@ -15,8 +15,7 @@ MIN_SPREAD = 1e-6
 
 
 def non_zero_variance(group: Group) -> bool:
-    """Whether siblings have different scores: equal ones teach nothing (dynamic sampling of DAPO, Yu et al. 2025,
-    arXiv:2503.14476)."""
+    """Whether siblings have different scores; equal ones teach nothing (DAPO, Yu et al. 2025, arXiv:2503.14476)."""
     scores = [trajectory.score for trajectory in group.trajectories]
     return max(scores) - min(scores) > MIN_SPREAD
 

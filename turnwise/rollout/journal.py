@@ -68,8 +68,7 @@ class Recording:
 
 
 def read_groups(path: Path, temperature: float | None = None) -> Recording:
-    """Reads the groups of a file, for a trainer of this temperature. Leaves out, and names, broken lines and incomplete
-    groups."""
+    """Reads the groups of a file, for a trainer of this temperature. Leaves out and names broken lines and groups."""
     lines = list(_lines(path))
     groups, broken = list[Group](), []
     for _, rows in groupby((line.content for line in lines if line.content), lambda row: (row[0][:2], row[1].task.id)):

@@ -219,7 +219,8 @@ class _TrajectoryRecord(Record):
 
 
 def first_fault(error: ValidationError) -> str:
-    """
+    """The first error as `field: message`.
+
     >>> try:
     ...     Record.model_validate_json("{")
     ... except ValidationError as error:

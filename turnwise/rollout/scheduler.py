@@ -135,8 +135,7 @@ class RolloutScheduler:
         yield part
 
     def _allow_failures(self, num_episodes: int) -> None:
-        """Makes the batch end if too many of its episodes fail; a validation also ends if all do, since it then measures
-        nothing."""
+        """Makes the batch end if too many of its episodes fail; a validation also ends if all fail, as it measures nothing."""
         allowed = self.settings.max_failed_fraction * num_episodes
         self._failures.num_episodes = num_episodes
         self._failures.allowed = min(allowed, num_episodes - 1) if self._is_fixed else allowed

@@ -46,8 +46,7 @@ class Wait:
     It raises DeadlineError, or the given `error`, when it is left after its deadline."""
 
     deadline = float("inf")
-    """A time of `time.monotonic()`. Past it the wait is interrupted, and a period of grace to unwind becomes the next
-    deadline."""
+    """A time of `time.monotonic()`. Past it the wait is interrupted, and a grace period to unwind becomes the next deadline."""
     report: str | None = None
     """Text of the error, after the deadline."""
     outer: Wait | None = None
@@ -163,8 +162,8 @@ class Watchdog:
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
         """The innermost wait of each task that awaits something with a deadline."""
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle, float] | None = None
-        """The loop, its timer for the earliest deadline, and that deadline. Most waits end long before theirs, so they share
-        one timer."""
+        """The loop, its timer for the earliest deadline, and that deadline. Waits share one timer, as most end long before
+        theirs."""
         self._pending: Wait | None = None  # the wait to be interrupted, until the interrupt is raised
         self._stacks, self._stacks_at = "", float("-inf")
         self._stop = threading.Event()

@@ -121,7 +121,8 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """
+    """A time as minutes:seconds, or hours:minutes:seconds.
+
     >>> duration(65), duration(3 * 3600 + 125)
     ('1:05', '3:02:05')
     """

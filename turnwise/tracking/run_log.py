@@ -54,7 +54,7 @@ class PhaseTime:
 class RunLog:
     """Collects the metrics of a step, reduces them once and hands them to every tracker.
 
-    With a `stopwatch`, which the parts of the run share, a step also reports how its time was spent; with `health`, what may be
+    With a `stopwatch`, which the parts of the run share, a step reports how its time was spent; with `health`, what may be
     wrong.
 
     >>> class Printer:

@@ -152,8 +152,7 @@ def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Itera
 
 @contextmanager
 def warnings_on_terminal() -> Iterator[None]:
-    """Prints all warnings, from loggers and from Python, through `TerminalHandler`. Inside another such context it does
-    nothing."""
+    """Prints all warnings, from loggers and from Python, through `TerminalHandler`. A nested one does nothing."""
     root = logging.getLogger()
     if any(isinstance(handler, TerminalHandler) for handler in root.handlers):
         yield

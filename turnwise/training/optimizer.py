@@ -49,7 +49,8 @@ class OptimizerSettings:
         return self.warmup_steps or round(self.warmup_ratio * (self.total_steps or 0))
 
     def describe(self) -> str:
-        """
+        """The optimiser and its schedule on one line.
+
         >>> OptimizerSettings(1e-3, scheduler="linear", warmup_steps=5, total_steps=80).describe()
         'AdamW at 0.001, linear, warm-up 5 of 80 optimiser steps, weight decay 0, betas 0.9 and 0.999'
         """
@@ -99,7 +100,7 @@ class LRSchedule:
 
 
 def _factor(settings: OptimizerSettings) -> Callable[[float], float]:
-    """The factor of the peak rate at a position. transformers needs an optimiser to give its functions."""
+    """A function from the position to the factor of the peak rate. transformers needs an optimiser to give its functions."""
     warms_up = settings.scheduler == "constant" and settings.num_warmup_steps > 0
     scheduler = get_scheduler(
         "constant_with_warmup" if warms_up else settings.scheduler,

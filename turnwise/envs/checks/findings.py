@@ -226,7 +226,8 @@ def times(clock: CallTimes, mean_steps: float, num_cores: int) -> Finding:
 
 
 def duration(seconds: float) -> str:
-    """
+    """A time in µs, ms or s.
+
     >>> duration(2.34e-6), duration(0.0142), duration(3.0), duration(0.0)
     ('2.3 µs', '14 ms', '3.0 s', '0.0 µs')
     """

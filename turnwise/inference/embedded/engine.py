@@ -30,7 +30,7 @@ class StepSize(NamedTuple):
 
     @classmethod
     def of(cls, num_new: IntArray) -> "StepSize":
-        """The size of a step whose rows have `num_new` tokens each. A row with one token has sampled it, or has no other left.
+        """The size of a step whose rows have `num_new` tokens each. A row with one token counts as decoding.
 
         >>> StepSize.of(np.array([1, 1, 30]))
         StepSize(batch_size=3, prefill_tokens=30, decode_tokens=2)

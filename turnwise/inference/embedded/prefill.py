@@ -1,5 +1,4 @@
-"""Chooses which prompt tokens each new row computes in a step: a chunk within a budget, and nothing that another row
-computed."""
+"""Chooses which prompt tokens each new row computes in a step: a chunk within a budget, and nothing computed by another row."""
 
 from bisect import bisect_left, insort
 
