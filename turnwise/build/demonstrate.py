@@ -138,7 +138,7 @@ def _known(demonstrator: Demonstrator, env: Env, task: Task) -> Player:
 def _own(found: type, env: Env, task: Task) -> Player:
     player: Player = found(env, derive_seed(task.seed, "player"))
     if not isinstance(player, Acting):
-        raise ConfigError(f"--policy: {found.__name__} has no act(); it returns the next action, or None to give up")
+        raise ConfigError(f"--policy: {found.__name__} has no act(), which returns the next action, or None to give up")
     return player
 
 

@@ -68,7 +68,7 @@ def read_target(
 
 
 def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE as YAML reads the values.
+    """The arguments KEY=VALUE by name, their values parsed as YAML.
 
     >>> parse_arguments(["size=8", "map_rows=[SF,HG]"])
     {'size': 8, 'map_rows': ['SF', 'HG']}

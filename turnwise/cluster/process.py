@@ -81,7 +81,7 @@ class TrainerProcess(ABC):
             self._end()
 
     def kill(self) -> None:
-        """Ends the process even if it doesn't listen."""
+        """Ends the process even if it doesn't respond."""
         self.end()
 
     def is_free_within(self, timeout_s: float) -> bool:

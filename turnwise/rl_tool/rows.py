@@ -129,7 +129,7 @@ def _of_python(rows: Any, name: str) -> list[TableRow]:
 
 
 def formatted(row: Mapping[str, Any]) -> str:
-    """A row as a person reads it."""
+    """A row as plain text."""
     messages = row.get("messages") or row.get("prompt") or ""
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     text = "\n".join(f"{message['role']}: {message.get('content')}" for message in messages)

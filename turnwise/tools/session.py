@@ -234,7 +234,7 @@ class Interactions:
         name = str(kwargs.get("name", ""))
         if name and name not in self.by_name:
             known = ", ".join(self.by_name) or "none"
-            raise ToolFault(f"{task.id}: there is no interaction {name!r}, but {known}.{nearest(name, self.by_name)}")
+            raise ToolFault(f"{task.id}: there is no interaction {name!r}; known are {known}.{nearest(name, self.by_name)}")
         return InteractionSession(self, name, kwargs, task, sibling, max_turns)
 
 
