@@ -1,4 +1,4 @@
-"""Reads the package's own tables: YAML files beside the modules that use them."""
+"""Reads the package's own tables: YAML files next to the modules that use them."""
 
 from pathlib import Path
 from typing import Any

@@ -41,7 +41,7 @@ class PolicyInfo:
     dtype: str
     """`fp32`, `bf16` or `fp16`, with which the policy is sampled."""
     attention: str = "auto"
-    """`model_args.attn_implementation`."""
+    """The attention kernel, as in `model_args.attn_implementation`."""
     trust: Trust = NOTHING
 
 

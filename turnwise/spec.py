@@ -177,7 +177,7 @@ ContextMode = Literal["trajectory", "step"]
 ANSWER_PATTERN = r"<answer>(.*?)</answer>"
 THINK_ANSWER_PATTERN = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
 DEFAULT_ACTION_PATTERN = ANSWER_PATTERN
-"""`action_pattern` of an environment tag."""
+"""Default `action_pattern` of an environment tag."""
 DEFAULT_SYSTEM_TEMPLATE: str = _TABLES["templates"]["system"]
 DEFAULT_TURN_TEMPLATE: str = _TABLES["templates"]["turn"]
 DEFAULT_STEP_TEMPLATE: str = _TABLES["templates"]["step"]

@@ -41,7 +41,7 @@ class Tool(Protocol):
     """OpenAI's function schema: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
     async def create(self, task: Task) -> Any:
-        """The state of one trajectory."""
+        """Creates the state of one trajectory."""
 
     async def execute(self, state: Any, arguments: Mapping[str, Any]) -> str | Observation:
         """The result of one call, whose arguments the schema allows. Raises ToolError if the model made a mistake; the model

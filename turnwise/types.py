@@ -148,7 +148,7 @@ class Sample:
     rollout_logprobs: FloatArray
     turn_spans: tuple[TurnSpan, ...]
     versions: tuple[tuple[VersionRun, ...], ...] = ()
-    """One tuple of runs per span."""
+    """Policy versions: one tuple of runs per span."""
     weight: float = 1.0
     """Multiplies this context in every loss; 0 for padding rows."""
     kept_ids: KeptIds | None = None

@@ -78,7 +78,7 @@ class AlgorithmSettings(NamesAlgorithm):
     kl_loss_coef: float = 0.001
     kl_loss_type: KLEstimator = "k3"
     add_token_level_kl: bool = False
-    """KL in the reward."""
+    """Whether the KL is subtracted from the reward."""
     init_kl_coef: float = 0.0
     target_kl: float | None = None
     kl_horizon: float = 10_000.0
@@ -117,7 +117,7 @@ class AlgorithmSettings(NamesAlgorithm):
 
     @property
     def aggregation(self) -> LossAggMode:
-        """`loss_agg_mode`, or the variant's own."""
+        """`loss_agg_mode`, or the variant's default."""
         return self.loss_agg_mode or self.variant.aggregation
 
     @property

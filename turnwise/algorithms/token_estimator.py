@@ -130,7 +130,7 @@ class ReMax(TokenEstimator):
 
 
 def rewards_by_turn(trajectory: Trajectory) -> list[float]:
-    """The reward of each turn; that of the last turn includes the rewards of the episode."""
+    """The reward of each turn; the last turn's includes the rewards of the episode."""
     rewards = [turn.reward for turn in trajectory.turns] or [0.0]
     rewards[-1] += sum(trajectory.outcome_rewards.values())
     return rewards

@@ -27,7 +27,7 @@ class PolicyInputs:
     advantages: Tensor
     spans: Spans
     granularity: Granularity = "token"
-    """The span of the ratio."""
+    """The span over which the ratio is averaged."""
     selected_mask: Tensor | None = None  # bool [N]: the tokens that `choices` has chosen for this variant
 
     @property

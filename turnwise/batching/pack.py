@@ -1,4 +1,4 @@
-"""Samples ↔ one packed Batch."""
+"""Packs samples into one Batch, and unpacks its results."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 def build_cluster(
     config: AgenticConfig | SFTConfig, placement: Placement, event_loop: WatchedRunner, stopwatch: Stopwatch
 ) -> Cluster:
-    """The cluster of the placement."""
+    """Starts the cluster that the placement asks for."""
     watchdog = event_loop.watchdog
     deadline_s = config.deadlines.train_s if isinstance(config, AgenticConfig) else None
     if placement.cluster == "local":
@@ -88,7 +88,7 @@ def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, policy: Serve
 
 
 def _no_replay(config: AgenticConfig, is_asynchronous: bool) -> Iterator[str]:
-    """Why a run of this config can't be repeated."""
+    """Yields each reason why a run of this config can't be repeated."""
     if not is_asynchronous:
         yield "it trained synchronously, so its config alone repeats it; train without --replay"
     if config.train_env_manager.group_size_redundancy or config.stale_groups == "drop":

@@ -165,7 +165,7 @@ def env_factory(config: AgenticConfig, tag: str, split: Split) -> Callable[[Task
 def agent_settings(
     config: AgenticConfig, tag: str, split: Split, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None
 ) -> EnvAgentSettings:
-    """The limits and texts of a tag's episodes."""
+    """The limits and prompt texts of a tag's episodes."""
     env, manager = config.custom_envs[tag], config.env_manager(split)
     return EnvAgentSettings(
         tag=tag,

@@ -1,4 +1,4 @@
-"""`turnwise eval CONFIG --model DIR …`."""
+"""`turnwise eval CONFIG --model DIR …`: the success of saved models on the validation tasks."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`turnwise rollout CONFIG`."""
+"""`turnwise rollout CONFIG`: plays without training and writes the trajectories."""
 
 import argparse
 import json

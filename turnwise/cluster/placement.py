@@ -79,7 +79,7 @@ class Placement:
     def table(self, served: Mapping[str, Sequence[int | None]]) -> str:
         """A table with a line per device: the ranks of the training roles on it, and the replicas of served roles.
 
-        `served` has the devices of the replicas; None stands for that of this process.
+        `served` has the devices of the replicas; None stands for this process's device.
 
         >>> print(place({"actor_train": [0, 1]}, num_devices=3, accelerator="cuda", is_apart=False).table({"actor_infer": [2]}))
         device  actor_train  actor_infer

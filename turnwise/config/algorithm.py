@@ -62,7 +62,7 @@ class ImportanceWeightArgs(Section):
     enabled: bool = True
     """False leaves the loss as it is."""
     weight_type: Granularity = "token"
-    """What the ratio is taken over."""
+    """Span of the ratio: token, segment (a turn), geometric (mean of a sequence) or sequence (product)."""
     upper_bound: Positive = 2.0
     """Larger weights are replaced by this value."""
     detach: Literal[True] = True
@@ -75,7 +75,7 @@ class RatioFilter(Section):
     enabled: bool = True
     """False takes nothing out."""
     agg_type: Granularity = "token"
-    """What the ratio is taken over."""
+    """Span of the ratio: token, segment (a turn), geometric (mean of a sequence) or sequence (product)."""
     ratio_low: NonNegative = 0.5
     """Lower end of the band."""
     ratio_high: Positive = 2.0
@@ -121,9 +121,9 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     use_pg_clip_range: bool = False
     """Use pg_clip_low and pg_clip_high."""
     pg_clip_low: Positive | None = None
-    """ε below 1."""
+    """ε of the lower clip, 1 − ε."""
     pg_clip_high: Positive | None = None
-    """ε above 1."""
+    """ε of the upper clip, 1 + ε."""
     dual_clip_loss: bool = True
     """Bound the loss of tokens with a negative advantage (ppo)."""
     value_clip: Positive | None = None

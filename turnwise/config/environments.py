@@ -116,7 +116,7 @@ class EnvManager(Section):
 
     @property
     def env_tags(self) -> list[str]:
-        """The tags of environments: all but that of the rows of `data`."""
+        """The tags of environments: all tags except `data`, the tag of rows."""
         return [tag for tag in self.tags if tag != ROWS_TAG]
 
     @property
@@ -133,7 +133,7 @@ class RewardFunction(Section):
     weight: float = 1.0
     """Factor of the reward in the score."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """More arguments of the function, by name."""
+    """Additional arguments of the function, by name."""
 
 
 def _as_functions(value: Any) -> Any:
@@ -166,7 +166,7 @@ class Data(Section):
     reward_timeout_s: Seconds = 60.0
     """Time limit of one call of a reward, which scores a group."""
     max_prompt_length: PositiveCount | None = None
-    """Rows whose prompt has more tokens are left out, and counted [what sequence_length leaves beside a response]."""
+    """Rows whose prompt has more tokens are left out, and counted [what sequence_length leaves for a prompt]."""
     shuffle: bool = True
     """Training rows come in a new order each epoch."""
 

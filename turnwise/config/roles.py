@@ -162,7 +162,7 @@ class GeneratingArgs(Section):
     temperature: NonNegative = 1.0
     """Divides the logits; 0 is greedy. The trainer's log-probs use the same."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus of this mass; 1 = off."""
+    """Nucleus sampling: only the likeliest tokens with this total probability; 1 = off."""
     top_k: Annotated[Count, BeforeValidator(lambda value: 0 if value == -1 else value)] = 0
     """Only the k likeliest tokens; 0 (or -1) = off."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -200,7 +200,7 @@ class StrategyArgs(Section):
     """The strategy that runs a role."""
 
     strategy_name: Annotated[str, AfterValidator(OneOf(STRATEGIES))] = derived()
-    """[torch_train for what is trained, torch_infer for what is not, embedded for actor_infer.]"""
+    """The strategy [torch_train for trained roles, torch_infer for frozen ones, embedded for actor_infer]."""
     strategy_config: dict[str, Any] = Field(default_factory=dict)
     """The engine's own options, passed through verbatim (`tp_size`, `gpu_memory_utilization`, a ZeRO stage …)."""
 

@@ -29,7 +29,7 @@ class CheckpointConfig(Section):
     """Where checkpoints go."""
 
     type: Literal["file_system"] = "file_system"
-    """The only kind."""
+    """Kind of storage; there is only this one."""
     output_dir: Name | None = None
     """Folder of the checkpoints [the run's own]."""
 
@@ -126,7 +126,7 @@ class RunKeys(Section):
     """Variables that the policy's chat template reads at every render (`enable_thinking: false`, `date_string: "26 Jul 2024"`);
     one that it never reads is an error."""
     exp_name: Annotated[str, AfterValidator(_folder_name)] = "turnwise"
-    """Name of the experiment [the config file's]."""
+    """Name of the experiment [the name of the config file]."""
     seed: Count = 42
     """Seed of everything random."""
     output_dir: Name = "runs"

@@ -37,16 +37,16 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     """
 
     max_steps: Count = 200
-    """Steps of the pipeline."""
+    """Number of steps; each plays a batch and trains on it."""
     render_save_dir: Name | None = None
     """Folder for animated pictures of validation episodes, in exp_name/time/step-N below it; unset = none."""
     reward_pretrain: Name = derived()
     """Model of the critic and of the `reward` role [pretrain]."""
 
     rollout_batch_size: PositiveCount = 64
-    """Trajectories of a step."""
+    """Trajectories per step."""
     val_batch_size: PositiveCount = 128
-    """Trajectories of a validation."""
+    """Trajectories per validation."""
     prompt_length: PositiveCount | None = None
     """With response_length, another way to give sequence_length."""
     response_length: PositiveCount | None = None
@@ -89,7 +89,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def device_mappings(self) -> dict[str, list[int] | None]:
-        """The devices of the policy and of each role with its own model beside it; None = those of actor_train."""
+        """The devices of the policy and of each role with its own model; None = those of actor_train."""
         own = [name for name in ("reference", "critic") if name in self.active_roles]
         names = ["actor_train", *(name for name in own if name == "critic" or not self.is_reference_in_policy)]
         return {name: self.roles[name].device_mapping for name in names}
@@ -189,7 +189,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def has_unlocked_validation(self) -> bool:
-        """The same for validation."""
+        """Whether validation plays such an environment."""
         return self._has_unlocked(self.val_env_manager)
 
     def _has_unlocked(self, manager: EnvManager) -> bool:

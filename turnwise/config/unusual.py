@@ -25,7 +25,8 @@ _OF_KEY = {key: row for row in _USUAL for key in row.keys.split()}
 
 
 def unusual(section: Section, idle: Collection[Path], path: Path = ()) -> Iterator[Problem]:
-    """The settings in a section that the user set beyond the bounds, except those that are `idle`. 0 is off."""
+    """The settings in a section that the user set beyond the bounds, except those that are `idle`. A value of 0 (off) never
+    counts."""
     for key in type(section).model_fields:
         value, here = section.__dict__[key], (*path, key)
         if here in idle or key not in section.model_fields_set:

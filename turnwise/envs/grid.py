@@ -20,7 +20,7 @@ Cell = TypeVar("Cell")
 State = TypeVar("State", bound=Hashable)
 
 TILE = 32
-"""Pixels of a cell's side."""
+"""Side of a cell in pixels."""
 FACE = (246, 214, 180)
 y: NDArray[np.float64]
 x: NDArray[np.float64]

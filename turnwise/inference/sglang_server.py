@@ -56,7 +56,7 @@ class SGLangServer(EngineServer):
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
         """A `protocols.ServerFactory`. `options` are those of `sglang.launch_server`, or the `url` of a running one. Raises
-        ConfigError if the server doesn't start, its port is in use, or it has options beside its `url`."""
+        ConfigError if the server doesn't start, its port is in use, or it has options besides its `url`."""
         where = "actor_infer.strategy_args.strategy_config"
         if "url" in options:
             url = options.pop("url")

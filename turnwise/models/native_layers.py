@@ -164,7 +164,8 @@ def _heads_backward(
     x_grad: Tensor,
     needs_weight_grad: bool,
 ) -> Tensor | None:
-    """The gradient of `weight` from that of the heads, `grad` [N, heads, D]. Writes that of `x` to `x_grad`, laid out alike."""
+    """The gradient of `weight` from that of the heads, `grad` [N, heads, D]. Writes the gradient of `x` to `x_grad`, in the
+    same layout."""
     grad = grad.contiguous()
     weight_grad = torch.empty_like(weight) if needs_weight_grad and weight is not None else None
     cosines, sines = tables or (None, None)

@@ -164,8 +164,8 @@ class Checkpoints:
         return folder
 
     def save_model(self, folder: Path, notes: Mapping[str, str]) -> None:
-        """Writes the present model with its tokenizer, without the state of its training. `notes` are small files beside it:
-        name → text. The folder appears whole or not at all, in place of an older one."""
+        """Writes the present model with its tokenizer, without the state of its training. `notes` are small files to add: name
+        → text. The folder appears whole or not at all, in place of an older one."""
         try:
             with written_whole(folder) as partial:
                 self._contents.model.gather("save", partial).result()

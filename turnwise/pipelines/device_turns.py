@@ -18,7 +18,7 @@ class Resident:
     put_away: Move
     bring_back: Move
     present: set[MemoryKind] = field(default_factory=set)
-    """The kinds that are on the devices now."""
+    """The kinds of its memory that are on the devices now."""
 
     def __post_init__(self) -> None:
         self.present = set(self.kinds)

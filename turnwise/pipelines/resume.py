@@ -173,7 +173,7 @@ def _fault(checkpoint: Path) -> CheckpointError | None:
 
 
 def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
-    """Whether there are complete checkpoints of more steps beside it, or it isn't among its folder's checkpoints."""
+    """Whether its folder has complete checkpoints of more steps, or doesn't count it as a checkpoint."""
     siblings = all_checkpoints(checkpoint.parent)
     later = (sibling for sibling in siblings if number_of(sibling) > num_done)
     return checkpoint not in siblings or any(_fault(sibling) is None for sibling in later)

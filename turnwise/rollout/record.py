@@ -59,8 +59,8 @@ def _read_state_key(value: Any) -> Hashable:
 
 
 def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
-    """The line of a trajectory. `read_record` reads all of it but advantages and media.
-    `keys` writes the state keys of its group."""
+    """The line of a trajectory. `read_record` reads all of it except advantages and media. `keys` writes the state keys of its
+    group."""
     advantages = trajectory.advantages_by_turn
     record = {
         **key._asdict(),

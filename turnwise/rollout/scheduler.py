@@ -211,7 +211,7 @@ class RolloutScheduler:
         return self._tasks.task(index, self._versions.get(index))
 
     def _version_at(self, index: int) -> int:
-        """The version of the tasks' state for a group at its admission: the newest, or that of a replayed log."""
+        """The version of the tasks' state for a group at its admission: the newest, or the one in a replayed log."""
         recorded = None if self._is_fixed else self._replay_log.task_version(index)
         return self._tasks.version if recorded is None else recorded
 

@@ -44,13 +44,13 @@ class FixedTasks:
     version = 0
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Learns nothing."""
+        """Does nothing: there is no state."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes nothing."""
+        """Does nothing: there is no state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class PythonResult(NamedTuple):
     """`error`: an exception, or an exit status that isn't 0. `killed`: a signal, such as that for too much processor time."""
     seconds: float
     isolation: str
-    """How the system isolated it."""
+    """How the system isolated the process."""
 
 
 class _Process:

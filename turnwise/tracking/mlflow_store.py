@@ -1,4 +1,4 @@
-"""MLflow."""
+"""Keeps runs in MLflow."""
 
 import re
 import time

@@ -48,7 +48,7 @@ def time_shares(elapsed_s: float, phases: Mapping[str, float], totals: Mapping[s
 
 
 def describe_shares(shares: Mapping[str, float]) -> str:
-    """One line for the log.
+    """The shares as one line for the log.
 
     >>> describe_shares({"time/trainer/waiting": 0.6, "time/trainer/update": 0.4, "time/rollouts/engine": 1.0})
     'trainer: waiting 60%, update 40%; rollouts: engine 100%'

@@ -1,4 +1,4 @@
-"""SwanLab."""
+"""Keeps runs in SwanLab."""
 
 from collections.abc import Mapping
 from typing import Any

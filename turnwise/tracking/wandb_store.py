@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Keeps runs in Weights & Biases."""
 
 import html
 from collections.abc import Mapping

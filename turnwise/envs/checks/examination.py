@@ -25,7 +25,7 @@ NUM_REPLAYED = 8
 """Number of episodes that are played again, to see whether they come out the same."""
 NUM_SIBLINGS = 4
 UNREADABLE = {"": "unparsed text", "no such action {%√\n": "an unknown action"}
-"""Two bad answers of a model."""
+"""Two answers without a valid action."""
 
 
 @dataclass(frozen=True, slots=True)

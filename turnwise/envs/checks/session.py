@@ -102,7 +102,7 @@ CallTimes = defaultdict[str, Timings]
 
 class CheckedEnv(AbstractContextManager["CheckedEnv"]):
     """An environment in its own thread, so that a call that never returns can be abandoned. Every method raises BrokenCall. The
-    constructor raises TurnwiseError if that of the environment refuses its arguments."""
+    constructor raises TurnwiseError if the environment's own refuses its arguments."""
 
     def __init__(self, make: Callable[[], Env], timeout_s: float, clock: CallTimes) -> None:
         self._thread = DaemonThread("check-env")

@@ -84,7 +84,7 @@ class FrozenLakeEnv(GridEnv):
         """The player's cell: row · width + column."""
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Draws the map of `seed`; without a seed, that of the seed after the last episode's."""
+        """Draws the map of `seed`; without one, the seed after the last episode's is used."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         self.rows = self._fixed_rows or random_map(self._seed, self._size, self._p, self._split)
         self._letters = "".join(self.rows)

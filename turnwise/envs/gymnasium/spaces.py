@@ -15,7 +15,7 @@ MAX_NUMBERS = 256
 
 
 def action_numbers(space: Any, env_name: str) -> range:
-    """The numbers of the actions."""
+    """The numbers of the actions of a Discrete space. Raises EnvironmentFault for any other space."""
     if not isinstance(space, spaces.Discrete):
         raise EnvironmentFault(
             f"{env_name}: its action space is {_shown(space)}; an agent of text chooses among words, so it must be Discrete: "

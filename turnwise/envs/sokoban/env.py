@@ -120,7 +120,7 @@ class SokobanEnv(GridEnv):
         return shortest_solution(self.layout, self.state) is not None
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Draws the room of `seed`; without a seed, that of the seed after the last episode's."""
+        """Draws the room of `seed`; without one, the seed after the last episode's is used."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         self._layout, self.state = self._fixed_room or random_room(
             self._seed, self._dim_room, self._num_boxes, self._search_depth, self._split

@@ -66,7 +66,7 @@ class Engine:
         self.num_steps = 0
         """Steps that have computed something."""
         self.num_sampled = 0
-        """Number of tokens."""
+        """Number of sampled tokens."""
         self._runner = runner
         self._max_length = max_length
         self._max_step_tokens = max_step_tokens
