@@ -119,7 +119,7 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
         ) from error
     except Exception as error:  # boundary: anything can go wrong between two machines
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-            raise ModelError(f"{name}: the hub ({site}) refuses it to you; run `hf auth login` (or set HF_TOKEN)") from error
+            raise ModelError(f"{name}: the hub ({site}) denies you access; run `hf auth login` (or set HF_TOKEN)") from error
         reason = first_line(error) or type(error).__name__
         raise ModelError(
             f"{name} is incomplete on this machine, and the hub ({site}) didn't give it: {reason}. The same command continues "

@@ -171,7 +171,7 @@ class ChatTemplate:
             if said and ends and text.startswith(header):
                 return token_ids[: ends[0]]
         raise ChatTemplateError(
-            f"{self.renderer.where} writes tool calls elsewhere than where a response begins: write them into the assistant's "
+            f"{self.renderer.where} doesn't write tool calls at the beginning of a response: write them into the assistant's "
             "text, in the form that the model is to say"
         )
 

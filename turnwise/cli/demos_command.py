@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_options(options: argparse.Namespace) -> None:
     if options.error_rate is not None and not 0.0 <= options.error_rate <= 1.0:
-        raise ConfigError(f"--error-rate is {options.error_rate}; it is a share, from 0 to 1")
+        raise ConfigError(f"--error-rate is {options.error_rate}; it must be from 0 to 1")
     policy, draws = options.policy, options.policy in ("random", "erring")
     is_asked = policy.startswith(OPENAI)
     if is_asked and options.model_name is None:

@@ -144,7 +144,7 @@ def place(
     if found == "launched" and is_apart:
         raise ConfigError(
             "cluster.name: launched trains in the process that plays, so async_generation_ratio must be 0; start the run "
-            "without a launcher to train in processes of its own"
+            "without a launcher to train in separate processes"
         )
     roles = {
         role: RolePlacement(named, {"dp": len(named)}, tuple(numbers.index(device) for device in named))

@@ -24,7 +24,7 @@ class Composed:
     interpolated: frozenset[str]
     """Top-level keys that another value refers to."""
     files: tuple[Path, ...] = ()
-    """The files whose keys stand at the top level, the composed one last."""
+    """The files whose keys are at the top level, the composed one last."""
 
 
 def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:

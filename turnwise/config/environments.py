@@ -76,7 +76,7 @@ class CustomEnv(Section):
     agent_template: str = derived()
     """User message of a turn [one that shows all of it], with {observation} {turn_idx} {actions_left} {max_response_length}
     {suffix} filled in, and in mode step {history} {history_length} {step_count} {current_step} {current_observation}. The
-    environment's rules open the first one of a context, or stand where the template has {env_instruction}."""
+    environment's rules open the first one of a context, or replace {env_instruction} in the template."""
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
     """Regular expression whose first group is the action; `null` takes the whole response."""
     encode_special_tokens: bool | None = None

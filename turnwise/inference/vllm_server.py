@@ -1,4 +1,4 @@
-"""vLLM's asynchronous engine behind `protocols.InferenceServer`. The engine runs in processes of its own."""
+"""vLLM's asynchronous engine behind `protocols.InferenceServer`. The engine runs in its own processes."""
 
 import gc
 import logging

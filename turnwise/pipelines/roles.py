@@ -34,7 +34,7 @@ class BatchPlan:
 
     def cut(self, samples: Sequence[Sample], max_tokens: int | None, num_ranks: int = 1) -> list[list[int]]:
         """Indices of each micro-batch, those of the first rank first. Each rank has the same number of them: some may be empty.
-        Samples with a common prefix stand together, so that it is computed once."""
+        Samples with a common prefix are adjacent, so that it is computed once."""
         limits = {"max_sequences": self.max_sequences} if max_tokens is None else {"max_tokens": max_tokens}
         ranks = []
         for dealt in deal(samples, num_ranks):

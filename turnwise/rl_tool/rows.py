@@ -27,7 +27,7 @@ _READ = ("question", "answer", "prompt", "completion", "messages", "ground_truth
 
 
 class Rows(NamedTuple):
-    """Rows in the format of their use, with the name of their data set."""
+    """Rows in the format that the action needs, with the name of their data set."""
 
     name: str
     rows: list[dict[str, Any]]

@@ -183,7 +183,7 @@ def _of_environment(split: Split, tag: str, index: int, seed: int, agents: Mappi
 
 @lru_cache
 def _round(tags: tuple[str, ...], partition: tuple[int, ...]) -> tuple[str, ...]:
-    """The tag of each slot: the k-th of `count` groups of a tag stands at (k + ½)/count of the round."""
+    """The tag of each slot: the k-th of `count` groups of a tag is at (k + ½)/count of the round."""
     places = [((k + 0.5) / count, i) for i, count in enumerate(partition) for k in range(count)]
     return tuple(tags[i] for _, i in sorted(places))
 

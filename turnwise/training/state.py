@@ -81,7 +81,7 @@ def load_state(
             adapters.load(folder)
     if restore is not None:
         if state["optimizer"] is None:
-            raise ModelError(f"{folder}: was saved without an optimiser and can't continue training")
+            raise ModelError(f"{folder} was saved without an optimiser and can't continue training")
         restore(state["optimizer"]["state"])
     if loss_scale is not None:
         loss_scale.load_state_dict(state.get("loss_scale", {}))
