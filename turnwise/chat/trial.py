@@ -23,7 +23,7 @@ _PROGRAM = Path(__file__).with_name("trial_program.py")
 
 def tried(template: ChatTemplate) -> ChatTemplate:
     """Returns the template after it has rendered conversations of every kind, of up to 100 turns, in another process. Raises
-    ChatTemplateError with the template's file if it doesn't end there, or takes too much memory."""
+    ChatTemplateError with the template's file if rendering doesn't end, or takes too much memory."""
     renderer = template.renderer
     sources = [GENERATION_TAG.sub("", source) for source in renderer.sources()]
     asked = {"sources": sources, "variables": renderer.variables, "cpu_s": CPU_S, "num_bytes": _BYTES}

@@ -22,7 +22,7 @@ class TextModel(Protocol):
 
 
 class ServedChat:
-    """A model behind a server of this run, with a context of `max_length` tokens. Messages call it `url`."""
+    """A model behind a server of this run, with a context of `max_length` tokens. `url` names it in messages."""
 
     def __init__(self, template: ChatTemplate, server: PolicyServer, url: str, max_length: int) -> None:
         self._template, self._server, self.url, self._max_length = template, server, url, max_length

@@ -12,7 +12,7 @@ from turnwise.types import Group
 
 @dataclass
 class RolloutReplay:
-    """A `RolloutSource` that hands out recorded groups once, in their order. `name` is the file's, for messages."""
+    """A `RolloutSource` that hands out recorded groups once, in their order. `name` is the file's name, for messages."""
 
     groups: Sequence[Group]
     group_size: int

@@ -39,7 +39,7 @@ class Store(Protocol):
     """Where people find the run."""
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
-        """Metrics of a step, and a sample text unless it is empty."""
+        """Writes the metrics of a step, and a sample text unless it is empty."""
         ...
 
     def close(self) -> None: ...
