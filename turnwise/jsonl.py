@@ -26,7 +26,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def not_utf8(fault: UnicodeDecodeError) -> str:
     """The end of a message, after the file's name, about the line that isn't UTF-8."""
     number = fault.object.count(b"\n", 0, fault.start) + 1
-    return f", line {number}: isn't UTF-8 (byte 0x{fault.object[fault.start]:02x}); save the file as UTF-8"
+    return f", line {number} isn't UTF-8 (byte 0x{fault.object[fault.start]:02x}); save the file as UTF-8"
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:

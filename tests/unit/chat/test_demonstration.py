@@ -70,7 +70,7 @@ def test_text_and_end_of_turn_are_learnt_and_nothing_else(template, family):
         ([assistant("a")], "message 0 is an assistant's at the start"),
         ([user("a"), assistant("b"), assistant("c")], "message 2 is an assistant's after another"),
         ([user("a"), {"role": "oracle", "content": "b"}], "'oracle'; allowed: system, user, tool, assistant"),
-        ([user("a"), assistant("b"), user("c")], "behind the last assistant message"),
+        ([user("a"), assistant("b"), user("c")], "after the last assistant message"),
         ([user("a"), assistant(None)], "content of type NoneType"),
         ([user("a"), {**assistant("b"), "thinking": "hm"}], "the keys thinking"),
     ],

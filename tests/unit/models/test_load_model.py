@@ -51,7 +51,7 @@ def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
 
 def test_an_unreadable_config(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "qwen3",')
-    with pytest.raises(ModelError, match="no readable JSON"):
+    with pytest.raises(ModelError, match="isn't readable JSON"):
         load_model(folder)
     (folder / "config.json").write_text('{"model_type": "no-such-model"}')
     with pytest.raises(ModelError, match=r"config\.json can't be used"):

@@ -134,7 +134,7 @@ def test_every_id_that_can_be_sampled_has_a_text(size: str, changes: dict[str, i
         (["--set", "hidden_act=nope"], "makes no model: 'nope' is unknown"),
         (["--set", "dtype=float16"], "--set dtype would have no effect"),
         (["--set", "architectures=[Other]"], "--set architectures would have no effect"),
-        (["--text", sys.executable], "line 1: isn't UTF-8 (byte 0x"),
+        (["--text", sys.executable], "line 1 isn't UTF-8 (byte 0x"),
     ],
 )
 def test_the_command_line_is_answered_in_one_sentence(
