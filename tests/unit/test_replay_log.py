@@ -80,7 +80,7 @@ def test_files_that_hold_no_record_are_refused(tmp_path, file):
     replay_log = ReplayLog(file)
     replay_log.resumed()
     replay_log.close()
-    with pytest.raises(DataError, match="was resumed"):
+    with pytest.raises(DataError, match="a resumed run"):
         ReplayLog(recorded=file)
 
 
