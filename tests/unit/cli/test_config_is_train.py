@@ -393,7 +393,7 @@ BOMB = "[" * 99 + "]" * 99
 def test_arguments_of_an_environment_are_bounded(verb, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for value, message in (
-        (BOMB, "more than 64 sections"),
+        (BOMB, "more than 64 nested sections"),
         ("&a [*a]", "inside its own anchor"),
         ("2001-99-99", "read: month"),
     ):
