@@ -21,6 +21,7 @@ from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
 from turnwise.data.rewards import RewardStage
 from turnwise.envs.registry import takes_split
+from turnwise.errors import ConfigError
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.load import load_tokenizer, policy_info
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures
@@ -247,10 +248,13 @@ def check_rollouts(config: AgenticConfig) -> None:
 
 
 def sampling_params(config: AgenticConfig, split: Split) -> SamplingParams:
-    """How a split samples; the agent and the room left in the context may ask for fewer tokens."""
-    arguments = config.sampling(split)
+    """How a split samples; the agent and the room left in the context may ask for fewer tokens. Raises ConfigError if the split
+    has nothing to play."""
+    arguments, tags = config.sampling(split), config.env_manager(split).tags
+    if not tags:
+        raise ConfigError(f"data.{split}_files is unset, so there are no tasks of {split} to play; name a file of rows there")
     return SamplingParams(
-        max_new_tokens=max(config.max_new_tokens(split, tag) for tag in config.env_manager(split).tags),
+        max_new_tokens=max(config.max_new_tokens(split, tag) for tag in tags),
         temperature=arguments.temperature,
         top_p=arguments.top_p,
         top_k=arguments.top_k,

@@ -259,8 +259,10 @@ def test_recorded_rows_are_trained_on_again(make_config) -> None:
     assert [record["score"] for record in played(again)] == [record["score"] for record in played(first)]
 
 
-def test_a_command_for_environments_says_that_there_is_none(make_config, tmp_path: Path, capsys) -> None:
+def test_a_command_for_what_is_not_there_says_so(make_config, tmp_path: Path, capsys) -> None:
     (tmp_path / "rows.yaml").write_text(dump_yaml(make_config()))
+    assert main(["eval", str(tmp_path / "rows.yaml")]) == 2
+    assert "data.val_files is unset, so there are no tasks of val to play" in capsys.readouterr().err
     assert main(["check-env", str(tmp_path / "rows.yaml")]) == 2
     assert "has no custom_envs: its tasks are rows of data" in capsys.readouterr().err
 
