@@ -194,7 +194,10 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController | None = None) 
         )
     whole = "trains a critic" if algorithm.value_loss else "keeps running statistics" if algorithm.running else ""
     if config.is_streamed and (whole or not isinstance(algorithm.loss, StreamsStep)):
-        reason = whole or f"has a loss, {type(algorithm.loss).__name__}, without divisor and whole (protocols.StreamsStep)"
+        reason = (
+            whole
+            or f"has a loss, {type(algorithm.loss).__name__}, without the methods divisor and whole (protocols.StreamsStep)"
+        )
         raise ConfigError(f"stream_training: true trains on a step's groups as they end, but {name} {reason}; leave it out")
     return algorithm
 

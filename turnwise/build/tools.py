@@ -86,7 +86,7 @@ def build_interactions(
     for entry in read_interaction_file(path) if path else []:
         key = f"interaction {entry.name} of {path}"
         if entry.name in users:
-            raise ConfigError(f"{key}: two have this name; rows choose by it, so rename one of them")
+            raise ConfigError(f"{key}: two interactions have this name; rows choose by it, so rename one of them")
         found = load_class(INTERACTIONS.get(entry.class_name) or entry.class_name, f"{key}: class_name", ConfigError)
         try:
             with Foreign(f"{key}: making it", "at the start", are_faults=True):

@@ -187,7 +187,8 @@ class RequestServer(ABC):
         return Completion(token_ids[:length], logprobs[:length], reason, versions, generate_s, *join_kept(kept))
 
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
-        """The tokens up to the end of a stop string that begins in the partial ones (the engine's prompt); None without one."""
+        """Number of tokens up to the end of a stop string that begins in the partial ones (the engine's prompt); None without
+        one."""
         if not len(request.partial_ids) or not request.sampling.stop_strings:
             return None
         before, ids, stops = request.partial_ids.tolist(), token_ids.tolist(), request.sampling.stop_strings
