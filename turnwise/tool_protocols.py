@@ -70,7 +70,7 @@ class Interaction(Protocol):
     of a conversation come from its row, `extra_info.interaction_kwargs`."""
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
-        """The state of one conversation, which is passed to the other methods; None stands for the id itself."""
+        """Starts a conversation and returns its state for the other methods; None stands for the id itself."""
 
     async def generate_response(
         self, state: Any, messages: Sequence[Message], **kwargs: Any

@@ -154,9 +154,9 @@ def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purp
 
 
 def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
-    """Texts that no file name, terminal or tokenizer can take, and values that never end."""
+    """Strings that no file name, terminal or tokenizer can take, and values that contain themselves."""
     if len(path) > MAX_DEPTH:
-        yield Problem(path[:4], f"holds more than {MAX_DEPTH} sections inside each other; a config has a few")
+        yield Problem(path[:4], f"holds more than {MAX_DEPTH} nested sections; a config has a few")
     elif isinstance(value, str) and len(value) > MAX_CHARACTERS:
         yield Problem(path, f"has {len(value):,} characters, and at most {MAX_CHARACTERS:,} are read; shorten it")
     elif isinstance(value, str) and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):

@@ -76,7 +76,7 @@ class RequestServer(ABC):
 
     @abstractmethod
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
-        """Raises ServerError if the engine refuses this request, ConnectionError if the engine has ended."""
+        """Samples. Raises ServerError if the engine refuses this request, ConnectionError if the engine has ended."""
 
     @abstractmethod
     async def _abort(self, engine_id: str) -> None: ...
@@ -211,7 +211,7 @@ class EngineServer(RequestServer):
 
     @abstractmethod
     async def _load(self, folder: Path) -> None:
-        """Raises ModelError if the weights don't fit."""
+        """Loads the weights in a folder. Raises ModelError if they don't fit."""
 
     @abstractmethod
     async def _label(self, version: str) -> None: ...

@@ -40,8 +40,6 @@ class ServedChat:
         finally:
             await conversation.close()
         if reply is None:
-            raise ServerError(
-                f"{self.url}: a conversation leaves no room for an answer in its context of {self._max_length} tokens"
-            )
+            raise ServerError(f"{self.url}: a conversation leaves no room for an answer in {self._max_length} tokens")
         turn = conversation.turns[-1]
         return TextAnswer(reply["content"], turn.finish_reason, turn.generate_s)

@@ -262,7 +262,7 @@ def test_a_file_in_the_published_form(tmp_path: Path, monkeypatch: pytest.Monkey
         (user_of("model", base_url="http://a/v1"), "interaction user of users.yaml: config.model: Field required"),
         (user_of("model", base_url="a", model="m"), "interaction user of users.yaml: got the URL 'a'"),
         (user_of("model", base_url="http://a/v1", model="m", temprature=1), "temprature: .* Did you mean 'temperature'"),
-        ({"interaction": GSM8K["interaction"] * 2}, "interaction gsm8k of users.yaml: two have this name"),
+        ({"interaction": GSM8K["interaction"] * 2}, "interaction gsm8k of users.yaml: two interactions have this name"),
     ],
 )
 def test_a_wrong_file_is_refused(users: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

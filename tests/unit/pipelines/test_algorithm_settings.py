@@ -163,7 +163,7 @@ def test_an_own_estimator_that_cannot_be_streamed_is_refused_before_anything_is_
     def build(name):
         return build_algorithm(config_of(adv_estimator=f"own_losses:{name}", **streamed), KLController(0.0))
 
-    with pytest.raises(ConfigError, match=r"Own has a loss, Plain, without divisor and whole .*; leave it out"):
+    with pytest.raises(ConfigError, match=r"Own has a loss, Plain, without the methods divisor and whole .*; leave it out"):
         build("Own")
     with pytest.raises(ConfigError, match="Counting keeps running statistics; leave it out"):
         build("Counting")
