@@ -16,6 +16,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 NO_TOKENIZER = "has no tokenizer (tokenizer.json); copy it from the model that the weights belong to"
 _WEIGHTS = "model.safetensors"
+NO_WEIGHTS = f"has no weights ({_WEIGHTS}); copy or fetch them into this folder, or name another one"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _JSON_FILES = (
@@ -88,6 +89,11 @@ def read_object(file: Path) -> dict[str, Any]:
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has a file of a tokenizer; without it transformers makes one up."""
     return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"))
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has a file of weights in a form that is read."""
+    return any((folder / name).is_file() for name in (_WEIGHTS, _INDEX, *_PICKLES))
 
 
 def base_of_adapter(path: str | Path) -> str | None:

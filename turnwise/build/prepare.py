@@ -41,45 +41,44 @@ def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]
 def problems_here(config: AgenticConfig | SFTConfig, may_miss: bool = True) -> Iterator[Problem]:
     """The faults outside the config that `train` or `sft` would find before they load a model. With `may_miss`, files that
     don't exist yet aren't faults."""
-    if isinstance(config, SFTConfig):
-        yield from row_problems(config, may_miss)
-        return
     is_right = True
-    for problem in plug_in_problems(config, may_miss):
+    for problem in row_problems(config, may_miss) if isinstance(config, SFTConfig) else plug_in_problems(config, may_miss):
         is_right = False
         yield problem
     if is_right:
-        yield from _template_problems(config, has_time=not may_miss)
+        yield from _template_problems(config)
 
 
-def _template_problems(config: AgenticConfig, has_time: bool) -> Iterator[Problem]:
-    """Faults of the model's chat template with the rows, tools and variables, if all of these are on this machine. If only
-    environments are played and there `has_time`, the run finds them itself as soon as it has imported transformers."""
-    folder = folder_here(config.actor_train.model_args.model_name_or_path)
-    if folder is None or any(_absent(config)):
+def _template_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+    """Faults of the model's chat template with the rows, tools and variables, if all of these are on this machine."""
+    arguments = config.model_args if isinstance(config, SFTConfig) else config.actor_train.model_args
+    folder = folder_here(arguments.model_name_or_path)
+    if folder is None:
         return
     try:
-        if config.template_kwargs or config.train_env_manager.has_rows:
+        if isinstance(config, SFTConfig) or not config.train_env_manager.has_rows:
+            _try_template(config, folder)
+        elif not any(_absent(config)):
             from turnwise.build.rows import check_template  # imports torch
 
             check_template(config)
-        elif not has_time:
-            _try_template(config, folder)
     except TurnwiseError as error:
         key, _, message = str(error).partition(": ")
-        is_named = key.partition(".")[0] in AgenticConfig.model_fields
+        is_named = key.partition(".")[0] in type(config).model_fields
         yield Problem.at(key, message) if is_named else Problem(("pretrain",), str(error))
 
 
-def _try_template(config: AgenticConfig, folder: Path) -> None:
-    """Renders the template as the conversations of environments would. Raises what that raises."""
+def _try_template(config: AgenticConfig | SFTConfig, folder: Path) -> None:
+    """Renders the template as demonstrations, or the conversations of environments, would. Raises what that raises."""
     if not has_tokenizer(folder):
         base = base_of_adapter(folder)
         if base is not None and (base_folder := folder_here(base)) is not None:
             _try_template(config, base_folder)
         return
-    template = tried(ChatTemplate(cast(Any, FolderTokenizer(folder))))
+    template = tried(ChatTemplate(cast(Any, FolderTokenizer(folder)), template_kwargs=config.template_kwargs))
     template.opens_thinking  # noqa: B018  # asks how a response follows another one
+    if isinstance(config, SFTConfig):
+        return
     for tag in config.train_env_manager.env_tags:
         env = config.custom_envs[tag]
         if env.agent_name == "env_agent" and env.agent_system_template:

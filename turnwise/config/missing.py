@@ -12,7 +12,7 @@ from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, NotAvailableError
 from turnwise.hub import check_hub_name
-from turnwise.model_folder import NO_TOKENIZER, base_of_adapter, folder_here, has_tokenizer
+from turnwise.model_folder import NO_TOKENIZER, NO_WEIGHTS, base_of_adapter, folder_here, has_tokenizer, has_weights
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS
 
 _MODULES = {"megatron": "megatron.core"}  # modules of extras with a name that differs from the extra's
@@ -99,6 +99,8 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:
         is_trained = number == 0  # the other models read the tokens of this one
         if folder is not None and is_trained and base_of_adapter(folder) is None and not has_tokenizer(folder):
             yield f"{key}: {model.model_name_or_path}: {NO_TOKENIZER}."
+        if folder is not None and base_of_adapter(folder) is None and not has_weights(folder):
+            yield f"{key}: {model.model_name_or_path}: {NO_WEIGHTS}."
         if folder is None:
             try:
                 check_hub_name(model.model_name_or_path)

@@ -136,6 +136,7 @@ LACKING = [
         "reference.model_args.model_name_or_path: x: no such",
     ),
     (["pretrain=untold"], "pretrain: untold: has no tokenizer (tokenizer.json); copy it from the model that the weights"),
+    (["pretrain=weightless"], "pretrain: weightless: has no weights (model.safetensors); copy or fetch them into this folder"),
     (["output_dir=taken/runs"], "output_dir: taken/runs/own can't be written ("),
     (["output_dir=taken"], "output_dir: taken/own can't be written ("),
     (["output_dir=/proc/runs"], "output_dir: /proc/runs/own can't be written (/proc: No such file or directory)"),
@@ -158,6 +159,7 @@ LACKING = [
 def test_what_train_refuses_on_this_machine_config_says(overrides, message, config, tmp_path, tiny_model, capsys):
     (tmp_path / "taken").touch()
     shutil.copytree(tiny_model, tmp_path / "untold", ignore=shutil.ignore_patterns("tokenizer*"))
+    shutil.copytree(tiny_model, tmp_path / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
     before = set(tmp_path.iterdir())
     overrides = ["actor_train.model_args.lora_rank=null", *overrides]
     assert main(["config", config, *overrides]) == 0
@@ -334,14 +336,32 @@ def test_config_renders_the_template_for_environments_too(template, overrides, m
         assert message.rpartition(": ")[2] in capsys.readouterr().err
 
 
-def test_a_judge_that_nobody_serves_is_found_before_the_weights_are_read(config, tmp_path, tiny_model, capsys):
-    shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+@pytest.mark.parametrize(
+    ("template", "overrides", "message"),
+    [
+        ("{{ messages[0].content }}", [], "pretrain: a context can't be extended with this chat template (it drops"),
+        (NO_TOOLS, ["++template_kwargs={think: false}"], "template_kwargs.think: the chat template"),
+    ],
+)
+def test_config_renders_the_template_for_demonstrations(template, overrides, message, config, tmp_path, tiny_model, capsys):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    (tmp_path / "sft.yaml").write_text("pretrain: model\noutput_dir: runs\ntrain_files: [rows.jsonl]\n")
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    for verb in ("config", "sft"):
+        assert main([verb, "sft.yaml", *overrides]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_judge_that_nobody_serves_is_found_before_anything_is_played(config, tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "2 * 3?"}\n')
     (tmp_path / "users.yaml").write_text(
         "interaction: [{name: ann, class_name: model, config: {base_url: 'http://localhost:1/v1', model: m}}]\n"
     )
     judge = "{name: judge, args: {rubric: short, base_url: 'http://localhost:1/v1', model: m}}"
-    data = [config, "pretrain=model", "~custom_envs", "++data={train_files: [rows.jsonl], reward: [REWARD]}"]
+    data = [config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [REWARD]}"]
     for reward, more, message in (
         (judge, [], "data.reward judge: http://localhost:1/v1/models doesn't answer"),
         (
