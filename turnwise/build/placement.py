@@ -48,8 +48,8 @@ def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -
         require_devices("actor_infer", own, num_devices, accelerator)
     if placement.cluster == "launched" and config.num_replicas > 1:
         raise ConfigError(
-            f"actor_infer.device_mapping names {len(own or ())} devices, and a launcher started this run: servers in processes "
-            "of their own need a run without one; name one device, or start the run without a launcher"
+            f"actor_infer.device_mapping names {len(own or ())} devices, and a launcher started this run: servers in their own "
+            "processes need a run without one; name one device, or start the run without a launcher"
         )
     return placement
 
