@@ -1,11 +1,8 @@
 """The chat template of a model folder, rendered without transformers, which takes seconds to import."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Template
 
 from turnwise.chat.rendering import GENERATION_TAG
 from turnwise.chat.trial_program import environment
@@ -39,9 +36,5 @@ class FolderTokenizer:
         source: Any = chat_template or self.chat_template
         if isinstance(source, dict):
             source = source["tool_use"] if tools and "tool_use" in source else source["default"]
-        return _template(source).render(messages=messages, tools=tools, **self.special_tokens_map, **variables)
-
-
-@lru_cache(maxsize=8)
-def _template(source: str) -> Template:
-    return environment().from_string(GENERATION_TAG.sub("", source))
+        template = environment().from_string(GENERATION_TAG.sub("", source))
+        return template.render(messages=messages, tools=tools, **self.special_tokens_map, **variables)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from turnwise.errors import ConfigError, nearest
+from turnwise.errors import ConfigError, EnvironmentFault, nearest
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.threads import DaemonPool
 from turnwise.types import Observation, Task
@@ -50,7 +50,11 @@ class FunctionTool(StatelessTool):
             result = await self._function(**arguments)
         else:
             result = await self._pool.call(partial(self._called, arguments))
-        return result if isinstance(result, str | Observation) else json.dumps(result, ensure_ascii=False)
+        try:
+            return result if isinstance(result, str | Observation) else json.dumps(result, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as fault:
+            what = f"the tool {self._name} returned a {type(result).__name__}"
+            raise EnvironmentFault(f"{what}, which is no text and can't be written as JSON ({fault}); return a text") from fault
 
     def _called(self, arguments: Mapping[str, Any]) -> Any:
         with Foreign(self._name):

@@ -2,8 +2,10 @@
 
 import asyncio
 import inspect
+import json
 import logging
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -67,6 +69,11 @@ class OfferedTool:
             Draft202012Validator.check_schema(parameters)
         except SchemaError as fault:
             raise ConfigError(f"the schema of the tool {self.name}: parameters isn't a JSON schema: {fault.message}") from fault
+        for section, name in re.findall(r'"\$ref": "#/(\$defs|definitions)/([^"/]+)"', json.dumps(parameters, default=str)):
+            if name not in parameters.get(section, {}):
+                raise ConfigError(
+                    f"the schema of the tool {self.name}: $ref names {name}, which its {section} don't have; add it"
+                )
         if isinstance(parameters, Mapping) and "additionalProperties" not in parameters:
             parameters = {**parameters, "additionalProperties": False}
         self._arguments = Draft202012Validator(parameters)

@@ -96,6 +96,22 @@ def test_a_function_that_blocks_its_thread_fails_the_episode(tmp_path: Path) -> 
     pipe.write_text("\n")  # its thread ends
 
 
+@pytest.mark.parametrize("is_circular", [False, True])
+def test_a_function_whose_result_is_no_json_fails_the_episode(is_circular: bool) -> None:
+    def odd(is_circular: bool) -> Any:
+        """Returns what isn't a text.
+
+        Args:
+            is_circular: Whether the result holds itself.
+        """
+        found: list[Any] = []
+        found.append(found if is_circular else b"x")
+        return found
+
+    with pytest.raises(EnvironmentFault, match=r"the tool odd returned a list, .* can't be written as JSON .*; return a text"):
+        called(box_of(odd), "odd", is_circular=is_circular)
+
+
 def test_a_function_in_a_thread_that_exits_the_interpreter_fails_the_episode() -> None:
     with pytest.raises(EnvironmentFault, match=r"leaving called sys.exit\(4\)"):
         called(box_of(leaving), "leaving", code=4)
@@ -196,6 +212,10 @@ def test_a_row_may_select_tools() -> None:
     [
         ({}, "has no function with a name"),
         ({"function": {"name": "a", "parameters": {"type": "objekt"}}}, "the tool a: parameters isn't a JSON schema"),
+        (
+            {"function": {"name": "a", "parameters": {"properties": {"x": {"$ref": "#/$defs/Cut"}}, "$defs": {"Cat": {}}}}},
+            r"the tool a: \$ref names Cut, which its \$defs don't have",
+        ),
     ],
 )
 def test_a_schema_that_is_none_is_refused(wrong: dict[str, Any], said: str) -> None:
