@@ -232,6 +232,14 @@ def _options(path: str, strategy_args: StrategyArgs, is_active: bool = True) -> 
         if known is not None and option not in known and is_active:
             message = f"{name} has no such option (it has: {', '.join(known) or 'none'}).{nearest(option, known)}"
             yield Problem.at(f"{path}.strategy_config.{option}", message)
+    given = strategy_args.strategy_config if name == "sglang" else {}
+    if "url" in given and not re.match(r"https?://[^/\s]", str(given["url"])):
+        yield Problem.at(f"{path}.strategy_config.url", f"got {given['url']!r}; it must be like http://localhost:30000")
+    if "url" in given and len(given) > 1:
+        message = f"that server has its options already; leave out {', '.join(given.keys() - {'url'})}"
+        yield Problem.at(f"{path}.strategy_config.url", message)
+    if "port" in given and (type(given["port"]) is not int or not 0 < given["port"] < 2**16):
+        yield Problem.at(f"{path}.strategy_config.port", f"got {given['port']!r}; a port is a whole number from 1 to 65,535")
 
 
 def _wrong_strategy(path: str, strategy: str, *kinds: str) -> Problem:

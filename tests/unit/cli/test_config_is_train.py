@@ -99,6 +99,15 @@ BAD = [
         ["actor_infer.strategy_args={strategy_name: hf, strategy_config: {max_length: 3}}"],
         "hf has no such option (it has: n",
     ),
+    (["actor_infer.strategy_args={strategy_name: sglang, strategy_config: {url: nowhere}}"], "url: got 'nowhere'; it must be"),
+    (
+        ["actor_infer.strategy_args={strategy_name: sglang, strategy_config: {port: 99999}}"],
+        "port: got 99999; a port is a whole",
+    ),
+    (
+        ["actor_infer.strategy_args={strategy_name: sglang, strategy_config: {url: 'http://a', tp_size: 2}}"],
+        "url: that server has its options already; leave out tp_size",
+    ),
     (["actor_train.model_args.lora_target='.*proj'"], "'.*proj' isn't the name of a module; write a list: "),
     (["actor_train.model_args.lora_target=[q_proj,lm_head]"], "'lm_head' isn't a linear module that can get adapters"),
     (["actor_train.model_args.lora_target=[self_attn.q_pro]"], "'self_attn.q_pro' isn't a linear module that can get adapters"),
