@@ -349,7 +349,7 @@ def test_a_misspelt_one_is_refused_with_the_nearest_name(action, parameter, fold
     of_reward = {"reward_type": "combined"} if action == "create_reward" else {}
     answer = RLTrainingTool().run_dict({"action": action, **_told(BASE[action], folders), **of_reward, wrong: 1})
     assert answer["status"] == "error" and answer["code"] == "config", answer
-    assert answer["message"].startswith(f"{wrong}: ") and f"Did you mean {parameter!r}?" in answer["message"], answer
+    assert answer["message"].startswith(wrong) and f"Did you mean {parameter!r}?" in answer["message"], answer
 
 
 @pytest.mark.parametrize(
