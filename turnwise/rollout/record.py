@@ -16,7 +16,11 @@ from turnwise.rollout.source import Rejection
 from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun, join_kept
 
 _MAX_SHOWN = 40
-_USUAL = SamplingParams(max_new_tokens=0)
+_USUAL = {
+    f.name: 0 if f.name == "max_new_tokens" else f.default
+    for f in fields(SamplingParams)
+    if f.name not in ("seed", "stop_token_ids")
+}
 # Fields that are written as they are.
 _OF_TURN = ("observation", "text", "action", "reward", "finish_reason", "metrics", "starts_context", "parent", "is_greedy")
 _SCORES = ("score", "score_kl_penalty", "outcome_rewards", "metrics")
@@ -105,8 +109,8 @@ def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter
 
 def _written_sampling(sampling: SamplingParams) -> dict[str, Any]:
     """The sampling parameters that aren't the default, and the temperature; neither seed nor stop tokens."""
-    values = {f.name: getattr(sampling, f.name) for f in fields(SamplingParams) if f.name not in ("seed", "stop_token_ids")}
-    return {name: value for name, value in values.items() if name == "temperature" or value != getattr(_USUAL, name)}
+    values = {name: getattr(sampling, name) for name in _USUAL}
+    return {name: value for name, value in values.items() if name == "temperature" or value != _USUAL[name]}
 
 
 def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
