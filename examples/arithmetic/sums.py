@@ -6,7 +6,7 @@
 2. A model with random weights and a tokenizer are made.
 3. Supervised fine-tuning teaches it addition. Once it begins to understand, two hundred steps take it from nothing to nearly
    all, and each seed begins at another step. So checkpoints are measured: the training starts from the first one that is right
-   in 35 of 100 answers to sums that weren't shown.
+   in 32 of 100 answers to sums that weren't shown.
 
 Then: `turnwise train examples/arithmetic/grpo.yaml`, or the same in Python: `python examples/arithmetic/train.py`.
 """
@@ -31,7 +31,7 @@ from turnwise.models.make import make_model
 HERE = Path(__file__).parent
 NUM_HELD_OUT = 1000
 NUM_NOT_SHOWN = 1000
-SUCCESS_TO_START_FROM = 0.35
+SUCCESS_TO_START_FROM = 0.32
 """Share of sampled answers."""
 
 
@@ -46,12 +46,15 @@ def digits(completions: list[str], answer: list[str], **columns: object) -> list
     return [sum(a == b for a, b in zip(*pair, strict=False)) / max(map(len, pair)) for pair in pairs]
 
 
-def sums(seed: int) -> list[dict[str, str]]:
-    """One row for each sum, a + b beside b + a, in an order of the seed's own. Digits are apart, so that each is a token."""
+def sums(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Rows to train on and rows that are held out, in an order of the seed's own. Digits are apart, so that each is a token."""
     pairs = [(a, b) for a in range(100) for b in range(a, 100)]
     random.Random(seed).shuffle(pairs)
     ordered = [pair for a, b in pairs for pair in dict.fromkeys([(a, b), (b, a)])]
-    return [{"prompt": f"{_apart(a)} + {_apart(b)} =", "answer": _apart(a + b)} for a, b in ordered]
+    rows = [{"prompt": f"{_apart(a)} + {_apart(b)} =", "answer": _apart(a + b)} for a, b in ordered]
+    # The last pair that is held out may be cut in two: its b + a goes.
+    is_cut = ordered[NUM_HELD_OUT] == ordered[NUM_HELD_OUT - 1][::-1]
+    return rows[NUM_HELD_OUT + is_cut :], rows[:NUM_HELD_OUT]
 
 
 def main() -> None:
@@ -60,11 +63,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of sft.yaml")
     options = parser.parse_args()
-    out, rows = options.out, sums(options.seed)
+    out = options.out
     out.mkdir(parents=True, exist_ok=True)
-    # The last pair that is held out may be cut in two; its other half goes.
-    train = rows[NUM_HELD_OUT + (rows[NUM_HELD_OUT]["answer"] == rows[NUM_HELD_OUT - 1]["answer"]) :]
-    write(out / "val.jsonl", rows[:NUM_HELD_OUT])
+    train, held_out = sums(options.seed)
+    write(out / "val.jsonl", held_out)
     write(out / "train.jsonl", train)
     shown = [{"messages": conversation(row)} for row in train]
     write(out / "demonstrations.jsonl", shown[NUM_NOT_SHOWN:])

@@ -13,26 +13,26 @@ from turnwise import Trainer
 from turnwise.cli.main import exit_status
 
 sys.path.append(str(Path(__file__).parent))
-from sums import NUM_HELD_OUT, correct, digits, sums
+from sums import correct, digits, sums
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/arithmetic"))
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=650)
     options = parser.parse_args()
-    rows = sums(seed=42)
+    train_rows, held_out = sums(seed=42)
     trainer = Trainer(
         model=options.out / "sft_model",
-        train_dataset=rows[NUM_HELD_OUT:],
-        eval_dataset=rows[:NUM_HELD_OUT],
+        train_dataset=train_rows,
+        eval_dataset=held_out,
         reward_funcs=[correct, digits],
         reward_weights=[1.0, 0.5],
         max_steps=options.steps,
         output_dir=str(options.out),
         save_steps=0,
         rollout_batch_size=512,
-        val_batch_size=NUM_HELD_OUT,
+        val_batch_size=len(held_out),
         sequence_length=48,
         actor_infer={"generating_args": {"max_new_tokens": 6}},
         actor_train={
