@@ -105,7 +105,7 @@ def require_bounded_references(values: Any, name: str) -> None:
     >>> require_bounded_references(bomb, "own.yaml")
     Traceback (most recent call last):
     ...
-    turnwise.errors.ConfigError: own.yaml: d has over 100,000 values with its ${...} written out; refer to less
+    turnwise.errors.ConfigError: own.yaml: d has over 100,000 values once its ${...} are resolved; use fewer
     """
     sizes: dict[KeyPath, int] = {}
 

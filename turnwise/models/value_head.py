@@ -64,6 +64,8 @@ def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:
     if not (shapes := weight_shapes(folder)):
         return None
     config = load_config(folder, trust)
+    if trusted_already(config).remote_code:
+        return None
     with torch.device("meta"):
         model = value_model_class(config)(config)
     outer = [name for name, _ in model.named_children() if name != model.base_model_prefix]

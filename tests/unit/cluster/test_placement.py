@@ -96,7 +96,7 @@ def test_what_cannot_be_placed_says_what_to_change(mappings, options, message):
             ],
         ),
         (
-            ["adv_estimator=gae", "critic.device_mapping=[1]", "data.reward=[reward_model]"],
+            ["adv_estimator=gae", "critic.device_mapping=[1]", "data.reward=[reward_model]", "reward_pretrain=no/folder"],
             [
                 "device  actor_train  critic  actor_infer  reward",
                 "0       rank 0       -       replica 0    replica 0",

@@ -289,7 +289,7 @@ def test_spaces_without_words_are_refused(spaces_of: dict[str, Any], message: st
         ({"success": "info:"}, "success 'info:'; allowed are 'reward'"),
         ({"format_penalty": float("nan")}, "format_penalty nan isn't a reward"),
         ({"format_penalty": "-1"}, "format_penalty '-1' isn't a reward"),
-        ({"renderer": "minigrid"}, "unknown renderer 'minigrid' for gymnasium's Taxi-v4; there are space, ansi, taxi, and"),
+        ({"renderer": "minigrid"}, "unknown renderer 'minigrid' for gymnasium's Taxi-v4; it is one of space, ansi, taxi, or"),
         ({"renderer": "taxy"}, "unknown renderer 'taxy'.*Did you mean 'taxi'"),
         ({"renderer": "json:no_such"}, "json has no function 'no_such'"),
         ({"renderer": "ansi", "render_mode": "rgb_array"}, "draws in one way"),

@@ -209,8 +209,8 @@ def test_letters_are_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "rows of one length"),
-        (["####", "#@.$#", "####"], "rows of one length"),
+        ([], "rows of equal length"),
+        (["####", "#@.$#", "####"], "rows of equal length"),
         (["#####", "#@$x#", "#####"], "of the letters '# .*\\$@\\+'"),
         (["#####", "#@$. ", "#####"], "walls .* all around"),
         (["#####", "# $.#", "#####"], "0 players, 1 boxes and 1 targets"),

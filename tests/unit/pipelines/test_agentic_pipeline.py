@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_runs import LETTERS, measured, played, run_small, small_config, training
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -221,6 +222,7 @@ def test_wrong_parts_are_named_before_a_model_is_loaded(tmp_path, changes, error
     (tmp_path / "no_model").mkdir()
     (tmp_path / "no_model" / "config.json").write_text('{"model_type": "qwen3"}')
     (tmp_path / "no_model" / "tokenizer.json").write_text("{}")
+    save_file({"weight": torch.zeros(1)}, tmp_path / "no_model" / "model.safetensors")
     config = make_config(tmp_path / "no_model", tmp_path, **changes)
     with pytest.raises(error, match=message):
         build_agentic(config, start_run(config))

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from small_runs import measured, played, small_config, training
 from transformers import AutoModelForCausalLM
 
@@ -142,6 +142,7 @@ def test_a_resume_that_fails_in_the_start_changes_no_file(make_config, tmp_path)
     (nowhere := tmp_path / "nowhere").mkdir()
     (nowhere / "config.json").write_text('{"model_type": "qwen3"}')
     (nowhere / "tokenizer.json").write_text("{}")
+    save_file({"weight": torch.zeros(1)}, nowhere / "model.safetensors")
     changed = make_config(resume_from_checkpoint=True, pretrain=str(nowhere), sequence_length=256)
     with pytest.raises(ModelError):
         run_to_end(folder := start_run(changed), lambda: build_agentic(changed, folder))

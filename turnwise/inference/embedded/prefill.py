@@ -60,9 +60,9 @@ def _key(context_ids: IntArray) -> bytes:
     return context_ids.astype(np.int32).tobytes()
 
 
-_WORTH_SHARING, _WORTH_ADDING = LANES, 16
-"""The least number of tokens worth sharing, for a slot that has cached nothing and for one that has. Recomputing fewer is as
-cheap as finding them and waiting. Kernels read whole vectors of a shared prefix's keys in place, and copy the rest."""
+_WORTH_SHARING = LANES
+"""The least number of tokens worth sharing. Recomputing fewer is as cheap as finding them and waiting: kernels read whole
+vectors of a shared prefix's keys in place, and copy the rest."""
 
 
 class Prefill:
@@ -133,13 +133,12 @@ class Prefill:
         """Copies the longest prefix that another slot has cached. Returns whether to wait for a longer one."""
         rows, state, context_ids = self._rows, self._rows.state, self._rows.context(slot)
         start = int(state["cached"][slot])
-        least = _WORTH_ADDING if start else _WORTH_SHARING
-        if len(context_ids) - start <= least:
+        if len(context_ids) - start <= _WORTH_SHARING:
             return False
         is_promised = False
         for other in self._index.neighbours(slot, context_ids):
             # One token tells most contexts apart, before all tokens are compared.
-            needed = start + least
+            needed = start + _WORTH_SHARING
             if needed >= len(context_ids):
                 break
             if state["length"][other] < needed or rows.ids[other, needed - 1] != context_ids[needed - 1]:
@@ -149,5 +148,5 @@ class Prefill:
             if stop >= needed:
                 self._runner.copy_prefix(other, slot, start, stop)
                 state["cached"][slot] = start = stop
-            is_promised |= other in self._slots and num_common - start >= least
+            is_promised |= other in self._slots and num_common - start >= _WORTH_SHARING
         return is_promised and slot not in self._index
