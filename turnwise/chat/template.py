@@ -323,7 +323,7 @@ class ChatTemplate:
         return self._encoded(prefix, messages, tools) if key is None else list(self._recent(bool(prefix), key))
 
     def _told(self, is_tail: bool, key: tuple[tuple[str, str], ...]) -> array[int]:
-        """In an array, which takes a fifth of a list's memory."""
+        """The ids as an array, which takes a fifth of a list's memory."""
         return array("q", self._encoded(self._prefix if is_tail else (), [_message(*said) for said in key], ()))
 
     def _encoded(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
