@@ -35,9 +35,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def of_sums(folder: Path) -> None:
     """The files of examples/arithmetic, with a few sums each."""
     script = runpy.run_path(str(ROOT / "examples" / "arithmetic" / "sums.py"))
-    rows = script["sums"](seed=0)
+    rows, held_out = script["sums"](seed=0)
     script["write"](folder / "train.jsonl", rows[:16])
-    script["write"](folder / "val.jsonl", rows[16:24])
+    script["write"](folder / "val.jsonl", held_out[:8])
     script["write"](folder / "demos.jsonl", [{"messages": script["conversation"](row)} for row in rows[:16]])
 
 
