@@ -46,6 +46,11 @@ def of_answer(completions: list[str], ground_truth: list[str]) -> list[float]:
     return [float(text == right) for text, right in zip(completions, ground_truth, strict=True)]
 
 
+def half_from_four_on(completions: list[str], prompt: list[str]) -> list[float]:
+    """Every second sibling succeeds, and all do whose prompt is one, two or three."""
+    return [float(number % 2 == 0 or word in ("one", "two", "three")) for number, word in enumerate(prompt)]
+
+
 class Longest:
     """The longest response of the group wins; each turn that was said earns a little."""
 

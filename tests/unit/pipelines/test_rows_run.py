@@ -207,6 +207,28 @@ def test_an_asynchronous_curriculum_is_repeated_bit_by_bit(make_config) -> None:
         assert torch.equal(tensor, weights(again)[name])
 
 
+def test_an_asynchronous_curriculum_that_goes_on_plays_the_tasks_that_were_admitted(make_config) -> None:
+    """Each by the version of the curriculum that admitted it, although the state has moved on since. With three siblings
+    instead of two, what was played ahead of training is played again."""
+
+    def config(group_size: int, **changes: Any) -> AgenticConfig:
+        manager = {"num_env_groups": 24, "group_size": group_size}
+        batch = {"rollout_batch_size": 24 * group_size, "train_env_manager": manager, "max_steps": 4}
+        data = {"curriculum": True, "reward": "toy_rewards:half_from_four_on"}
+        return make_config(data, async_generation_ratio=1, save_steps=1, max_ckpt_to_keep=0, **batch, **changes)
+
+    first = run(config(2))  # half of the siblings succeed from row 3 on, so the curriculum turns to these rows
+    checkpoint = first.checkpoints.path / "checkpoint-1"
+    admitted = dict(json.loads((checkpoint / "pipeline.json").read_text())["rollouts"]["task_versions"])
+    assert admitted and set(admitted.values()) == {0}, "nothing was ahead of training"
+    resumed = run(config(3, resume_from_checkpoint=str(checkpoint)))
+    before, after = ({record["group"]: record["task"] for record in played(pipeline)} for pipeline in (first, resumed))
+    assert Counter(record["group"] for record in played(resumed) if record["group"] in admitted) == dict.fromkeys(admitted, 3)
+    assert {index: after[index] for index in admitted} == {index: before[index] for index in admitted}
+    schedule = [json.loads(line) for line in resumed.folder.schedule.read_text().splitlines()]
+    assert max(event.get("version", 0) for event in schedule) > 1, "the curriculum stood still after the resume"
+
+
 def test_rows_and_environments_are_mixed_in_their_shares(make_config) -> None:
     letters = {"env_type": "toy_envs:LettersEnv", "max_steps": 2, "agent_template": "{observation}"}
     manager = {"num_env_groups": 3, "group_size": 2, "tags": ["Letters", "data"], "num_groups_partition": [1, 2]}
