@@ -44,7 +44,7 @@ class SamplingParams:
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether a server returns the kept ids of each token: `top_k` bounds them, and no penalty changes the policy."""
+        """Whether a server returns the ids that each token was drawn from: `top_k` is small, without penalty or greedy."""
         return 0 < self.top_k <= MAX_KEPT and self.repetition_penalty == 1.0 and not self.is_greedy
 
 

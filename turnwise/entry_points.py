@@ -12,11 +12,11 @@ from turnwise.errors import TurnwiseError, nearest
 from turnwise.runtime.call_board import CALLS
 
 OBJECT_PREFIX = "object_"
-"""Prefix of the module of an object that a Trainer got in Python: `object_<hash of its source>.<module>:<name>`."""
+"""Beginning of the entry point of an object that was passed to a Trainer: `object_<hash of its source>.<module>:<name>`."""
 
 
 def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
-    """The class that an entry point names. `key` is its setting, for messages.
+    """The class that an entry point names. Raises `error`, whose message names the setting `key`.
 
     >>> load_class("collections:OrderedDict", "env_type", TurnwiseError).__name__
     'OrderedDict'
@@ -28,7 +28,7 @@ def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
 def load_function(
     entry_point: str, key: str, error: type[TurnwiseError], arguments: Iterable[str], named: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """The function that an entry point names. It must be callable with these `arguments` and `named` ones. See `load_class`.
+    """The function that an entry point names. Raises `error` if it can't take positional `arguments` and keywords `named`.
 
     >>> load_function("textwrap:dedent", "pg_variant", TurnwiseError, ["text"])("  a")
     'a'

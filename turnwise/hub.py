@@ -45,7 +45,7 @@ def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = Fals
 
 
 def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool = False) -> Path:
-    """The folder of a path or a hub name. Files missing in its cache are downloaded, with progress on stderr; an interrupted
+    """The folder of a path or a hub name. Downloads what the hub's cache lacks, with progress on stderr; an interrupted
     download continues. `allow_code` also fetches Python files, `allow_pickle` pickled weights if there are no others."""
     path, text = Path(name).expanduser(), str(name)
     if not text.strip() or "\0" in text:

@@ -43,8 +43,8 @@ from turnwise.types import (
 )
 
 Output = Literal["logprobs", "full_logprobs", "entropy", "values", "next_values"]
-"""For each token: its log-prob over its kept ids and over the whole vocabulary, the entropy of its distribution, and the values
-of the states before and after it."""
+"""For each token: its log-prob over its kept ids (those that top-k, top-p or min-p left) and over the whole vocabulary, the
+entropy of its distribution, and the values of the states before and after it."""
 Route = Literal["split", "broadcast", "rank0"]
 
 
@@ -87,7 +87,7 @@ class HasExpert(Protocol):
 
 
 class Conversation(Protocol):
-    """The token ledger of one context (`chat.conversation`), as agents see it."""
+    """A conversation with the model in one context, as agents see it. `chat.conversation` keeps its exact tokens."""
 
     turns: list[Turn]
     """One per `generate`, in order. The agent adds action, reward, state key and metrics."""
@@ -132,14 +132,14 @@ class AgentLoop(Protocol):
 
 
 class RewardResult(NamedTuple):
-    """One score per run of a group, the greedy run last; optionally one number per turn."""
+    """One score per episode of a group, the greedy one last; optionally also one number per turn of each episode."""
 
     scores: Sequence[float]
     turn_rewards: Sequence[Sequence[float]] | None = None
 
 
 class Reward(Protocol):
-    """Scores the runs of a group as soon as all of them have ended."""
+    """Scores the episodes of a group as soon as all of them have ended."""
 
     async def __call__(self, group: Group) -> RewardResult: ...
 
@@ -164,7 +164,7 @@ class StepPart(NamedTuple):
     number: int = 0
     """Number from 0. Part 0 clears what an earlier step left behind."""
     divisor: float | None = 1.0
-    """Divisor of the summed gradients of all parts, which only the last part has. None = more parts come."""
+    """Divisor of the gradients summed over all parts, given with the last part. None = more parts come."""
 
 
 WHOLE_STEP = StepPart()
@@ -212,8 +212,8 @@ class Stateful(Protocol):
 
 
 class Algorithm(Protocol):
-    """Credit and loss of one method. Adding one touches its file and its entry in `spec`. If a config names a class as
-    `module:Class`, it is called with `(settings, kl_controller)`."""
+    """Credit assignment and loss of one method. A new method needs a file of its own and an entry in `spec`. If a config names
+    a class as `module:Class`, it is called with `(settings, kl_controller)`."""
 
     needs: frozenset[str]
     """Which of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling` the method needs."""
@@ -297,8 +297,8 @@ class Cluster(Protocol):
         """Starts a role. Each rank calls `factory` with its context, whose stopwatch reports to that of the run."""
 
     def keep_first_ranks(self) -> bool:
-        """Ends the processes without a first rank after a failure. Returns whether the first ranks can still be called to save
-        their state; they may be waiting for a sum with the others."""
+        """After a failure, ends the processes that host no role's first rank. Returns whether the first ranks can still be
+        called to save their state: they can't while they wait for an all-reduce with the ended ranks."""
 
     def shutdown(self) -> None: ...
 

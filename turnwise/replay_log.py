@@ -15,7 +15,7 @@ Admissions = tuple[tuple[str, int], ...]
 
 
 class EngineSteps(NamedTuple):
-    """Consecutive steps of the engine, the first of which admits requests."""
+    """Consecutive steps of the inference engine. Only the first may admit requests: its `admissions`."""
 
     admissions: Admissions
     num_steps: int
@@ -94,8 +94,8 @@ class ReplayLog:
             )
 
     def task_version(self, index: int) -> int | None:
-        """The version of the tasks' state with which group `index` was admitted. None without a record to follow, or if the
-        record never admitted the group. Versions rise with the index, so such a group comes after the last noted one."""
+        """The version of the tasks' state with which group `index` was admitted. None without a record to follow, or if `index`
+        is above all recorded ones: the recorded run never admitted this group, since versions rise with the index."""
         if not self.is_followed or index > max(self._task_versions, default=index):
             return None
         return self._task_versions.get(index, 0)
@@ -116,7 +116,7 @@ class ReplayLog:
     # What has happened
 
     def begin(self, conditions: Mapping[str, Any]) -> None:
-        """Writes the machine's properties before the first event. A repeated run has the same bits only if they are equal."""
+        """Writes the machine's properties. Raises DataError if the record's differ, since results would then differ too."""
         others = {name: value for name, value in self._conditions.items() if conditions.get(name) != value}
         if others:
             parts = [f"{name} {value}, and here it is {conditions.get(name)}" for name, value in others.items()]

@@ -7,14 +7,14 @@ from turnwise.model_folder import NOTHING, Trust
 
 MemoryKind = Literal["weights", "kv_cache", "optimizer"]
 Suspension = Literal["finish", "abort", "keep"]
-"""Whether running requests are finished, end at once with their partial tokens, or pause with their KV and continue with the
-new weights, so that their completions have several versions."""
+"""What happens to running requests: they finish (`finish`), end at once with their partial tokens (`abort`), or pause with
+their KV and continue with the new weights, so that their completions have several versions (`keep`)."""
 EVERY_SUSPENSION: frozenset[Suspension] = frozenset(get_args(Suspension))
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory. Dtype, attention and device are torch's own names."""
+    """A model in memory. `dtype` is `fp32`, `bf16` or `fp16`, `attention` describes the kernel, `device` is torch's name."""
 
     architecture: str
     num_parameters: int
@@ -33,13 +33,13 @@ class PolicyInfo:
     path: str
     """A model folder or hub name."""
     vocab_size: int
-    """Rows of the embedding, so that a prompt may have the ids below this number."""
+    """Number of rows of the embedding; the token ids of a prompt must be below it."""
     stop_token_ids: tuple[int, ...]
     """Tokens that end a response according to the model's generation config."""
     max_context: int
     """Maximum tokens per context in this run."""
     dtype: str
-    """`fp32`, `bf16` or `fp16`, with which the policy is sampled."""
+    """`fp32`, `bf16` or `fp16`: the policy is sampled in this dtype."""
     attention: str = "auto"
     """The attention kernel, as in `model_args.attn_implementation`."""
     trust: Trust = NOTHING
@@ -60,7 +60,7 @@ class StrategyInfo:
     saved_bytes: int = 0
     """Approximate number of bytes that `save` writes."""
     num_updates: int = 0
-    """Optimiser steps that it has begun to apply to its weights, or skipped because a number wasn't finite."""
+    """Optimiser steps so far, including those that were skipped because the loss or a gradient wasn't finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,14 @@ class ServerInfo:
     max_concurrency: int
     """Maximum requests that are decoded together."""
     cache_bytes: int = 0
-    """Bound of its cached keys and values in bytes; 0 if it keeps none between requests."""
+    """Maximum bytes of its KV cache; 0 if it keeps no KV between requests."""
     needs_weights: bool = True
     """Whether weights must be sent to it, because its model isn't the trainer's own."""
     sampling_mask: bool = False
-    """Whether it returns the ids that each token was drawn from (`SamplingParams.keeps_ids`)."""
+    """Whether it can return the candidate ids that top-k, top-p or min-p left for each token (`SamplingParams.keeps_ids`)."""
     sleeps: frozenset[MemoryKind] = frozenset({"kv_cache"})
     """The kinds of memory that it can free."""
     suspensions: frozenset[Suspension] = frozenset({"finish", "abort"})
     """What it can do with running requests while its weights change."""
     weight_versions: bool = False
-    """Whether a completion over a weight update says which weights sampled which token."""
+    """Whether a completion that spans a weight update says which weights sampled each token."""

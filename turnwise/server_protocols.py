@@ -32,7 +32,7 @@ class PolicyServer(Protocol):
         """Holds back new requests, finishes the running ones, and returns when none is left."""
 
     async def resume(self, version: int) -> None:
-        """Drops all prefixes of older weights, and admits requests again. The weights now have this `version`."""
+        """Drops all cached prefixes, and admits requests again. `version` is the new version of the weights."""
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None: ...
 
@@ -56,16 +56,16 @@ class InferenceServer(PolicyServer, Protocol):
         partial_ids: Sequence[int] = (),
     ) -> Completion:
         """See `PolicyServer`. `partial_ids` are the response's tokens from before an interruption. They count towards
-        `max_new_tokens` and stop strings; the completion holds only the tokens after them. Those are drawn with other random
-        numbers than the partial ones: if each token has its own seed, with the numbers that would have followed."""
+        `max_new_tokens` and stop strings; the completion holds only the tokens after them. The server mustn't repeat
+        the random numbers of the partial tokens. If each token has its own random number, it goes on with the next ones."""
 
     async def suspend(self, how: Suspension = "finish") -> None:
-        """Holds back new requests. Finishes the running ones or ends them with finish reason `aborted`, and returns when none
-        is left; or pauses them (`keep`). Its info's `suspensions` say which of these it can do."""
+        """Holds back new requests. Running requests are finished, or ended with finish reason `aborted`, before this returns;
+        with `keep` they are paused. `info().suspensions` lists the ways that this server supports."""
 
     async def receive(self, weights: NamedTensors) -> int:
         """Writes new values into its own weights, between `suspend` and `resume`. Returns the number of bytes written. Called
-        if `info().needs_weights`. Raises ModelError if names or shapes don't fit its model, or a tensor is missing."""
+        only if `info().needs_weights`. Raises ModelError if names or shapes don't fit its model, or a tensor is missing."""
 
 
 class ServerFactory(Protocol):

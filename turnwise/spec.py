@@ -38,7 +38,7 @@ LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
 class EstimatorSpec:
     """One `adv_estimator`, and which config keys affect it. `entry` is `module:Class` of the Algorithm. `placement` is the
     default `reward_placement`; `score` means that the estimator works on trajectory scores. `normalization` is the default
-    `(grouping, method)`; `own` refuses `reward_normalization`."""
+    `(grouping, method)`; with `own` the estimator centres scores itself and refuses `reward_normalization`."""
 
     entry: str = ""
     needs: frozenset[str] = frozenset()
@@ -71,14 +71,14 @@ class EstimatorSpec:
 
 
 Granularity = Literal["token", "segment", "geometric", "sequence"]
-"""The span of a probability ratio: a token; a turn or a sequence (geometric mean of their tokens' ratios); or the whole
-sequence (product of the ratios)."""
+"""What one probability ratio covers: a token; a turn (`segment`) or a sequence (`geometric`), as the geometric mean of the
+tokens' ratios; or a sequence as the product of the tokens' ratios (`sequence`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VariantSpec:
-    """One `pg_variant`: its `pg_args` with defaults, and its default `loss_agg_mode`. `granularities` lists the possible ones
-    of its ratio, the default first; it is empty for a loss without a ratio."""
+    """One `pg_variant`: its `pg_args` with defaults, and its default `loss_agg_mode`. `granularities` lists what its ratio may
+    cover, the default first; it is empty for a loss without a ratio."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
     aggregation: LossAggMode = "token-mean"
@@ -105,12 +105,12 @@ class NamesAlgorithm:
 
     @property
     def estimator(self) -> EstimatorSpec:
-        """The spec of `adv_estimator`; for a user's own, `module:Class`, only its name."""
+        """The spec of `adv_estimator`. For a user's `module:Class` it is `EstimatorSpec.of_user`."""
         return ESTIMATORS.get(self.adv_estimator) or EstimatorSpec.of_user(self.adv_estimator)
 
     @property
     def variant(self) -> VariantSpec:
-        """The spec of `pg_variant`; an empty one for a user's own, `module:function`."""
+        """The spec of `pg_variant`. For a user's `module:function` it has only the defaults of VariantSpec."""
         return PG_VARIANTS.get(self.pg_variant, VariantSpec())
 
 
@@ -132,12 +132,12 @@ class StrategySpec:
 
 
 ROWS_TAG = "data"
-"""The tag that stands for a data set's rows among the tags of environments."""
+"""The tag under which rows of a data set appear where environments are listed by tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerSpec:
-    """One name of `track_with`. `target` is its class; with `arguments` None it passes on whatever it gets."""
+    """One name of `track_with`. `target` is its class. `arguments` are those that a config may give; None = any."""
 
     target: str = ""
     arguments: Mapping[str, Literal["str", "dict"]] | None = None
@@ -165,11 +165,11 @@ INTERACTIONS: dict[str, str] = _TABLES["interactions"]
 INTERACTION_ALIASES: dict[str, str] = _TABLES["interaction_aliases"]
 
 MAX_KEPT = 256
-"""A server returns the ids that a token was drawn from only if `top_k` bounds them by this number."""
+"""A server returns the candidate ids of each token only if `top_k` is at most this number."""
 KV_CACHE_BYTES = 2**30
-"""Default bound of the embedded server's cache."""
+"""Default size limit of the embedded server's KV cache, in bytes."""
 MAX_PACKED_BYTES = 2**28
-"""The largest float32 model that the embedded server copies into its kernels' memory layout on a CPU."""
+"""On a CPU the embedded server copies float32 models of up to this many bytes into its kernels' memory layout."""
 
 ContextMode = Literal["trajectory", "step"]
 """One growing context per episode, or a fresh one each turn."""

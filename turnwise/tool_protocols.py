@@ -26,16 +26,16 @@ class ParsedResponse(NamedTuple):
 
 @runtime_checkable
 class ToolCallParser(Protocol):
-    """Reads the calls from a response, in the form of one family of models."""
+    """Reads the tool calls from a response, in the format of one family of models."""
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedResponse:
-        """Parses `text`, the response as it was sampled. `tools` are the schemas of its context."""
+        """Parses `text`, the response as it was sampled. `tools` are the schemas of the tools that its context offers."""
 
 
 @runtime_checkable
 class Tool(Protocol):
     """A function that a model may call. Each trajectory has a state: it is created once, asked for its reward, and always
-    released. A class in a tool file is called as `Class(config, tool_schema)`: the file's mapping, and its schema or None."""
+    released. A class in a tool file is called as `Class(config, tool_schema)`, with these two entries of the file."""
 
     schema: Mapping[str, Any]
     """OpenAI's function schema: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
@@ -48,7 +48,7 @@ class Tool(Protocol):
         reads the message. Any other exception fails the episode."""
 
     async def calc_reward(self, state: Any) -> float:
-        """The reward that is added to the trajectory's at its end; 0 for a tool without a reward."""
+        """The reward that is added to the trajectory's reward when it ends; 0 for a tool without a reward."""
 
     async def release(self, state: Any) -> None:
         """Frees what the state holds. It is called on every path, even if the episode fails or is cancelled."""

@@ -1,8 +1,8 @@
 """The nouns of turnwise: the data that pass between packages.
 
 Standard library and numpy only. Every array is one-dimensional; `N` is a number of tokens, `R` a number of sampled tokens. The
-nesting is `Group → Trajectory → Turn → token`; a `Sample` is the flat view of one context on which forward passes, credit and
-training work, and a `Batch` is what one optimiser micro-batch sees. Packing is the last thing that happens to data."""
+nesting is `Group → Trajectory → Turn → token`; a `Sample` is the flat view of one context (forward passes, credit and
+training work on samples), and a `Batch` is one micro-batch. Packing is the last thing that happens to data."""
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -109,7 +109,7 @@ class Turn:
     kept_ids: KeptIds | None = None  # [K] and [R + 1], as in `Completion`
     kept_offsets: IntArray | None = None
     sampling: SamplingParams | None = None
-    """The sampling parameters. Files leave out the seed and the stop tokens; None (unknown) counts as the run's own."""
+    """The sampling parameters. Files leave out the seed and the stop tokens. None = unknown, taken as the run's own."""
     tool_results: tuple[str, ...] | None = None
     """What the model was shown in answer to the calls of this response, for replays."""
     messages: Sequence[Message] = ()
@@ -152,24 +152,24 @@ class Sample:
     weight: float = 1.0
     """Multiplies this context in every loss; 0 for padding rows."""
     kept_ids: KeptIds | None = None
-    """int32 [K]: the ids that tokens were drawn from, where sampling was truncated. Those of token t begin at `kept_offsets[t]`
-    [N + 1]; a token with none was drawn from all. `rollout_logprobs` and `old_logprobs` are of the distribution over them."""
+    """int32 [K]: the candidate ids that truncated sampling (top-k, top-p …) kept. Those of token t begin at `kept_offsets[t]`
+    [N + 1]; a token with none was drawn from all ids. `rollout_logprobs` and `old_logprobs` are normalised over kept ids."""
     kept_offsets: IntArray | None = None
     temperatures: FloatArray | None = None
-    """Temperatures that tokens were sampled at, where that isn't the trainer's own, and 0 elsewhere; None if all are the
-    trainer's. All log-probs of a token are at its temperature."""
+    """float32 [N]: the temperature of a token that was sampled at another one than the trainer's, 0 for other tokens. None if
+    there is no such token. All log-probs of a token are at its temperature."""
     old_logprobs: FloatArray | None = None
     old_full_logprobs: FloatArray | None = None
-    """Old log-probs over the whole vocabulary, for a KL; None if `old_logprobs` are over it."""
+    """Old log-probs over the whole vocabulary, for a KL; None if `old_logprobs` are over it already."""
     ref_logprobs: FloatArray | None = None
     """The reference's log-probs, over the whole vocabulary."""
     values: FloatArray | None = None
     next_values: FloatArray | None = None
-    """Values of the states after each token. At a cut trajectory's last token, what it could still have earned."""
+    """Values of the states after each token. At the last token of a truncated trajectory it is the bootstrap value."""
     advantages: FloatArray | None = None
     returns: FloatArray | None = None
     keep_mask: NDArray[np.bool_] | None = None
-    """`TokenAnnotations` of the optimiser step at hand, like the next two."""
+    """This and the next two fields are the `TokenAnnotations` of the current optimiser step."""
     importance: FloatArray | None = None
     selected_mask: NDArray[np.bool_] | None = None
     media: tuple[Media, ...] = ()
@@ -197,8 +197,8 @@ class Sample:
 @dataclass(slots=True)
 class Trajectory(ViewedTrajectory):
     """One episode: its turns, its samples and how it ended. A failure is data here, not an exception. `limit` names the limit
-    that cut a `truncated` episode. For credit, the task's own limits (`max_steps`, `sequence_length`) terminate it; after a
-    truncation from outside (`environment`, `time`) an estimator with values bootstraps."""
+    that cut a `truncated` episode. For credit, an episode that the task's own limits cut (`max_steps`, `sequence_length`)
+    is over; after a truncation from outside (`environment`, `time`) an estimator with values bootstraps."""
 
     task: Task
     sibling: int
@@ -212,7 +212,7 @@ class Trajectory(ViewedTrajectory):
     error: str | None = None
     role: str = "agent"
     weight: float = 1.0
-    """Share of its run: the weights of one run's trajectories (sub-agents, compaction) sum to 1."""
+    """If one episode gives several trajectories (sub-agents, compaction), their weights sum to 1."""
     score_kl_penalty: float = 0.0
     """β·ΣKL. `credit` writes it, and estimators on trajectory scores subtract it from the score."""
 
@@ -247,7 +247,7 @@ class Group(ViewedGroup):
     greedy: Trajectory | None = None
     """The same task played greedily, as a baseline of its siblings (ReMax); never trained on."""
     rejected: Literal["failed", "filtered", "stale"] | None = None
-    """Why it isn't trained on: an episode failed for good, the group filter didn't keep it, or it came too late."""
+    """Why it isn't trained on (None = it is): an episode failed for good, the group filter dropped it, or it came too late."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -256,8 +256,8 @@ class Group(ViewedGroup):
 
 class Denominators(NamedTuple):
     """The divisors of the losses of one *optimiser step*, known before its first micro-batch. `num_tokens` = Σ weight·tokens of
-    the loss mask, `num_sequences` = Σ weight over samples that have one, `num_turns` = Σ weight·turns that have one, all over
-    all micro-batches and all ranks; `max_length` is the constant `sequence_length`."""
+    the loss mask. `num_sequences` = Σ weight of the samples and `num_turns` = Σ weight·turns that have such a token. All sums
+    are over all micro-batches and ranks. `max_length` is the constant `sequence_length`."""
 
     num_tokens: float
     num_sequences: float
@@ -280,7 +280,7 @@ class TokenAnnotations(NamedTuple):
 @dataclass(slots=True)
 class Batch:
     """Samples packed back to back, as one micro-batch. A closed schema: `[N]` tokens of `S` samples. The arrays are numpy here;
-    a strategy turns them into tensors on its device with `map` and hands that to the loss. Optional arrays are None until the
+    a strategy turns them into tensors on its device with `map` and passes these to the loss. Optional arrays are None until the
     forward pass or the credit assignment that computes them has run."""
 
     token_ids: Any  # int64 [N]
@@ -329,7 +329,7 @@ class ModelOutputs:
     """A strategy's input to a loss: tensors [N], aligned with the tokens of the batch, 0 where they don't apply."""
 
     logprobs: Any = None
-    """Log-probs, over the kept ids of each token that has some."""
+    """Log-probs, normalised over the kept ids of a token that has some, else over the whole vocabulary."""
     full_logprobs: Any = None
     """Log-probs over the whole vocabulary; None if `logprobs` are over it."""
     entropy: Any = None

@@ -2,7 +2,7 @@
 
     python examples/rl_tool/word_problems.py [--out DIR] [--seed N]
 
-1. Problems have one or two additions of numbers below 50. One pair of operands in five is in test problems only, and another
+1. Problems have one or two additions of numbers below 40. One pair of operands in five is in test problems only, and another
    tenth of them is kept from imitation, to look at it by.
 2. Imitation takes 500 new problems at a time, and ends once 40 of 100 problems with kept operands are right: it
    learns to add within a few rounds, and each seed begins at another one.
@@ -27,7 +27,7 @@ from turnwise.data.gsm8k import generate_problems, prompt_of
 from turnwise.models.make import make_model
 from turnwise.types import derive_seed
 
-SIZES = {"steps": (1, 2), "largest": 49, "operations": "+"}
+SIZES = {"steps": (1, 2), "largest": 39, "operations": "+"}
 GOOD_ENOUGH = 0.4
 """The accuracy that ends imitation."""
 Row = dict[str, str]
@@ -100,7 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/word_problems"))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=80, help="of imitation at most")
+    parser.add_argument("--rounds", type=int, default=60, help="of imitation at most")
     parser.add_argument("--round-size", type=int, default=500, help="problems of a round")
     parser.add_argument("--tests", type=int, default=400, help="problems of an evaluation")
     parser.add_argument("--prompts", type=int, default=16_000, help="problems of reinforcement, 64 of them a step")

@@ -1,5 +1,5 @@
-"""Episodes of scripted players: demonstrations to learn from, and baselines to compare with. `EnvAgent` plays them, over a
-conversation in which the player responds. So prompts and limits are those of training."""
+"""Episodes of scripted players: demonstrations to learn from, and baselines to compare with. `EnvAgent` plays them, and the
+player answers in place of the model. So prompts and limits are the same as in training."""
 
 import asyncio
 import json
@@ -27,14 +27,14 @@ MakePlayer = Callable[[Any, Task], Player]
 
 
 class DemonstrationResult(NamedTuple):
-    """How one episode ended. `is_success` is the environment's metric `success`, or else a positive score."""
+    """How one episode ended. `is_success`: whether the metric `success` (or the score, without that metric) is positive."""
 
     is_success: bool
     score: float
 
 
 class Episode(NamedTuple):
-    """One episode as a demonstration: the messages of each context that has an answer, and the tools that they may call."""
+    """One episode as a demonstration: the messages of each context that has an answer, and the tools offered there."""
 
     conversations: list[list[Message]]
     outcome: DemonstrationResult
@@ -42,14 +42,14 @@ class Episode(NamedTuple):
 
 
 Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], TextConversation]]
-"""Opens the conversations of a task's episode, and so decides who answers. The environment is None for a row."""
+"""Opens the conversations of a task's episode, and so decides who answers. The environment is None for a row of a data set."""
 
 
 def _player_conversation(
     player: Player, answer_template: str | None, action_pattern: str | None, sampling: SamplingParams
 ) -> TextConversation:
-    """A conversation in which a player answers. One player may answer in several. If `answer_template` is None, an action is
-    written in the first form that `action_pattern` reads."""
+    """A conversation in which a player answers. One player may answer in several conversations. If `answer_template` is None,
+    an action is written in the first form that `action_pattern` reads."""
 
     async def complete(messages: Sequence[Message], sampling: SamplingParams, tools: Tools) -> TextAnswer | None:
         action = player.act()
@@ -74,8 +74,8 @@ def demonstrations(
     tasks: Iterable[Task],
     answer_template: str | None = None,
 ) -> Iterator[list[Message]]:
-    """The messages of one episode per task, from its first prompt to the player's last answer, or of each turn in mode `step`.
-    If the player gives up, the episode ends before that turn. A player that gives up at once gives no messages."""
+    """Yields the messages of one episode per task, from the first prompt to the player's last answer; in mode `step`, those of
+    each turn. If the player gives up, the episode ends before that turn. If it gives up at once, nothing is yielded."""
     converse = scripted(make_player, settings.action_pattern, answer_template)
     for episode in episodes(make_env, settings, converse, tasks):
         yield from episode.conversations
@@ -115,7 +115,7 @@ def episodes(
 def played_by(
     runner: WatchedRunner, play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterable[Task], num_at_once: int
 ) -> Iterator[Episode]:
-    """The episode that `play_one` plays of each task, in the order of the tasks, `num_at_once` at a time."""
+    """The episode that `play_one` plays for each task, in the order of the tasks; `num_at_once` are played at the same time."""
     remaining = iter(tasks)
     while some := list(islice(remaining, num_at_once)):
         yield from runner.run(_gathered(map(play_one, some)))

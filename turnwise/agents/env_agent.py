@@ -28,13 +28,13 @@ class EnvAgentSettings:
     system_template: str = ""
     turn_template: str = DEFAULT_TURN_TEMPLATE
     action_pattern: str | None = DEFAULT_ACTION_PATTERN
-    """None takes the whole response as the action."""
+    """Regular expression of the action in a response; None = the whole response is the action."""
     mode: ContextMode = "trajectory"
-    """`step` writes every turn's prompt from scratch, in its own context that ends with the response."""
+    """`trajectory`: one context that grows. `step`: each turn has its own context, with a prompt written from scratch."""
     history_length: int | None = None
     """Number of earlier turns that a step's prompt shows; None = all."""
     episode_timeout_s: float | None = None
-    """Seconds of play. Then the limit `time` truncates the episode, which keeps the turns that the environment has answered."""
+    """Maximum seconds of play; None = no limit. A longer episode is truncated (limit `time`) after its last complete turn."""
     calls: CallSettings = field(default_factory=CallSettings)
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class EnvAgent:
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        """One trajectory: finished by the environment, or truncated by the limit that it names."""
+        """One trajectory: the environment has finished it, or a limit has truncated it, which `Trajectory.limit` names."""
         session, episode = self._open_session(), _Episode()
         try:
             await session.make(self._make_env, task)
@@ -138,7 +138,7 @@ class _TimeIsUp(EnvironmentFault):
 
 @dataclass(slots=True)
 class _Episode:
-    """The turns that the environment has answered, and the limit that cut them: `time`, unless something else ended them."""
+    """The turns that the environment has answered, and the limit that truncated them: `time`, until the episode ends."""
 
     turns: list[Turn] = field(default_factory=list)
     steps: list[StepResult] = field(default_factory=list)

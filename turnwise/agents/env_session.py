@@ -20,18 +20,18 @@ from turnwise.types import Observation, Task
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """The threads in which a tag's environments are called, and how long a call may take. Environments are cooperative: their
-    calls take microseconds, or are coroutines, and run on the event loop. With `max_in_threads` or `use_thread_lock` they may
-    block: each gets its own thread, while the other episodes continue."""
+    """The threads in which a tag's environments are called, and how long a call may take. By default environments are
+    cooperative: their calls take microseconds, or are coroutines, and run on the event loop. With `max_in_threads` or
+    `use_thread_lock` environments may block: each gets its own thread, while the other episodes continue."""
 
     timeout_s: float | None = None
-    """Seconds for one call: the constructor, `reset`, `step`, `close`."""
+    """Maximum seconds for one call (constructor, `reset`, `step` or `close`); None = no limit."""
     max_in_threads: int = 0
     """Maximum concurrent calls of blocking environments; 0 = environments are cooperative."""
     use_thread_lock: bool = False
-    """For blocking environments of which only one may be called at a time; no other call starts while one is stuck."""
+    """Environments may block, and only one may be called at a time. While a call is stuck, no other call starts."""
     place_timeout_s: float | None = None
-    """Seconds that a blocking environment waits for its turn to be called."""
+    """Maximum seconds that a call of a blocking environment waits for other calls to end; None = no limit."""
     watchdog: Watchdog = field(default_factory=Watchdog)
     stopwatch: Stopwatch = field(default_factory=Stopwatch, compare=False)
     places: asyncio.Semaphore | None = field(init=False, default=None, compare=False)
@@ -133,7 +133,7 @@ class ThreadSession(EnvSession):
         self._thread.end()
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a method that is called in the thread, as soon as a place is free."""
+        """The result of a method. It is called in the environment's thread, once the limit on concurrent calls leaves room."""
         waiter, its_turn, timeout_s = f"an episode of {self.tag}", f"its turn to call {name}", self.settings.place_timeout_s
         async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
             await self._places.acquire()

@@ -35,7 +35,7 @@ class SingleTurnAgent:
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        """One trajectory, of one turn if there is no user."""
+        """One trajectory. It has one turn if there is no simulated user."""
         async with self._interactions.open(task, sibling, self._settings.max_user_turns) as user:
             # A user's message comes from outside: it must not forge a turn.
             conversation = open_conversation(sampling, encode_special_tokens=not user.is_there)

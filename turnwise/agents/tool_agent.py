@@ -25,7 +25,7 @@ class ToolAgentLimits:
     """Limits of an episode with tools."""
 
     max_parallel_calls: int = 1
-    """Maximum calls of one response that are executed, all at the same time. The model is told that the others weren't."""
+    """Maximum calls of one response that are executed, concurrently. The model is told that further calls were not executed."""
     max_tool_response_length: int = 1024
     """Maximum characters of a result that the model is shown."""
     tool_response_truncate_side: Side = "middle"
@@ -92,8 +92,8 @@ class ToolAgent:
     async def _answers(
         self, session: ToolSession, calls: Sequence[Mapping[str, Any]], errors: Sequence[str], recorded: Sequence[str] | None
     ) -> list[Message]:
-        """A message of role `tool` per call, in the order of the calls, unreadable ones last. With `recorded` results none is
-        executed."""
+        """A message of role `tool` per call, in the order of the calls, unreadable ones last. With `recorded` results no call
+        is executed."""
         for error in errors:
             logger.info("Failed to decode tool call: %s", error)
         functions = [call["function"] for call in calls]

@@ -1,4 +1,4 @@
-"""The last part of credit, which all estimators share: clipping, whitening, and writing into the samples."""
+"""The last part of credit assignment, which all estimators share: whitening, clipping, and writing into the samples."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from turnwise.types import Metric
 
 def write_advantages(tokens: ResponseTokens, advantages: Array, settings: AlgorithmSettings) -> list[Metric]:
     """Writes the `advantages` [R] of the batch's trained tokens into their samples, and 0 at every other token. If the settings
-    say so, they are first whitened over all tokens and clipped."""
+    say so, the advantages are first whitened over all trained tokens, then clipped."""
     if settings.whiten_advantages:
         advantages = whiten_all(advantages)
     advantages, metrics = clip("critic/advantage_clip_frac", advantages, settings.advantage_clip)

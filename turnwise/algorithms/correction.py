@@ -1,9 +1,9 @@
 """Measures how sampler and trainer differ for the same weights and tokens, and corrects the loss (`train_infer_correction`).
 
 ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing, or if both log-probs are over the kept ids of each
-token. With penalties, or top-p alone, part of the policy's mass is never sampled, and E[ρ] < 1 even without drift. ρ, its
-weights and its masks are known before an optimiser step begins. So they don't depend on how the step is split into
-micro-batches, and the step's denominators count the tokens that the masks leave."""
+token (those that top-k, top-p and min-p left). With penalties, or top-p alone, part of the policy's mass is never sampled, and
+E[ρ] < 1 even without drift. ρ, its weights and its masks are known before an optimiser step begins. So they don't depend on how
+the step is split into micro-batches, and the step's denominators count the tokens that the masks leave."""
 
 from collections.abc import Sequence
 
@@ -41,7 +41,7 @@ def kept_tokens(batch: Batch, correction: Correction) -> Tensor | None:
 
 
 def importance_weights(batch: Batch, correction: Correction) -> Tensor | None:
-    """min(ρ, cap) [N], constants of the loss, 0 outside the response mask; None without weights. This is truncated importance
+    """min(ρ, cap) [N] without a gradient, 0 outside the response mask; None without `weights`. This is truncated importance
     sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training")."""
     if correction.weights is None:
         return None

@@ -22,9 +22,9 @@ from turnwise.types import Group, Metric
 class Estimator(ABC):
     """A `protocols.Algorithm` with the policy's loss, the KL in the reward and the normalisation; a subclass defines `credit`.
 
-    `loss` is a separate object, so that it can be sent to the ranks of a strategy. `running` holds the statistics of the whole
-    run if `reward_normalization` uses them, else None. Raises ConfigError if settings contradict the estimator, such as a
-    normalisation without a mean for an estimator that compares with the mean."""
+    `loss` is a separate object, so that it can be sent to the ranks of a strategy. `running` holds the statistics since
+    training began if `reward_normalization` uses them, else None. Raises ConfigError if settings contradict the estimator, such
+    as a normalisation without a mean for an estimator that compares with the mean."""
 
     spec: ClassVar[EstimatorSpec] = EstimatorSpec()
     """This estimator's entry in `spec.ESTIMATORS`: the defaults, and what it needs."""
@@ -48,10 +48,10 @@ class Estimator(ABC):
 
     @abstractmethod
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
-        """Writes `advantages` into every sample of the groups, which have no failed trajectories."""
+        """Writes `advantages` into every sample of the groups. The groups contain no failed trajectories."""
 
     def penalize(self, tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
-        """β·KL of the tokens [R], 0 without a KL in the reward. Notes the sum on each trajectory."""
+        """β·KL of the tokens [R], 0 without a KL in the reward. Stores each trajectory's sum as its `score_kl_penalty`."""
         penalties, metrics = penalize_kl(tokens, self.settings, self.controller)
         for trajectory, penalty in zip(tokens.trajectories, tokens.totals(penalties).tolist(), strict=True):
             trajectory.score_kl_penalty = penalty
@@ -69,7 +69,7 @@ def scores_of(groups: Sequence[Group]) -> Array:
 
 
 def weights_of(groups: Sequence[Group]) -> Array:
-    """The weight of each trajectory [T]; the weights of one run add up to 1."""
+    """The weight of each trajectory [T]. If one run of an agent returns several trajectories, their weights add up to 1."""
     return np.array([trajectory.weight for group in groups for trajectory in group.trajectories], dtype=np.float64)
 
 

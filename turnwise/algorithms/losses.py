@@ -51,7 +51,7 @@ def token_factors(
 
 
 def step_denominator(denominators: Denominators, mode: LossAggMode) -> float:
-    """The denominator of a step that grows with its samples: N or B."""
+    """The denominator of a step, without the constant T_max: the weighted number of tokens (`token-mean`) or of sequences."""
     return denominators.num_tokens if mode == "token-mean" else denominators.num_sequences
 
 
@@ -78,14 +78,14 @@ LOSS_METRICS = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss")
 
 
 class PolicyLoss:
-    """pg + `kl_loss_coef`·KL(lp, ref) − `entropy_loss_coef`·entropy: a `Loss` that `NeedsWholeStep` and `StreamsStep`.
+    """pg + `kl_loss_coef`·KL(lp, ref) − `entropy_loss_coef`·entropy: a `Loss`, and also a `NeedsWholeStep` and a `StreamsStep`.
 
     Returns a micro-batch's part of its optimiser step's loss; the parts of a step add up. If the batch has no `old_logprobs`,
-    old is the current log-prob without its gradient. The ratio is then 1, which is right only if the sampling policy is being
-    trained. Ratio and policy loss are over the kept ids of each token that has some; KL and entropy over the whole vocabulary.
-    The mismatch of sampler and trainer is measured on every batch with `rollout_logprobs`. With `use_rollout_log_probs` old is
-    the sampler's own, so the mismatch is that of the current log-probs, which earlier optimiser steps on the samples have
-    changed. Raises ConfigError if a name or parameter doesn't exist, or settings contradict each other."""
+    old is the current log-prob without its gradient. The ratio is then 1, which is right only while the weights are those that
+    sampled. Ratio and policy loss are over a token's kept ids (after top-k, top-p, min-p), if it has some; KL and entropy are
+    over the whole vocabulary. The mismatch of sampler and trainer is measured on every batch with `rollout_logprobs`. With
+    `use_rollout_log_probs` old is the sampler's own, so the current log-probs are measured instead, after earlier optimiser
+    steps on the samples. Raises ConfigError if a name or parameter doesn't exist, or settings contradict each other."""
 
     outputs: frozenset[Output]
 
@@ -173,14 +173,14 @@ class PolicyLoss:
         return step_denominator(denominators, self.mode)
 
     def whole(self, metrics: Sequence[Metric], denominators: Denominators) -> list[Metric]:
-        """Converts the losses of parts, which are per token, to the aggregation of the step."""
+        """Rescales the loss metrics of a step's parts, which are means over tokens, to the step's aggregation mode."""
         scale = denominators.num_tokens / self.divisor(denominators)
         return [metric._replace(value=metric.value * scale) if metric.name in LOSS_METRICS else metric for metric in metrics]
 
 
 def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
-    """Parts of a step's losses as metrics whose mean is the mean over *optimiser steps*, however each was split. Each part has
-    the micro-batch's share of the step's counted tokens as its weight; the shares of a step add up to 1."""
+    """A micro-batch's parts of the losses as metrics. Their mean is the mean over *optimiser steps*, however each was split: a
+    metric's weight is the micro-batch's share of the step's counted tokens, and the shares of a step add up to 1."""
     tokens = replace_outside(batch.weights, batch.loss_mask).sum()
     share = tokens / max(batch.denominators.num_tokens, torch.finfo(torch.float32).tiny)
     divisor = torch.where(share > 0, share, torch.ones_like(share))
@@ -188,7 +188,7 @@ def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
 
 
 def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Tensor) -> list[Metric]:
-    """The policy's distance from `old`, the variant's quantities [N] and the ratio's extremes; means are over trained ones."""
+    """The policy's distance from `old`, the variant's quantities and the ratio's extremes; means are over trained tokens."""
     mask, ratio = inputs.mask, inputs.ratio.detach()
     difference = (inputs.logprobs - inputs.old_logprobs).detach()
     count = replace_outside(weights, mask).sum()

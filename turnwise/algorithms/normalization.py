@@ -1,8 +1,8 @@
 """Reward normalisation: scores of trajectories, centred and scaled within a grouping; float64 [T] for T trajectories.
 
-Trajectories of one run (sub-agents, compaction) have weights that add up to 1, so Σw is a number of runs. Means are Σw·s / Σw,
-and the unbiased variance is Σw·(s−μ)² / (Σw − 1). With weights of 1 these are the usual statistics. If the trajectories of each
-run share its score, they are exactly the statistics over runs.
+If one run of an agent returns several trajectories (sub-agents, compaction), their weights add up to 1, so Σw is a number of
+runs. Means are Σw·s / Σw, and the unbiased variance is Σw·(s−μ)² / (Σw − 1). With weights of 1 these are the usual statistics.
+If all trajectories of a run have the same score, these are exactly the statistics over runs.
 
 `running` statistics are over every score since training began, whatever the grouping. A batch is added before it is normalised,
 so the first batch is normalised by itself."""
@@ -21,7 +21,7 @@ from turnwise.types import Group
 
 
 class RunningMoments:
-    """Weighted count, mean and unbiased standard deviation of all values since the run began; they are saved in checkpoints.
+    """Weighted count, mean and unbiased standard deviation of all values since training began; they are saved in checkpoints.
 
     Batches are merged by their moments, which avoids cancellation (Welford 1962; Chan, Golub & LeVeque 1983,
     "Algorithms for Computing the Sample Variance", eq. 2.1).
@@ -79,14 +79,14 @@ class RunningParts:
 Scores = NDArray[np.float64]
 Defaults = tuple[Grouping, NormalizationMethod]
 MIN_STD = 1e-6
-"""A standard deviation up to this means equal scores. It is also added to the divisor."""
+"""Scores whose standard deviation is at most this count as equal. The constant is also added to the divisor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Normalizer:
     """One resolved way to normalise: (s − μ) / (σ + 1e-6), without the parts whose type is `none`.
 
-    With the group's mean or σ a group of one gives 0; so does σ ≤ 1e-6. `running`, None if unused, adds each call's scores.
+    The result is 0 if the mean or σ is that of a single run, or if σ ≤ 1e-6. Each call adds its scores to `running`, if given.
 
     >>> normalize = Normalizer("traj_group_id", "mean_std", "group", "group")
     >>> normalize(np.array([1.0, 0, 0, 1, 3, 3]), np.array([0, 0, 0, 0, 1, 1])).round(6).tolist()
@@ -149,7 +149,7 @@ def group_statistics(scores: Scores, ids: NDArray[np.int64], weights: Scores) ->
 
 
 def resolve_normalizer(asked: RewardNormalization, default: Defaults | Literal["own"]) -> Normalizer:
-    """`asked`, completed by `default` (grouping, method). Raises ConfigError if asked of an estimator with its `own`."""
+    """`asked`, completed by `default` (grouping, method). With default `own`, asking for a normalisation raises ConfigError."""
     as_it_is: Defaults = ("traj_group_id", "identity")
     default_grouping, default_method = as_it_is if default == "own" else default
     method = asked.method or default_method

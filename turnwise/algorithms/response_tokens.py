@@ -17,14 +17,14 @@ Index = NDArray[np.int64]
 
 
 class Decisions(NamedTuple):
-    """The S decisions of T trajectories; `of_token` [R] gives each token's decision."""
+    """The S decisions (tokens, or whole turns) of T trajectories; `of_token` [R] is the index of each token's decision."""
 
     of_token: Index
-    first: Index  # [S] the first token of each step; its state is the step's
-    lengths: Index  # [T] steps of each trajectory
+    first: Index  # [S] the first token of each decision; its state is the decision's
+    lengths: Index  # [T] decisions of each trajectory
 
     def sums(self, values: Array) -> Array:
-        """Σ of the tokens' `values` [R] within each step, [S]."""
+        """Σ of the tokens' `values` [R] within each decision, [S]."""
         return np.bincount(self.of_token, values, len(self.first)).astype(np.float64)
 
 
@@ -105,7 +105,7 @@ class ResponseTokens:
         return np.bincount(of_token, values, len(self.trajectories)).astype(np.float64)
 
     def gather(self, arrays: Sequence[FloatArray | None]) -> Array | None:
-        """The tokens' entries [R] of one array [N] per sample, read only in the masks; None if a trained sample has none."""
+        """The tokens' entries [R] in one array [N] per sample; None if a sample with trained tokens has no array."""
         known: list[FloatArray] = []
         for sample, array in zip(self.samples, arrays, strict=True):
             if array is None and sample.num_trained:

@@ -1,4 +1,4 @@
-"""Estimators on whole trajectories: all trained tokens of a trajectory get the same number."""
+"""Estimators on whole trajectories: all trained tokens of a trajectory get the same advantage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class TrajectoryScores:
     groups: Index
     """Comparison groups: siblings of a task, unless `reward_normalization.grouping` says otherwise."""
     weights: Scores
-    """Weight of each trajectory; the weights within a run add up to 1."""
+    """Weight of each trajectory; the weights of the trajectories that one run of an agent returns add up to 1."""
     lengths: Index
     """Number of trained tokens of each trajectory."""
     runs: Index
-    """Index of each trajectory's run; the trajectories of sub-agents share one."""
+    """Index of the agent run that returned each trajectory; an agent and its sub-agents are one run."""
 
 
 class ScoreEstimator(Estimator):
@@ -56,7 +56,7 @@ class ScoreEstimator(Estimator):
 
 
 def runs_of(groups: Sequence[Group]) -> Index:
-    """The run of each trajectory [T]: its own if its weight is 1, else the run of its sibling number in the group."""
+    """The agent run of each trajectory [T]. With weight 1 it is a run by itself, else part of its sibling number's run."""
     runs: dict[tuple[int, int, int], int] = {}
     found = []
     for index, group in enumerate(groups):
@@ -135,8 +135,8 @@ class OPO(ScoreEstimator):
 
 class RLOO(ScoreEstimator):
     """A = s minus the weighted mean s of the other siblings, on every trained token; 0 without others (Ahmadian et al. 2024,
-    arXiv:2402.14740). The whole run is left out of its baseline: with its other trajectories, the baseline would depend on what
-    the run did."""
+    arXiv:2402.14740). All trajectories of a run are left out of the run's baseline, which would otherwise depend on what the
+    run did."""
 
     spec = ESTIMATORS["rloo"]
 

@@ -1,4 +1,4 @@
-"""Settings of credit and loss. `build.agentic` fills them from the config; this module reads no config."""
+"""Settings of credit assignment and losses. `build.agentic` fills them from the config; this module reads no config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class ImportanceWeight:
 
 @dataclass(frozen=True, slots=True)
 class RatioBand:
-    """Tokens stay in the loss where low ≤ ρ ≤ high."""
+    """A filter: tokens stay in the loss where low ≤ ρ ≤ high, ρ = exp(old − sampled)."""
 
     granularity: Granularity = "token"
     low: float = 0.5
@@ -44,8 +44,8 @@ class RatioBand:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How differences between sampler and trainer are corrected: by weights, and by filters, all of which a token must pass.
-    False if there are neither."""
+    """How differences between sampler and trainer are corrected: by importance weights, and by filters. A token stays in the
+    loss if it passes every filter. A Correction without weights and filters is falsy."""
 
     weights: ImportanceWeight | None = None
     filters: tuple[RatioBand, ...] = ()
@@ -68,7 +68,7 @@ class AlgorithmSettings(NamesAlgorithm):
     adv_estimator: str = "grpo"
     pg_variant: str = "ppo"
     pg_args: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of the variant by its own names."""
+    """Parameters of the loss variant `pg_variant`, under the names that the variant uses."""
     ratio_type: Literal["token", "segment"] | None = None
     value_clip: float | None = None
     loss_agg_mode: LossAggMode | None = None
@@ -104,8 +104,8 @@ class AlgorithmSettings(NamesAlgorithm):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The forward passes that must have run before credit and loss. The pipeline adds old log-probs if samples are stale or
-        several optimiser steps are taken."""
+        """What must exist before credit and loss: results of forward passes, a greedy sibling. The pipeline adds old log-probs
+        if samples are stale or several optimiser steps are taken."""
         needs = set(self.estimator.needs)
         if self.train_infer_correction or self.variant.chooses_tokens:
             needs.add("old_logprobs")

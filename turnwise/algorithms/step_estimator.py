@@ -1,4 +1,4 @@
-"""Estimators on turns: all trained tokens of a turn get the same number."""
+"""Estimators on turns: all trained tokens of a turn get the same advantage."""
 
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
@@ -18,9 +18,9 @@ from turnwise.types import Group, Metric, Turn
 
 
 class StepEstimator(TokenEstimator):
-    """Base of the estimators on step returns G_k = Σ_{j≥k} γ_s^{j−k} r_j over the K turns with a trained token. r_j is the
-    reward of turn j's tokens minus their β·KL, whitened if so configured. A subclass's `compare` normalises the G_k and clips
-    them to ±`reward_clip`. `reward_placement: final` puts the whole score on the last turn."""
+    """Base of the estimators on step returns G_k = Σ_{j≥k} γ_s^{j−k} r_j over the K turns with a trained token. r_j sums the
+    rewards of turn j's tokens, minus β·KL and then whitened if `whiten_rewards` is set. A subclass's `compare` normalises the
+    G_k and clips them to ±`reward_clip`. `reward_placement: final` puts the whole score on the last turn."""
 
     normalizes = "step returns"
 

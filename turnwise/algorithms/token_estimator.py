@@ -1,4 +1,4 @@
-"""Estimators on token rewards, with returns of the response tokens."""
+"""Estimators that place rewards on single response tokens, and compute advantages from the returns of these rewards."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ from turnwise.types import FloatArray, Group, Metric, Trajectory
 
 class TokenEstimator(Estimator):
     """Base of the estimators on token rewards; a subclass turns rewards into advantages. Rewards are made in this order: r_k on
-    the last token of turn k, or s on the last token of all (`reward_placement: final`); minus β·KL of each token; clipped to
-    ±`reward_clip`; whitened. If s is normalised, β·ΣKL is subtracted from s first."""
+    the last token of turn k, or the score s on the trajectory's last token (`reward_placement: final`); minus β·KL of each
+    token; clipped to ±`reward_clip`; whitened. If s is normalised, β·ΣKL is instead subtracted from s before that."""
 
     normalizes: ClassVar[Literal["scores", "step returns"]] = "scores"
     """What `reward_normalization` normalises. Rewards of single turns are never normalised."""
@@ -100,7 +100,7 @@ class ReMax(TokenEstimator):
 
     The greedy score is clipped by `reward_clip` like the rewards, so that equal episodes have an advantage of 0. No KL is
     subtracted from it, since the greedy episode has no log-probs. Raises ConfigError with `whiten_rewards`, which would make
-    rewards and that score incomparable."""
+    the rewards and the greedy score incomparable."""
 
     spec = ESTIMATORS["remax"]
 
@@ -175,7 +175,7 @@ def _gathered(tokens: ResponseTokens, arrays: Sequence[FloatArray | None]) -> Ar
 
 
 def explained_variance(values: Array, returns: Array) -> list[Metric]:
-    """1 − Var(R − V) / Var(R): 1 for a perfect critic, 0 for one like a constant. No metric if all returns are equal."""
+    """1 − Var(R − V) / Var(R): 1 for a perfect critic, 0 if it is as good as a constant. No metric if all returns are equal."""
     variance = float(returns.var()) if len(returns) else 0.0
     if variance <= 1e-12:
         return []

@@ -84,14 +84,14 @@ def ppo(inputs: PolicyInputs, *, clip_low: float, clip_high: float, dual_clip: f
 
 
 def gspo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
-    """The clipped loss of a sequence, the same at each of its tokens: r = exp(mean over it of lp − old), A its mean.
-    Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7."""
+    """PPO's clipped loss per sequence, the same at each token: r = exp(mean of lp − old over the sequence), A the mean
+    advantage. Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7."""
     return _clipped(inputs.ratio, inputs.averaged(inputs.advantages), clip_low, clip_high)
 
 
 def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
-    """−A·exp(mean over the sequence of sgn(A)·min(sgn(A)Δ, sgn(A)·clip(Δ, −ε_lo, ε_hi))), Δ = lp − old, A the sequence's mean.
-    The geometric mean of ratios that are clipped token by token, in log space. Zhao et al. 2025, arXiv:2507.20673, eq. 4."""
+    """−A·exp(mean over the sequence of sgn(A)·min(sgn(A)Δ, sgn(A)·clip(Δ, −ε_lo, ε_hi))), Δ = lp − old, A the mean advantage: a
+    geometric mean of ratios that are clipped token by token, in log space. Zhao et al. 2025, arXiv:2507.20673, eq. 4."""
     difference, advantages = inputs.difference, inputs.averaged(inputs.advantages)
     sign = torch.sign(advantages)
     clipped = difference.clamp(-clip_low, clip_high)
@@ -181,7 +181,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 def find_variant(name: str, parameters: Mapping[str, Any]) -> Variant:
-    """The loss of a `pg_variant`, built in or `module:function`. Raises ConfigError if none takes these parameters."""
+    """The loss of a `pg_variant`, built in or `module:function`. Raises ConfigError if yours can't take `parameters`."""
     if name in VARIANTS:
         return VARIANTS[name]
     return load_function(name, "pg_variant", ConfigError, ["inputs"], parameters)

@@ -27,7 +27,7 @@ def optimizer_steps(num_samples: int, samples_per_step: int, seed: int, num_epoc
 def deal(samples: Sequence[Sample], num_ranks: int) -> list[list[int]]:
     """Sample indices of each rank: every index once, balanced by tokens. The longest goes first, to the least loaded rank.
 
-    Siblings (equal prompts) go to one rank, so that their prefix is computed once, unless the fullest rank gets 5% more tokens.
+    Siblings (equal prompts) go to one rank, which computes their prefix once, unless the fullest rank then gets over 5% more.
 
     >>> from turnwise.types import Sample
     >>> def sample(prompt, length):

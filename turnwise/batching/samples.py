@@ -11,9 +11,9 @@ def build_samples(trajectory: Trajectory, temperature: float | None = None) -> l
 
     A context is a chain of turns, from a turn that starts a context to a turn that no other continues. If several contexts
     share turns (history branched), the first one trains on them and the others only read them. Every turn that a sample trains
-    on has a span; turns without sampled tokens and greedy turns have none. If a turn was sampled at another `temperature` than
-    the trainer's, its sample records that temperature; without that argument none does. Raises RolloutError if a turn continues
-    a later one, or a context starts with a sampled token."""
+    on has a span; turns without sampled tokens and greedy turns have none. If a turn was sampled at another temperature than
+    `temperature` (the trainer's), its sample records the turn's; if that is None, no sample does. Raises RolloutError if a turn
+    continues a later one, or a context starts with a sampled token."""
     turns = trajectory.turns
     parents = [_parent(turns, index) for index in range(len(turns))]
     continued = {parent for parent in parents if parent is not None}

@@ -178,7 +178,7 @@ def _assemble(
 
 
 def build_algorithm(config: AgenticConfig, kl_ctrl: KLController | None = None) -> Algorithm:
-    """The credit and loss of `adv_estimator`, built in or a user's `module:Class`."""
+    """The algorithm that `adv_estimator` names: credit assignment and losses, built in or a user's `module:Class`."""
     kl_ctrl = kl_ctrl or KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)
     name = config.adv_estimator
     found = load_class(ESTIMATORS[name].entry if name in ESTIMATORS else name, "adv_estimator", ConfigError)

@@ -61,7 +61,7 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
 
 
 def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> ReplayLog | None:
-    """Records the time-dependent decisions of an asynchronous run, or repeats those of the run in the folder `replay`."""
+    """Records an asynchronous run's time-dependent decisions, or repeats those in folder `replay`; None if synchronous."""
     for problem in _no_replay(config, is_asynchronous) if replay else ():
         raise DataError(f"--replay {replay}: {problem}")
     if not is_asynchronous:

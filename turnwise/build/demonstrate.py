@@ -45,13 +45,13 @@ NUM_ASKED_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Demonstrator:
-    """The player: one of `DEMONSTRATORS`, a class `module:Class` of `(env, seed)`, or `openai:URL`."""
+    """The player: one of `DEMONSTRATORS`, a class `module:Class` that is called with `(env, seed)`, or `openai:URL`."""
 
     policy: str
     error_rate: float = 0.5
     """Share of actions that an erring player draws at random."""
     actions: tuple[str, ...] = ()
-    """Actions to draw from if the environment has no `actions`."""
+    """Actions to draw from; empty = the environment's `actions`."""
     model_name: str = ""
     """Name of the model at the URL."""
 

@@ -55,7 +55,7 @@ def asked_parts(parameters: Collection[inspect.Parameter], offered: Mapping[str,
 
 
 def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
-    """Each plug-in of the config: its key, and a function that imports and tries it, and raises a TurnwiseError if it fails."""
+    """Each plug-in's config key, and a function that tries it or raises TurnwiseError. `may_miss` allows missing files."""
     yield ("group_filter",), partial(load_group_filter, config.group_filter)
     if config.adv_estimator not in ESTIMATORS or config.pg_variant not in PG_VARIANTS:
         yield ("pg_variant" if config.pg_variant not in PG_VARIANTS else "adv_estimator",), partial(_try_algorithm, config)
@@ -74,7 +74,7 @@ def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[Ke
 
 
 def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """The faults of a config's plug-ins. A fault that two checks find (a tool's in its file and in the rows) comes once."""
+    """Faults of a config's plug-ins. One that two checks find (a tool's, in its file and in the rows) is yielded once."""
     missing, wrong, said = None, set(), set()
     for path, check in plug_ins(config, may_miss):
         section = path[:2]
@@ -129,9 +129,9 @@ def _try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
 def build_agent(
     config: AgenticConfig, tag: str, split: Split, make_env: MakeEnv | None = None, settings: EnvAgentSettings | None = None
 ) -> AgentLoop:
-    """The agent that plays the environment of a tag: a built-in one, or a user's class. Like `EnvAgent`, it is made with a
-    factory of environments and settings, and whatever else its constructor asks for by name. `make_env` and `settings` replace
-    the tag's `env_factory` and `agent_settings`. Raises ConfigError if there is no such agent, or it requires anything else."""
+    """The agent that plays the environment of a tag: a built-in one, or a user's class. Its constructor gets an environment
+    factory, the settings, and those `offered_parts` that it names. `make_env` and `settings` replace the tag's `env_factory`
+    and `agent_settings`. Raises ConfigError if there is no such agent, or its constructor requires anything else."""
     name = config.custom_envs[tag].agent_name
     if name in ROW_AGENTS:
         raise ConfigError(

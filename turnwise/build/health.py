@@ -24,7 +24,7 @@ def build_health(config: AgenticConfig, is_playing: bool) -> Health:
 
 
 def _play_at_random(config: AgenticConfig) -> Outcomes | None:
-    """Successes of a random player on the first training tasks of each tag. The run's own generators aren't advanced."""
+    """Successes of a random player on the first training tasks of each tag; None if a tag gives none. Restores random state."""
     manager, source, drawn = config.env_manager("train"), seeded_tasks(config, "train"), GlobalRandomState()
     seeds: dict[str, list[int]] = {tag: [] for tag in manager.env_tags}
     for index in range(NUM_EPISODES * len(seeds)):

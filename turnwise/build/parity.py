@@ -1,4 +1,4 @@
-"""The parity gate of a run, with the first prompts of its tags."""
+"""The parity gate of a run: it compares the servers' log-probs with the trainer's, on the first prompts of the run's tags."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace

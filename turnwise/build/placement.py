@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 TransferTurn = Callable[[], Awaitable[None]] | None
-"""Frees device memory for a weight transfer; None if roles share none."""
+"""Frees device memory for a weight transfer; None if roles share no device memory."""
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # if Linux has a driver of accelerators, one of these exists
 
 
 def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -> Placement:
-    """The placement of the training roles. `is_apart` asks for training processes apart from the rollouts. Raises ConfigError
-    if the machine lacks a device, including the servers', or the cluster can't hold the roles or the servers."""
+    """The placement of the training roles. With `is_apart`, training gets processes of its own, apart from the rollouts. Raises
+    ConfigError if the machine lacks a device, including the servers', or the cluster can't hold the roles or the servers."""
     num_devices = _num_accelerators()
     accelerator = "cuda" if num_devices else ""
     if not num_devices:
@@ -62,8 +62,8 @@ def use_launched(config: AgenticConfig | SFTConfig) -> None:
 
 
 def sampling_device(config: AgenticConfig) -> "torch.device":
-    """The device of the servers in this process: the trainer's first, or their own if other processes train. Raises ConfigError
-    if the machine lacks it."""
+    """The device of the servers in this process: the trainer's first device, or the servers' own if other processes train.
+    Raises ConfigError if the machine lacks it."""
     import torch
 
     placement, own = build_placement(config), config.server_devices
@@ -80,8 +80,8 @@ def _num_accelerators() -> int:
 
 
 def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
-    """The threads of each side by `cpu_split`. A missing number is half of the threads, or what the other side leaves, and at
-    least one. In synchronous runs the sides take turns, so each has all threads."""
+    """Numbers of threads for training and for rollouts, by `cpu_split`. A missing number is what the other leaves, at least
+    one, or half if both are missing. In synchronous runs the two take turns, so each has all threads."""
     if isinstance(config, SFTConfig) or not config.plays_ahead:
         return CpuThreads(num_threads, num_threads, num_threads)
     train, rollout = config.cpu_split.train, config.cpu_split.rollout

@@ -54,7 +54,7 @@ class PlayedEpisode:
 @dataclass(slots=True)
 class EpisodePrinter:
     """Opens the contexts of an episode and shows an onlooker what goes through them. A turn's outcome is shown when the next
-    turn begins, or at the end, since the agent writes it in between."""
+    turn begins, or at the end, since the agent writes it after the response."""
 
     onlooker: Onlooker
     _open: OpenConversation = field(init=False)
@@ -65,13 +65,13 @@ class EpisodePrinter:
     def over_tokens(
         self, server: Any, template: ChatTemplate, max_length: int, episode_id: str, parser: ToolCallParser | None = None
     ) -> None:
-        """Opens contexts of a policy that samples tokens. `server` needs only `generate` and `release` of a `PolicyServer`."""
+        """From now on opens contexts for a policy that samples tokens. `server` needs only `generate` and `release`."""
         told: Any = _ToldServer(server, self)
         contexts = TokenContexts(template, told, max_length, episode_id, parser)
         self._open, self._verify = contexts, contexts.verify
 
     def over_text(self, complete: Complete) -> None:
-        """Opens contexts of a policy that answers in text."""
+        """From now on opens contexts for a policy that answers in text."""
 
         async def told(messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer | None:
             last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
@@ -96,7 +96,7 @@ class EpisodePrinter:
         return [turn for conversation in self._conversations for turn in conversation.turns]
 
     def ask(self, added_ids: Sequence[int], messages: Sequence[Message], num_before: int, max_new_tokens: int) -> ShownPrompt:
-        """Begins a response; the turn before it has its outcome by now."""
+        """Shows the outcome of the turn before, which is known by now, and the prompt of the next response."""
         self._tell_outcomes()
         prompt = ShownPrompt(len(self.turns) + 1, added_ids, messages, num_before, max_new_tokens)
         self.onlooker.prompt(prompt)
@@ -143,7 +143,7 @@ async def play_episode(
     printer: EpisodePrinter,
     score: Callable[[Group], Awaitable[Any]] | None = None,
 ) -> PlayedEpisode:
-    """Plays a task with its agent, and scores it by the rewards of the data set, if there are any."""
+    """Plays a task, and scores it with `score`. Passes the agent's TurnwiseErrors on; turns others into RolloutError."""
     episode = agent.run(task, 0, printer, sibling_sampling(sampling, task, 0))
     [outcome] = await asyncio.gather(episode, return_exceptions=True)
     if isinstance(outcome, TurnwiseError):

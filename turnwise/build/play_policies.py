@@ -28,9 +28,9 @@ Say = Callable[[], str]
 
 
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:
-    """The responses of a person, whose actions are written so that `pattern` reads them. `read` gives a line, None at the end
-    of input. After an empty line, another is read. A line that begins with `!`, or that fits no form of an action, is used as
-    it is."""
+    """A function that reads a person's next line and returns it as a response, written so that `pattern` reads the action.
+    Empty lines are skipped. What follows a leading `!`, or a line that fits no form of an action, is returned as it is. Raises
+    PlayStopped at `q`, or if `read` returns None (end of input)."""
 
     def say() -> str:
         while True:
@@ -46,7 +46,7 @@ def person(read: Callable[[], str | None], pattern: str | None) -> Say:
 
 
 def player(choose: Callable[[], str], pattern: str | None) -> Say:
-    """The responses of a player, whose actions are written so that `pattern` reads them."""
+    """A function that returns a player's next action as a response, written so that `pattern` reads the action."""
 
     def say() -> str:
         action = choose()
@@ -59,7 +59,7 @@ def player(choose: Callable[[], str], pattern: str | None) -> Say:
 
 
 def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
-    """Draws from the environment's actions, or from the given ones."""
+    """A player that draws from `actions`, or from the environment's own if `actions` is empty."""
     player = RandomPlayer(env, derive_seed(seed, "random player"), actions)
     if not player.actions:
         raise ConfigError(f"{type(env).__name__} has no `actions` to draw from: name them with --actions a,b,c")
@@ -67,7 +67,7 @@ def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
 
 
 def scripted_player(env: Env, actions: Sequence[str] = ()) -> ExpertPlayer:
-    """The environment's own expert."""
+    """A player that follows the environment's own expert."""
     if not isinstance(env, HasExpert):
         raise ConfigError(f"{type(env).__name__} has no expert_action(), so nobody plays it by script; choose another --policy")
     return ExpertPlayer(env, actions)
@@ -83,7 +83,7 @@ class PlayerServer:
         self._say: Say | None = None
 
     def choose_for(self, env: Env | None) -> None:
-        """The environment of the episode; None for a row."""
+        """Chooses the player for the episode's environment; None for a row of a data set."""
         self._say = self._choose(env)
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:

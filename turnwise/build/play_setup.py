@@ -65,7 +65,7 @@ class Voice:
 
     event_loop: WatchedRunner
     prepare: Callable[[EpisodePrinter], None]
-    """Opens the policy's contexts for the printer of the episode."""
+    """Makes the episode's printer open contexts of this policy."""
     close: Callable[[], None]
     tokenizer: PreTrainedTokenizerBase | None = None
     """None if the policy answers in text."""
@@ -100,7 +100,7 @@ class EpisodeSetup:
 
 
 def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
-    """The setup of one episode of a tag. The tag of the rows (`ROWS_TAG`) plays the row whose number is the seed."""
+    """The setup of one episode of a tag. For rows of a data set (tag `ROWS_TAG`), the seed is the row's number."""
     of_player, of_url = choices.policy in PLAYERS, choices.policy.startswith(OPENAI)
     make = _player_voice if of_player else _url_voice if of_url else _model_voice
     if of_player and tag == ROWS_TAG and choices.policy != "human":

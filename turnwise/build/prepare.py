@@ -69,7 +69,7 @@ def _template_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _try_template(config: AgenticConfig | SFTConfig, folder: Path) -> None:
-    """Renders the template as demonstrations, or the conversations of environments, would. Raises what that raises."""
+    """Renders the template with messages like those of demonstrations or of environments. Passes its errors on."""
     if not has_tokenizer(folder):
         base = base_of_adapter(folder)
         if base is not None and (base_folder := folder_here(base)) is not None:
@@ -90,8 +90,8 @@ def _try_template(config: AgenticConfig | SFTConfig, folder: Path) -> None:
 
 
 def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """What `train` or `sft` would refuse on this machine: `not_here`, missing devices, a checkpoint that can't be resumed, and
-    files that don't exist yet. torch is imported only if the config names devices or a checkpoint."""
+    """What `train` or `sft` would refuse on this machine: what `not_here` finds, missing devices, a checkpoint that can't be
+    resumed, and files that don't exist yet. torch is imported only if the config names devices or a checkpoint."""
     yield from not_here(config)
     devices = list(config.device_mappings.values())
     if isinstance(config, AgenticConfig):

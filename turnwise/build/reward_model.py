@@ -34,7 +34,7 @@ _NO_HEAD = "has no score head, so it would give every response the same score; n
 
 @dataclass(frozen=True, slots=True)
 class ModelReward:
-    """Scores each run by the model head's output at the end of its conversation, written in the model's own template."""
+    """Scores each agent run by the head's output after the run's conversation, in the reward model's own chat template."""
 
     role: ModelRole
     tokenizer: PreTrainedTokenizerBase
@@ -62,8 +62,8 @@ class ModelReward:
 
 
 def check_reward_role(config: AgenticConfig) -> None:
-    """Checks the tokenizer, chat template and score head of the reward role's model, whose folder is here, without loading it.
-    Raises ModelError or ChatTemplateError."""
+    """Checks the tokenizer, chat template and score head of the reward role's model, whose folder is on this machine, without
+    loading it. Raises ModelError or ChatTemplateError."""
     arguments = config.reward.model_args
     path, trust = arguments.model_name_or_path, arguments.trust
     template = tried(ChatTemplate(load_tokenizer(path, trust)))
@@ -77,7 +77,7 @@ def check_reward_role(config: AgenticConfig) -> None:
 
 
 def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Watchdog, stopwatch: Stopwatch) -> ModelReward:
-    """The model of `reward_pretrain`: a sequence or token classifier of one label."""
+    """The model of `reward_pretrain`: a sequence or token classifier with one label."""
     arguments = config.reward.model_args
     path = arguments.model_name_or_path
 

@@ -68,8 +68,8 @@ class ServedPolicy(Policy):
     """The rewards of `data.reward`, one stage for all splits."""
 
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs `main`, empties the servers' caches, and returns the result. No other request may run. An episode that reused a
-        cached prefix would differ in the last bits from one that computed it."""
+        """Runs `main`, empties the servers' caches, and returns the result. Meanwhile no other request may run. A cached prefix
+        would change the last bits of a later episode that reused it."""
         result = self.event_loop.run(main)
         self.event_loop.run(self.servers.sleep(["kv_cache"]))
         self.event_loop.run(self.servers.wake(["kv_cache"]))
@@ -110,9 +110,9 @@ def open_policy(
 def serve(
     config: AgenticConfig, policy: Policy, needs: frozenset[str] = frozenset(), neighbours: Mapping[str, Any] | None = None
 ) -> ServedPolicy:
-    """The policy with its inference servers. `needs` are the algorithm's; `neighbours` are the workers of this process. A
-    server of this process reads the trainer's own parameters if they are here in the server's dtype, the server gets every
-    update, and no adapter has to be merged. Otherwise it loads a model in the dtype of actor_infer."""
+    """The policy with its inference servers. `needs` says what the algorithm needs; `neighbours` are this process's workers. A
+    server in this process reads the trainer's own parameters if they are here in the server's dtype, every update is sent to
+    the server, and no adapter has to be merged. Otherwise it loads a copy in the dtype of actor_infer."""
     settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
     num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
     is_shared = config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
@@ -182,7 +182,7 @@ def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser |
 
 
 class Agents:
-    """The agent of each task, by the task's tag and agent name. Agents of rows are made for their first task."""
+    """The agent of each task, by the task's tag and agent name. An agent for rows is made when its first task comes."""
 
     def __init__(self, config: AgenticConfig, split: Split, policy: Policy, pictures: Pictures | None) -> None:
         self._config = config
@@ -208,7 +208,7 @@ class Agents:
 
 
 def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str] = frozenset()) -> SchedulerSettings:
-    """How a split plays. `needs` are the algorithm's."""
+    """How the episodes of a split are scheduled. The algorithm's `needs` decide whether a group gets a greedy sibling."""
     manager = config.env_manager(split)
     return SchedulerSettings(
         group_size=manager.group_size,

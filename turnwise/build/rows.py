@@ -51,7 +51,7 @@ _TEMPLATE_BYTES = 256  # more than a template adds to a message; a prompt that i
 def rows_plug_ins(
     config: AgenticConfig, may_miss: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], Callable[[], object]]]:
-    """The checks of `data`: a key, and a function that raises a TurnwiseError if wrong; `may_miss` skips missing files."""
+    """The checks of `data`: a key, and a function that raises TurnwiseError on a fault. `may_miss` skips missing files."""
     yield ("data", "reward"), partial(load_rewards, config)
     if not may_miss or all(map(_is_there, (config.agent.tool_config_path, config.agent.function_tool_path))):
         yield ("agent", "tool_config_path"), partial(build_tools, config)
@@ -157,7 +157,7 @@ def row_tasks(config: AgenticConfig, split: Split) -> list[Task]:
 
 
 def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate, most: int | None = None) -> list[DataRow]:
-    """The rows whose prompts have room, or the first `most` of them. Raises DataError if none has."""
+    """The rows whose prompts leave room for a response, or the first `most` of them. Raises DataError if no prompt does."""
     data, rows = config.data, load_rows(config, split)
     room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
     # If a response may fill the context, a prompt may fill half of it.
@@ -188,7 +188,7 @@ def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate, most: 
 
 def check_template(config: AgenticConfig) -> None:
     """Tries the chat template of the model as a run does: its variables, the parser of calls, the first prompt with tools, and
-    whether any prompt has room. Raises what these raise."""
+    whether any prompt has room. Errors of these checks are passed on."""
     arguments = config.actor_train.model_args
     path, trust = arguments.model_name_or_path, arguments.trust
     ends = policy_info(path, config.actor_infer.model_args.dtype, config.sequence_length, trust=trust).stop_token_ids
@@ -272,8 +272,8 @@ def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Wa
 def load_rewards(
     config: AgenticConfig, completion: Callable[[Trajectory], str] = lambda trajectory: trajectory.turns[-1].text
 ) -> list[WeightedReward]:
-    """The entries of `data.reward` except the reward model, in its order, named by the last part of their names if that is
-    unique."""
+    """The entries of `data.reward` except the reward model, in the config's order. A name is shortened to its last part if that
+    is unique. `completion` gives the text of a trajectory's last response."""
     brief = [asked.name.rpartition(":")[2] for asked in config.data.reward]
     loaded: list[WeightedReward] = []
     for asked, name in zip(config.data.reward, brief, strict=True):

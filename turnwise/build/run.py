@@ -71,7 +71,7 @@ def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_
 
 
 def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: AgenticPipeline | SFTPipeline) -> None:
-    """Ends the start of a run. Everything is built by now, so its files may be changed."""
+    """Ends the start of a run, when all is built: restores the checkpoint, if any, and then changes the run's files."""
     with ExitStack() as on_error:
         on_error.callback(pipeline.log.close)
         if folder.resumed_from is not None:

@@ -1,4 +1,4 @@
-"""The table at the start of a run: the config's table, with what the built objects know about themselves."""
+"""The table of settings at the start of a run: those of the config, and what the built objects report about themselves."""
 
 import logging
 from typing import TypeVar
@@ -99,7 +99,7 @@ def _sft(pipeline: SFTPipeline) -> dict[str, str]:
 
 
 def info_of(role: ModelRole) -> StrategyInfo:
-    """The strategy's own description of a role."""
+    """What the strategy of a role reports about itself."""
     return role.workers.call("info", route="rank0").result()
 
 

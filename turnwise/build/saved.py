@@ -41,8 +41,8 @@ OnStart = Callable[[Applied], None]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """How `turnwise eval` plays: the first `num_tasks` validation tasks [val_batch_size], each `num_samples` times
-    [val_env_manager.group_size] when sampling and once when greedy."""
+    """How `turnwise eval` plays: the first `num_tasks` validation tasks (None = as many as in a validation), each `num_samples`
+    times (None = val_env_manager.group_size) when sampling and once when greedy."""
 
     modes: Sequence[Mode]
     num_tasks: int | None = None
@@ -88,7 +88,7 @@ def evaluate_modes(
 
 
 def _evaluation_settings(config: AgenticConfig, plan: EvaluationPlan, mode: Mode) -> SchedulerSettings:
-    """The settings of validation with another number of siblings, and about as many episodes at once."""
+    """The settings of validation with the plan's number of siblings. About as many episodes run at once as in validation."""
     own = scheduler_settings(config, "val")
     group_size = 1 if mode == "greedy" else plan.num_samples or own.group_size
     return replace(own, group_size=group_size, max_concurrent_groups=max(1, own.num_concurrent_episodes // group_size))
@@ -130,8 +130,8 @@ def replay_rollouts(
     config: AgenticConfig, path: Path, split: Split = "train", model_path: str | None = None
 ) -> tuple[int, list[str]]:
     """Replays the trajectories of a `rollouts.jsonl`, or the episodes of a split in a `turns.jsonl`, through their agents with
-    the recorded tokens. Returns their number, and sentences about turns that are lost and about what went wrong after the
-    recorded ones. Failed trajectories are left out. No model is loaded."""
+    the recorded tokens. Returns the number of trajectories, and sentences about lost turns and about what went wrong after the
+    last recorded turn. Failed trajectories are left out. No model is loaded."""
     check_rollouts(config)
     policy = open_policy(config, model_path)
 

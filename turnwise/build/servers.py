@@ -59,7 +59,7 @@ def build_servers(
     max_concurrency: int,
     neighbours: Mapping[str, Any],
 ) -> list[InferenceServer]:
-    """The servers, one for each of actor_infer's devices. A single one runs here, and reads a neighbour's model if it can."""
+    """The servers, one for each replica. A single server runs in this process, and reads a neighbour's model if it can."""
     entry = STRATEGIES[config.actor_infer.strategy_args.strategy_name].entry
     found: Any = load_class(entry, "actor_infer.strategy_args.strategy_name", ConfigError)
     options = dict(config.actor_infer.strategy_args.strategy_config)

@@ -28,7 +28,7 @@ def build_source(
     rollouts: Path | None = None,
     tasks: TaskSource | None = None,
 ) -> tuple[RolloutSource, int]:
-    """The source of batches for an algorithm with these `needs`, which plays `tasks`, and the number of steps it can fill."""
+    """The source of training batches, and the number of steps it can fill. It plays `tasks`, or reads `rollouts`."""
     if rollouts is None:
         settings = replace(
             scheduler_settings(config, "train", needs),
@@ -51,7 +51,7 @@ def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | 
 
 
 def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[str], path: Path) -> RolloutReplay:
-    """The training batches of a file that fits the config."""
+    """The training batches of a file. Raises DataError if the file doesn't fit the config, or has too few groups."""
     recording = read_groups(path, config.sampling("train").temperature)
     for loss in recording.losses:
         logger.warning("%s: %s", path, loss)
@@ -118,7 +118,7 @@ def _problems(config: AgenticConfig, groups: Sequence[Group], policy: Policy, ne
 
 
 def _foreign_tokens(trajectories: Sequence[Trajectory], policy: Policy) -> Iterator[str]:
-    """Whether another tokenizer made the tokens: ids are unknown, or decode to a text other than the recorded one."""
+    """Yields signs that another tokenizer made the tokens: ids are unknown, or don't decode to the recorded text."""
     other = "it was played by a model with another tokenizer; set pretrain to that one, or play again with `turnwise rollout`"
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
     for trajectory, turn in turns:
@@ -148,7 +148,7 @@ def _say(
     groups: Sequence[Group],
     num_batches: int,
 ) -> None:
-    """Describes which part of the file is trained on, and its age."""
+    """Logs which part of the file is trained on, and which policy versions sampled it."""
     versions = sorted({run.version for g in groups for t in g.trajectories for turn in t.turns for run in turn.versions})
     sampled_by = ", ".join(str(version) for version in dict.fromkeys([*versions[:1], *versions[-1:]])) or "unknown"
     logger.info(

@@ -25,7 +25,7 @@ from turnwise.tools.session import Interactions, OfferedTool, ToolBox, interacti
 
 
 def build_tools(config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None) -> ToolBox:
-    """The tools that `agent` of a config names; none if it names no file."""
+    """The tools in the files that the config's `agent` section names; none if it names no file."""
     agent = config.agent
     key = f"class_name of {agent.tool_config_path}"
     entries = read_tool_file(agent.tool_config_path) if agent.tool_config_path else []

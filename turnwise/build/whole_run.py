@@ -22,8 +22,8 @@ P = TypeVar("P", AgenticPipeline, SFTPipeline)
 
 @contextmanager
 def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P], is_quiet: bool = False) -> Iterator[P]:
-    """Yields the pipeline that `build` makes, in a `session`. Prints the places of the run's folder, model and curve. The
-    processes of a launcher other than the first serve the run, and end with it."""
+    """Yields the pipeline that `build` makes, in a `session`. Prints the places of the run's folder, model and curve. If a
+    launcher started several processes, all but the first serve the run, and end with it."""
     if launched()[0] > 0:
         from turnwise.cluster.launched import serve_launched
 

@@ -1,4 +1,4 @@
-"""Text ↔ token ids, without transformers' own code around its Rust tokenizers, which takes longer than they do."""
+"""Text ↔ token ids, without transformers' own code around its Rust tokenizers, which takes longer than the tokenizers."""
 
 from __future__ import annotations
 

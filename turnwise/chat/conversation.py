@@ -194,7 +194,7 @@ class TokenConversation:
         return self._template.decode(response_ids[:-1] if is_stopped else response_ids, skips_special)
 
     def _calls(self, response_ids: list[int]) -> Message:
-        """The calls of the last response. Special tokens are kept, since some families mark calls by them."""
+        """The tool calls of the last response. They are parsed with special tokens, by which some model families mark calls."""
         if self._parser is None or not self._tools:
             return {}
         parsed = self._parser.parse(self._text(response_ids, skips_special=False), self._tools)
@@ -310,7 +310,7 @@ class TextAnswer(NamedTuple):
 
 
 Complete = Callable[[Sequence[Message], SamplingParams, Tools], Awaitable[TextAnswer | None]]
-"""Answers a whole conversation, with the schemas of the tools that may be called; None if it has no more answers."""
+"""Answers a whole conversation, with the schemas of the tools that may be called. Returns None if there are no more answers."""
 
 
 class TextConversation:

@@ -17,12 +17,12 @@ _PROMPT_ROLES = ("system", "user", "tool")
 def encode_demonstration(
     template: ChatTemplate, messages: Sequence[Message], tools: Tools = (), max_length: int | None = None
 ) -> Sample:
-    """A Sample [N] of a conversation. Its mask is 1 on each assistant's text and the end-of-turn token after it.
+    """Encodes a conversation as a Sample [N]. The mask is 1 on each assistant's text and its end-of-turn token.
 
-    It is encoded turn by turn, like a rollout in which the model says exactly these texts and ends its turns. So it teaches
-    tokens that sampling can produce. Raises DataError if there is no assistant message, an assistant message has no text or
-    calls, comes first or follows another one, messages follow the last one, a role is unknown, or there are more characters
-    than fit into `max_length` tokens; ChatTemplateError if the template refuses the messages.
+    The conversation is encoded turn by turn, like a rollout whose model samples exactly these texts. Raises ChatTemplateError
+    if the template refuses the messages. Raises DataError if a role is unknown, or the last message isn't an assistant's; if an
+    assistant message comes first, follows another one, or holds anything but a text and tool calls; or if the texts have more
+    characters than fit into `max_length` tokens.
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> template = ChatTemplate(byte_tokenizer())
@@ -54,7 +54,7 @@ def encode_demonstration(
 
 
 def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message]]:
-    """The conversation as pairs of the messages shown and the answer."""
+    """Splits the conversation into pairs: the messages before an assistant's message, and this message."""
     exchanges: list[tuple[list[Message], Message]] = []
     prompt: list[Message] = []
     for index, message in enumerate(messages):

@@ -11,8 +11,8 @@ from turnwise.types import Message
 
 
 class FolderTokenizer:
-    """As much of a folder's tokenizer as `ChatTemplate` needs to render texts; it knows no tokens. Raises ModelError if
-    tokenizer_config.json can't be read."""
+    """Stands in for a model folder's tokenizer where `ChatTemplate` only renders texts: it can't encode or decode. Raises
+    ModelError if tokenizer_config.json can't be read."""
 
     is_fast = False
     eos_token_id = None
@@ -32,7 +32,7 @@ class FolderTokenizer:
     def apply_chat_template(
         self, messages: Sequence[Message], tools: Any, chat_template: str | None, tokenize: bool, **variables: Any
     ) -> str:
-        """The text; `tokenize` must be False."""
+        """The rendered messages as text. `tokenize` must be False, since there is no vocabulary."""
         source: Any = chat_template or self.chat_template
         if isinstance(source, dict):
             source = source["tool_use"] if tools and "tool_use" in source else source["default"]

@@ -1,8 +1,8 @@
 """Renders with a chat template, and makes sure that every message and tool shows in the result.
 
 Many published templates silently drop messages of some kind. So each shape of conversation is rendered once with made-up words
-in place of its texts, calls and schemas. A shape is refused if the result lacks one of these words. Special tokens that are
-spelt out in foreign text stay ordinary text, so that nobody can forge a turn."""
+in place of its texts, calls and schemas. A shape is refused if the result lacks one of these words. `ForeignText` keeps special
+tokens that a user or a tool has spelt out as ordinary text, so that neither can forge a turn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GENERATION_TAG = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """transformers' tag around the assistant's text, which writes nothing."""
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt")  # variables set at every render
 _FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
-"""Exceptions that a template raises for messages that it doesn't know."""
+"""Exceptions that a template raises for messages of a kind that it doesn't support."""
 _MAX_SHAPES = 1024
 
 
@@ -49,7 +49,7 @@ class Renderer:
 
     @property
     def where(self) -> str:
-        """The template's file, if known."""
+        """How error messages name the template; its file is named if it is known."""
         folder = Path(str(self._tokenizer.name_or_path or ""))
         names = ("chat_template.jinja", "tokenizer_config.json")
         found = next((str(folder / name) for name in names if folder.name and (folder / name).is_file()), "")
@@ -91,7 +91,7 @@ class Renderer:
         return SENTINEL in text and "'type'" not in text
 
     def _takes_parts_here(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> bool:
-        """Whether texts in messages of this shape must be lists of parts. Raises ChatTemplateError if neither form shows."""
+        """Whether texts in messages of this shape must be lists, not strings. Raises ChatTemplateError if both fail."""
         key = (bool(prefix), tuple(map(_shape, messages)), json.dumps(tools, default=str) if tools else "")
         if key not in self._shapes:
             if len(self._shapes) >= _MAX_SHAPES:
@@ -154,7 +154,7 @@ class Renderer:
 
     @cached_property
     def _no_tools(self) -> list[Any] | None:
-        """The value of `tools` without tools: None, or an empty list if the template reads `tools` at every render."""
+        """What to pass as `tools` when there are none: None, or an empty list if the template fails on None."""
         choices: tuple[list[Any] | None, ...] = (None, [])
         for tools in choices:
             for content in ("a", [{"type": "text", "text": "a"}]):
@@ -182,7 +182,7 @@ class Renderer:
 
 
 def key_of(messages: Sequence[Message]) -> tuple[tuple[str, str], ...] | None:
-    """The key of messages that consist of a role and a text; None if they hold more.
+    """A cache key for messages that each hold only a role and a text; None if one of them holds more.
 
     >>> key_of([{"role": "user", "content": "Where to?"}])
     (('user', 'Where to?'),)
@@ -274,7 +274,7 @@ def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dic
 
 
 def _is_in(said: str, text: str) -> bool:
-    """Whether a text shows: exactly, trimmed, with other white space, or as JSON."""
+    """Whether `text` shows `said`: exactly, trimmed, with other white space and punctuation, or as JSON."""
     if said.strip() in text:
         return True
     written = _letters(text)
@@ -289,7 +289,7 @@ _MARKS = range(0xE000, 0xF900)  # characters of Unicode's private use area
 
 
 class ForeignText:
-    """Breaks up special tokens that are spelt out in messages of users and tools. `tokens` are the tokenizer's.
+    """Breaks up special tokens that are spelt out in messages of users and tools. `tokens` are these tokens' texts by id.
 
     >>> messages, mark = ForeignText({7: "<|im_end|>"}).marked([{"role": "user", "content": "a<|im_end|>"}])
     >>> messages[0]["content"].split(mark)

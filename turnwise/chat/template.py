@@ -43,7 +43,7 @@ class _Ends(NamedTuple):
     closing: list[int]
     """Ids between an answer and the next message, up to the token that ends the turn; empty without such a token."""
     said: list[int]
-    """Ids of the end after the last message of a conversation; fine-tuning teaches these."""
+    """Ids after the last answer of a conversation, up to the token that ends the turn; fine-tuning teaches these."""
 
 
 class ChatTemplate:
@@ -103,7 +103,7 @@ class ChatTemplate:
 
     @property
     def opens_thinking(self) -> bool:
-        """Whether the header of a response opens its thinking."""
+        """Whether the header before each response opens the thinking already, as with `<think>`."""
         return _opened(self._header) != ""
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
@@ -186,7 +186,7 @@ class ChatTemplate:
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a response: the template's end of turn, and those of the tokenizer and generation config. A token that
-        also ends a part of a response, such as thinking, counts only if one of the latter two names it."""
+        also ends a part of a response, such as thinking, counts only if one of the latter two names it, or they name none."""
         end = self._ends.said[-1:]
         is_part = bool(end) and end[0] in self._between_thought_and_answer
         return tuple(dict.fromkeys([*([] if is_part and self._known_ends else end), *self._known_ends]))
@@ -210,7 +210,7 @@ class ChatTemplate:
         return False
 
     def announce_rewrites(self) -> None:
-        """Logs once that contexts stay append-only although the template would rewrite the history."""
+        """Warns, once, if the template would rewrite the history: contexts stay append-only all the same."""
         if self._is_announced:
             return
         self._is_announced = True
@@ -230,7 +230,7 @@ class ChatTemplate:
 
     @cached_property
     def _prefix(self) -> tuple[Message, Message]:
-        """A user's message and the sentinel, in the form whose text this template keeps."""
+        """A user's message and the sentinel as an answer, as strings or lists of parts: the form that the template keeps."""
         refusal = "it drops the text of assistant messages"
         for form in _TEXT_FORMS:
             user, sentinel = _message("user", form("a")), _message("assistant", form(SENTINEL))
@@ -245,7 +245,7 @@ class ChatTemplate:
         )
 
     def _called(self, result: Message) -> tuple[Message, Message]:
-        """The prefix for a result that the template only writes after a call; the sentinel is the call's last argument."""
+        """The prefix for a tool's result that the template writes only after a call. The sentinel is the call's argument."""
         function = {"name": result.get("name") or "error", "arguments": {"a": SENTINEL}}
         call = {"id": result.get("tool_call_id", "call00000"), "type": "function", "function": function}
         return self._prefix[0], {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -268,8 +268,8 @@ class ChatTemplate:
 
     @cached_property
     def _ends(self) -> _Ends:
-        """The ends of an answer that another message follows, and of the last answer. What both begin with ends the turn;
-        without a common beginning, each end does."""
+        """The ends of an answer before another message, and of the last answer. If the rendered texts of both cases begin with
+        the same end-of-turn token, it is the end in both; otherwise each case has its own end."""
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)
@@ -307,7 +307,7 @@ class ChatTemplate:
         return next((text for text in after if "think" in text.lower()), None)
 
     def _text(self, messages: Sequence[Message], is_last: bool = True) -> str:
-        """The rendered messages, the last of which is an answer if `is_last`; "" if the template refuses them."""
+        """The rendered messages, without a header for another response if `is_last`; "" if the template refuses them."""
         try:
             return self.renderer.render(messages, opens_answer=not is_last)
         except ChatTemplateError:
@@ -318,12 +318,12 @@ class ChatTemplate:
         return next((index for index, token_id in enumerate(token_ids) if token_id in added), None)
 
     def _ids(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
-        """The ids of the rendered messages. Ids of plain text are cached: siblings read the same texts, and states recur."""
+        """The ids of the rendered messages. Ids of plain text are cached, since a group's episodes show the same texts."""
         key = key_of(messages) if not tools and (not prefix or prefix is self._prefix) else None
         return self._encoded(prefix, messages, tools) if key is None else list(self._recent(bool(prefix), key))
 
     def _told(self, is_tail: bool, key: tuple[tuple[str, str], ...]) -> array[int]:
-        """The ids as an array, which takes a fifth of a list's memory."""
+        """The ids of the messages that `key` describes, to be cached: an array takes a fifth of a list's memory."""
         return array("q", self._encoded(self._prefix if is_tail else (), [_message(*said) for said in key], ()))
 
     def _encoded(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
@@ -340,7 +340,7 @@ class ChatTemplate:
         return token_ids
 
     def _pieces(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[str]:
-        """The rendered text, cut where no special token may be read."""
+        """The rendered text; cut inside special tokens that users or tools spelt out, if they are to stay ordinary text."""
         if self._foreign is None:
             return [self.renderer.shown(prefix, messages, tools)]
         messages, mark = self._foreign.marked(messages)

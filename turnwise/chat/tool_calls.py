@@ -32,8 +32,8 @@ _JSON = json.JSONDecoder(strict=False, parse_constant=_no_number)
 
 
 def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
-    """The parser of that name, registered or `module:Class`; for None, the parser whose form the chat template writes. Raises
-    ConfigError if there is no such parser, or the template shows none of the forms."""
+    """The parser `name`, a registered one or `module:Class`. None chooses the parser for the form of calls that the template
+    writes. Raises ConfigError if there is no such parser, or the template writes none of the known forms."""
     source = "\n".join(template.renderer.sources())
     found = name or next((form for form, (_, sign) in TOOL_PARSERS.items() if sign and sign in source), None)
     if found is None:
@@ -59,7 +59,7 @@ class MarkedCallParser(ABC):
     form: ClassVar[str]
     """A call as the model should write it."""
     dropped: ClassVar[tuple[str, ...]] = ()
-    """Marks around all calls, which are not content."""
+    """Marks that are removed from the content, such as those around a list of calls."""
     opens_thinking: bool = False
     """Whether the template's header opens the thinking of each response."""
 
@@ -99,7 +99,7 @@ class MarkedCallParser(ABC):
 
     @abstractmethod
     def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[Sequence[ToolCall | _Unreadable], int]:
-        """The calls (or faults) after an opening mark, and the position after them. Raises _Unreadable for another form."""
+        """The calls (or faults) after an opening mark, and the position after them. Raises _Unreadable if the form is wrong."""
 
     def _after_closing(self, text: str, position: int) -> int:
         end = _skip_space(text, position)
@@ -146,7 +146,7 @@ class Llama3JsonParser(MarkedCallParser):
 
 
 class PythonTagParser(MarkedCallParser):
-    """`<|python_tag|>name.call(key="value")`, JSON as `llama3_json`, or Python code: the built-in tools of Llama 3.1."""
+    """`<|python_tag|>` and then `name.call(key="value")`, JSON, or Python code: the built-in tools of Llama 3.1."""
 
     opening = re.compile(re.escape("<|python_tag|>"))
     form = '<|python_tag|>name.call(key="value")'
@@ -169,7 +169,7 @@ class PythonTagParser(MarkedCallParser):
 
 
 class MistralParser(MarkedCallParser):
-    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and since its eleventh tokenizer `[TOOL_CALLS]name[ARGS]{…}`."""
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and from tokenizer v11 on `[TOOL_CALLS]name[ARGS]{…}`."""
 
     opening = re.compile(re.escape("[TOOL_CALLS]"))
     form = '[TOOL_CALLS][{"name": …, "arguments": {…}}]'
@@ -224,8 +224,8 @@ class GptOssParser(MarkedCallParser):
 
 
 class DeepSeekParser(MarkedCallParser):
-    """`<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`: V3.1. V3 and R1 write `function` in place of the name,
-    and the name before a block of json."""
+    """`<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`: V3.1. V3 and R1 write the word `function` before the
+    separator; after it come the name and the arguments, in a Markdown block of json."""
 
     opening = re.compile("<｜tool▁call▁begin｜>")
     closing = "<｜tool▁call▁end｜>"
@@ -279,7 +279,7 @@ def _call_or_fault(value: Any) -> ToolCall | _Unreadable:
 
 
 def _python_call(code: str) -> ToolCall:
-    """`name(key=literal)` or `name.call(key=literal)`."""
+    """Reads `name(key=literal)` or `name.call(key=literal)`."""
     try:
         call = ast.parse(code.strip(), mode="eval").body
         assert isinstance(call, ast.Call) and not call.args
@@ -300,7 +300,7 @@ def _types(name: str, tools: Tools) -> Mapping[str, Any]:
 
 
 def _typed(text: str, wanted: Any) -> Any:
-    """An unquoted value, read by the type in its schema."""
+    """Converts an unquoted value by the type `wanted` in its schema; a value that isn't JSON stays text."""
     if wanted == "string":
         return text
     try:

@@ -1,5 +1,5 @@
-"""Renders conversations of every kind with a chat template. `trial.py` runs it as a program, which it can end. It imports
-neither turnwise nor transformers, so it takes only a tenth of a second."""
+"""Renders conversations of every kind with a chat template. `trial.py` runs this file in a process of its own, which it can
+kill. The file imports neither turnwise nor transformers, so the process takes only a tenth of a second."""
 
 import json
 import sys

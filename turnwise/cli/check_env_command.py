@@ -71,7 +71,7 @@ def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int
 
 
 def _takes_split(env_type: str, timeout_s: float) -> bool:
-    """Whether the class keeps splits apart. This imports the class, which may hang like any other call."""
+    """Whether the class takes an argument `split`. This imports the class, which may hang like any other call."""
     thread = DaemonThread("import")
     try:
         return thread.start(takes_split, env_type).result(timeout_s)

@@ -51,7 +51,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all phases; phases after the last step have no wall time of their own."""
+        """Wall time of all rows, in seconds. A row without `time/step_wall` counts the sum of its phases."""
         return sum(
             row.get("time/step_wall")
             or sum(value for name, value in row.items() if name.startswith("time/step_") and name != "time/step_total")
@@ -129,7 +129,7 @@ def _results(runs: Sequence[Run], columns: Sequence[MetricColumn]) -> Iterator[l
 
 
 def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
-    """The last value and the best. A metric of every step is averaged over a tenth of the run, since one step is noise."""
+    """The last value and the best. A metric logged each step is averaged over a tenth of the run, since one step is noise."""
     values = [value for _, value in run.series(column)]
     if not values:
         return "-", "-"
@@ -139,12 +139,12 @@ def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
 
 
 def _is_step(row: Mapping[str, float]) -> bool:
-    """Whether the row is of a training step: a run's last row is its validation."""
+    """Whether the row belongs to a training step. A run's last row may hold only the final validation."""
     return "rollout/score/mean" in row or "sft/loss" in row or "actor/lr" in row
 
 
 def _differences(runs: Sequence[Run]) -> Iterator[list[str]]:
-    """One line per setting, with its value in each run."""
+    """One line per setting that differs: its key, and its value in each run."""
     for key in dict.fromkeys(key for run in runs for key in run.settings if key not in RESUMED["places"]):
         values = ["-" if key not in run.settings else str(run.settings[key]) for run in runs]
         if len(set(values)) > 1:

@@ -12,7 +12,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 @ends_at_once()
 def run(arguments: argparse.Namespace) -> int:
-    """Prints; returns 0 for every valid config, even if it can't run here."""
+    """Prints the config and what it applies. Returns 0 for every valid config, even if it can't run here."""
     config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=problems_here)
     applied = describe(config)
     applied.missing.extend(lacking_here(config))
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def placement_table(config: AgenticConfig | SFTConfig) -> str:
-    """Roles by devices as the config asks for them, whether this machine has these devices or not."""
+    """A table of the roles on each device that the config names, whether this machine has the device or not."""
     mappings = config.device_mappings
     is_apart = config.trains_apart and not any(len(named or ()) > 1 for named in mappings.values())
     own = config.server_devices

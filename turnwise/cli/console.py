@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 128
-"""Characters of a line in a file or a pipe."""
+"""Characters per line if the output goes to a file or a pipe."""
 
 
 def open_console(no_color: bool = False) -> "Console":
-    """A console that writes texts as they are, in colour unless `no_color`, NO_COLOR or a missing terminal forbids it."""
+    """A console without markup in texts. It has colours unless `no_color`, NO_COLOR or a missing terminal forbids it."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else WIDTH

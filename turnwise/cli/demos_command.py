@@ -1,4 +1,4 @@
-"""`turnwise demos CONFIG [KEY=VALUE ...]`: demonstrations for `turnwise sft`, by a player that needs no model here."""
+"""`turnwise demos CONFIG [KEY=VALUE ...]`: plays demonstrations for `turnwise sft`, without loading a model."""
 
 import argparse
 
@@ -10,7 +10,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays, writes each conversation as a line when it is over, and prints the player's success."""
+    """Plays episodes with --policy, writes each conversation to --out as a line of JSON, and prints the success rate."""
     _check_options(options)
     target = read_target(options.env, options.overrides, tag=options.tag, max_steps=options.max_steps, takes_rows=True)
     file = new_file(options.out, "--out")

@@ -15,17 +15,17 @@ from turnwise.jsonl import not_utf8
 from turnwise.spec import ROWS_TAG
 
 NO_MODEL = "none"
-"""`pretrain` where no config and no model is given."""
+"""The value of `pretrain` if neither the config nor the command names a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvTarget:
-    """A tag of a config. A bare environment gets a made-up tag with the defaults of training."""
+    """An environment as a tag of a config. Without a config file, the config has the defaults and this one tag."""
 
     config: AgenticConfig
     tag: str
     file: Path | None
-    """File of the config; None for a bare environment."""
+    """File of the config; None if the command named only an environment."""
 
     @property
     def env(self) -> CustomEnv:
@@ -41,9 +41,9 @@ def read_target(
     max_steps: int | None = None,
     takes_rows: bool = False,
 ) -> EnvTarget:
-    """The environment that a command names; or, with `takes_rows`, the rows of a config. A `word` that ends in .yaml is a
-    config, and its overrides are KEY=VALUE of any key. Otherwise it is an env_type, and they are arguments of the environment,
-    added to those of the tag in `config_file`. `model` is used if nothing names one; `max_steps` replaces the tag's."""
+    """The environment that a command names; with `takes_rows`, it may be the data rows of a config. A `word` that ends in .yaml
+    is a config file, and `overrides` may set any of its keys. Any other `word` is an env_type, and `overrides` are arguments of
+    the environment, added to the tag's in `config_file`. `model` is used if the config names none."""
     arguments: list[str] = list(overrides)
     keys: list[str] = []
     if word is not None and "=" in word and ":" not in word.partition("=")[0]:
@@ -68,7 +68,7 @@ def read_target(
 
 
 def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
-    """The arguments KEY=VALUE by name, their values parsed as YAML.
+    """Reads arguments KEY=VALUE into a dict. The values are parsed as YAML.
 
     >>> parse_arguments(["size=8", "map_rows=[SF,HG]"])
     {'size': 8, 'map_rows': ['SF', 'HG']}

@@ -72,14 +72,14 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _modes(options: argparse.Namespace, own: "Mode") -> "list[Mode]":
-    """The modes asked for, or both; the mode of validation in training comes first."""
+    """The modes that the options ask for, by default both. `own`, in which training validates, comes first."""
     asked: dict[Mode, bool] = {"sampled": options.sampled, "greedy": options.greedy}
     modes: list[Mode] = [mode for mode, is_asked in asked.items() if is_asked or not any(asked.values())]
     return sorted(modes, key=lambda mode: mode != own)
 
 
 def _rows(results: Sequence[Result]) -> "Iterator[tuple[str, Score]]":
-    """Models below each other in each mode, overall and by tag."""
+    """Rows of the score table: each result's overall score, then its score per tag if there are several."""
     for model, mode, evaluation in results:
         yield f"{_short(model, results)}, {mode}", evaluation.overall
         if len(evaluation.by_tag) > 1:
@@ -87,6 +87,6 @@ def _rows(results: Sequence[Result]) -> "Iterator[tuple[str, Score]]":
 
 
 def _short(model: str, results: Sequence[Result]) -> str:
-    """The last part of a model's path that tells it from the others."""
+    """The last part of a model's path, or the whole path if another model has the same last part."""
     names = [Path(other).name for other in {result.model for result in results}]
     return Path(model).name if names.count(Path(model).name) == 1 else model

@@ -24,8 +24,8 @@ _TIMERS = ("SIGALRM", "SIGVTALRM", "SIGPROF")
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ECHO_S = 0.5  # within this time a signal to the whole process group reaches both processes
 _NUDGE, _NUDGES_S = signal.Signals.__members__.get("SIGURG", 0), (0.5, 2.0, 10.0)
-"""Signal and times of the nudges that the child gets after each signal. A signal that comes just before the main thread begins
-to wait, or that the system gives to another thread, doesn't end the wait, and Python runs its handler only afterwards."""
+"""A signal that wakes the child's main thread, and the seconds after each other signal at which it is sent. A signal that comes
+just before a wait begins, or in another thread, doesn't end the wait, and Python would run its handler only after the wait."""
 _SET_PARENT_DEATH_SIGNAL = 1
 _LOOK_S = 1.0
 
@@ -116,7 +116,7 @@ class _Guard:
         self._passed: Counter[int] = Counter()  # signals that the child is to hear from here
         self._reached: dict[int, float] = {}  # time at which the child got a signal from elsewhere
         self._due: list[tuple[float, int]] = []
-        """Times at which signals are passed on, unless the child gets them before; nudges included."""
+        """`(time, signal)`: signals to pass on at this time unless the child has got them by then; nudges included."""
 
     def wait(self, held: set[int]) -> int:
         own, wakeup = os.pipe()
@@ -167,7 +167,7 @@ class _Guard:
 
 
 def _fate(code: int) -> int:
-    """The exit status for a child that ended with this code or minus this signal; prints the message that it couldn't."""
+    """The exit status for a child that ended with `code`, minus a signal if one ended it. Prints an error if it couldn't."""
     status = 128 - code if code < 0 else code
     if code in (-signal.SIGINT, EXIT_INTERRUPTED) or (CALLS.is_finished and code == CALLS.status != _EXIT_UNPRINTED):
         return status

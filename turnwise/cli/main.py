@@ -24,13 +24,13 @@ EXIT_NO_READER = 141
 """Exit status as after SIGPIPE: the reader of the output, such as `head`, has left."""
 MAX_NUMBER = 10**9
 ANSWERED_WHEN_EMPTY = ("config", "env", "overrides", "runs", "set", "actions")
-"""Options whose empty value is checked by their reader. Any other empty value would look like an option that is left out."""
+"""Options whose empty value their command checks. `check_options` refuses all others that are empty: they look left out."""
 MENDABLE = {
     errno.ENOSPC: "free some space, then continue with resume_from_checkpoint=true",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
     **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), "name another place"),
 }
-"""Advice if the system refuses a file."""
+"""Advice by errno, for errors of files that a user can fix."""
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -53,8 +53,8 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def open_standard_streams(is_command: bool) -> None:
-    """Opens standard streams that the shell has closed (`>&-`), whose numbers the next files would get. Unencodable characters
-    are escaped. A Python limited to ASCII (`LC_ALL=C PYTHONUTF8=0`) can't open other file names, so it restarts in UTF-8."""
+    """Opens standard streams that the shell has closed (`>&-`); other files would get their descriptors. Escapes characters
+    that stdout can't encode. A command whose file names are limited to ASCII (`LC_ALL=C PYTHONUTF8=0`) restarts in UTF-8."""
     if is_command and sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     for name in ("stdin", "stdout", "stderr"):
@@ -119,7 +119,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    """Serves in the processes of a launcher other than the first."""
+    """Runs in every process of a launcher except the first, and serves the first one's calls."""
     is_tool_train = options.verb == "tool" and options.action == "train"
     if options.verb not in ("train", "sft") and not is_tool_train:
         raise ConfigError("a launcher started several processes, which only train and sft use; start this command without one")

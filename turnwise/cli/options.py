@@ -1,4 +1,4 @@
-"""Shared by commands: reading the config, and checking the files that they will write."""
+"""Helpers of several commands: they read the config, and check the files that a command will write."""
 
 import argparse
 import os

@@ -36,7 +36,7 @@ ENDS = {
 
 
 class PlayScreen:
-    """An `Onlooker` that prints on a console. `shows_ids` shows every token id, else those of long prompts are cut."""
+    """An `Onlooker` that prints on a console. Long lists of token ids are shortened unless `shows_ids`."""
 
     def __init__(self, console: "Console", setup: "EpisodeSetup", shows_ids: bool = False) -> None:
         self._console = console
@@ -193,15 +193,15 @@ def _strip(sample: Sample, per_cell: int) -> Text:
 
 
 def _text(content: Any) -> str:
-    """A message's text; pictures are named."""
+    """A message's text. Parts that aren't text show as their type, such as `[image]`."""
     if isinstance(content, str):
         return content
     return "\n".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)
 
 
 def reader(console: "Console", stdin: TextIO | None) -> Callable[[], str | None]:
-    """A function that reads a person's lines; it returns None at the end. Echoes lines from a pipe; bytes that aren't UTF-8
-    become question marks."""
+    """A function that reads a line from a person; it returns None at the end of input or after Ctrl-C. It echoes lines from a
+    pipe, and replaces bytes that aren't UTF-8 by question marks."""
 
     def read_line() -> str | None:
         if stdin is None:

@@ -15,7 +15,7 @@ EXIT_REFUSED = 1
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what was asked; returns 1 if the answer is an error."""
+    """Runs the action or the pipeline and prints its answer as JSON. Returns 1 if the answer is an error."""
     with contextlib.redirect_stdout(sys.stderr):
         with ends_at_once():
             from turnwise.rl_tool.pipeline import AgenticRLPipeline
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _parameters(words: Sequence[str]) -> dict[str, Any]:
-    """`--name value`, `--name=value`, or `--name` alone for true; values are read as YAML."""
+    """Parses `--name value`, `--name=value`, and `--name` alone, which means true. Values are read as YAML."""
     found: dict[str, Any] = {}
     name = ""
     for word in words:

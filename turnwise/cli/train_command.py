@@ -47,8 +47,8 @@ def run_sft(options: argparse.Namespace) -> int:
 
 
 def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
-    """The config of the repeated run under another experiment name, so that no run resumes from the replay's checkpoints.
-    Overrides on the command line may not change results."""
+    """The config file of the run to replay, and overrides. The replay gets another experiment name, so that no run resumes from
+    its checkpoints. Raises ConfigError if an override on the command line could change results."""
     overrides = [text for text in (options.config, *options.overrides) if text is not None]
     for text in overrides:
         if "=" not in text:

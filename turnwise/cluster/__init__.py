@@ -1,1 +1,1 @@
-"""Clusters: the processes of a role's workers."""
+"""Clusters: they start the workers of each role, in this process or in others, and call their methods."""

@@ -23,7 +23,7 @@ from turnwise.runtime.torch_group import form_groups, join_processes
 
 
 class KeptStopwatch(Stopwatch):
-    """Keeps its spans until they are sent. `send` reports progress of the current work at once."""
+    """Keeps its spans until a Reply takes them. Finished micro-batches are reported at once, through `send`."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         super().__init__()
@@ -144,11 +144,11 @@ class Child:
         return self._written.setdefault((role, method), Written())(call).shared
 
     def take(self, value: Any) -> None:
-        """Does nothing: the call shows that the value arrives."""
+        """Does nothing: that the call arrives shows that the value can be pickled and unpickled."""
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error with a note of where it was raised; a WorkerError with its text if it can't be pickled or pass a future."""
+    """The error to send, with its traceback as a note; a WorkerError if it can't be pickled, or is a StopIteration."""
     lines = traceback.format_exception(error)
     try:
         if isinstance(error, StopIteration):

@@ -78,7 +78,7 @@ class ForkServer:
             ) from None
 
     def reap(self, process_id: int) -> int | None:
-        """Waits for a forked process. Returns its exit code, minus the signal that ended it, or None if unknown.
+        """Waits for a forked process. Returns its exit code, −N if signal N ended it, or None if the code is unknown.
         Thread-safe."""
         try:
             with self._talking():
@@ -110,7 +110,7 @@ _fork_servers: dict[int, ForkServer] = {}  # fork servers by starting process: a
 
 
 def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
-    """The fork server of this process. A new one imports `modules`, by default those of its ended predecessor."""
+    """The fork server of this process. If none is alive, starts one that imports `modules` (default: the last one's)."""
     fork_server = _fork_servers.get(os.getpid())
     if fork_server is None or not fork_server.is_alive:
         known = fork_server.modules if fork_server is not None else ()

@@ -45,7 +45,7 @@ class OwnRank(TrainerProcess):
             self._busy_with = ""
 
     def begin(self, begin: Callable[[], object]) -> None:
-        """Sets up this thread."""
+        """Calls `begin`, which sets up the thread that it runs in."""
         begin()
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
@@ -55,8 +55,8 @@ class OwnRank(TrainerProcess):
         self._workers[context.role] = factory(replace(context, stopwatch=self._stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of a role's worker. If it yields named tensors, they are written to shared memory at once, as in the
-        other processes, which may have to take part in gathering them."""
+        """Calls a method of a role's worker. If it yields named tensors, they are written to shared memory at once. The other
+        processes do the same: gathering a sharded tensor needs all of them at the same time."""
         call = partial(getattr(self._workers[role], method), *args, **kwargs)
         value = call()
         return self._written(call) if isinstance(value, Iterator) else value
@@ -100,7 +100,7 @@ class LaunchedCluster(ProcessCluster):
 
 
 def serve_launched() -> None:
-    """Serves the run of the first launched process until it ends. A call that still runs then ends with this process."""
+    """Serves the first launched process until its run ends. If a call still runs here by then, this process exits."""
     rank, size = launched()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
     join_processes(None, rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu")
@@ -117,7 +117,7 @@ def serve_launched() -> None:
 
 
 class _ReadAhead(Wire):
-    """Ends the process if the other end is closed in the middle of a call."""
+    """Reads messages in a thread. If the other end is closed in the middle of a call, ends the process."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
@@ -154,6 +154,6 @@ def _greeted(connection: Connection) -> tuple[int, tuple[Connection, int]]:
 
 
 def _versions() -> dict[str, str]:
-    """Versions that must be equal in all processes, since functions are sent as code. turnwise may not be installed."""
+    """Versions that must be equal in all processes, since functions are sent as code. turnwise's own needs no installation."""
     own = {"turnwise": __version__, "Python": platform.python_version()}
     return {**own, **{name: version(name) for name in ("torch", "transformers")}}

@@ -12,7 +12,7 @@ from turnwise.runtime.watchdog import Watchdog
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The Pending of a finished call."""
+    """The result of a finished call, as a `protocols.Pending`."""
 
     value: Any
 
@@ -26,7 +26,7 @@ class Done:
 
 @dataclass
 class LocalWorkers:
-    """The one worker of a role. Every route passes arguments unchanged. Errors come from `call`, not from the await."""
+    """The one worker of a role. Every route passes arguments unchanged. `call` raises errors; awaiting its result doesn't."""
 
     role: str
     worker: Any
@@ -35,7 +35,7 @@ class LocalWorkers:
     size = dp_size = 1
 
     def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Done:
-        """Raises DeadlineError past the cluster's deadline, with role and method."""
+        """Calls the worker and waits. Raises DeadlineError past the cluster's deadline, with role and method."""
         with self.watchdog.waiting("the pipeline", f"{self.role}.{method}", self.deadline_s, "deadlines.train_s"):
             return Done(getattr(self.worker, method)(*args, **kwargs))
 

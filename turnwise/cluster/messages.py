@@ -41,7 +41,7 @@ class SetUp(NamedTuple):
 
 @dataclass(slots=True)
 class Reply:
-    """The result of a command, and what the stopwatch noted meanwhile: arguments of `Stopwatch.add`, and tokens of passes."""
+    """The result of a command, and what the stopwatch noted meanwhile: `spans` are arguments of `Stopwatch.add`."""
 
     value: Any = None
     error: BaseException | None = None

@@ -13,7 +13,7 @@ ClusterName = Literal["local", "process", "launched"]
 
 @dataclass(frozen=True, slots=True)
 class CpuThreads:
-    """Operator threads of trainer and rollouts on a shared CPU, and of both together."""
+    """Numbers of torch's operator threads: for training, for rollouts, and without a split (`both`)."""
 
     train: int
     rollout: int
@@ -58,7 +58,7 @@ class Placement:
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """For each role on several processes but not on all, its processes; equal ones once."""
+        """The processes of each role that has several of them but not all, without duplicates."""
         several = dict.fromkeys(placed.processes for placed in self.roles.values() if placed.size > 1)
         return [processes for processes in several if len(processes) < self.num_processes]
 
@@ -121,9 +121,9 @@ def place(
     num_launched: int = 1,
     cluster: str = "auto",
 ) -> Placement:
-    """The placement of training roles by their `device_mapping`. Roles without one share that of the first role. `is_apart`
-    asks for a process apart from the rollouts. A launcher has started `num_launched` processes: without any mapping, they are
-    the devices. Raises ConfigError if devices don't exist, or a cluster can't hold these ranks."""
+    """Places training roles on devices. `mappings` holds each role's `device_mapping`; a role without it gets the first role's.
+    If the first role has none, its devices are 0 to `num_launched` − 1, one per process of the launcher. `is_apart` asks for a
+    process apart from the rollouts. Raises ConfigError if a device doesn't exist, or `cluster` can't hold these ranks."""
     main = next(iter(mappings))
     default = tuple(mappings[main] or range(num_launched))
     devices = {role: tuple(mapping) if mapping else default for role, mapping in mappings.items()}

@@ -52,7 +52,7 @@ class TrainerProcess(ABC):
         self._thread = DaemonThread(name)
 
     def start(self, name: str, command: Command) -> Started:
-        """Queues a call. Raises DeadlineError if an earlier call is late and still runs; WorkerError after the end."""
+        """Queues a call. Raises DeadlineError if a late call still runs, and WorkerError if the process was ended."""
         if self._late and self._late == self._busy_with:
             raise DeadlineError(f"{name} can't be called: {self._late} is past its deadline and still runs")
         if self._has_ended:
@@ -75,7 +75,7 @@ class TrainerProcess(ABC):
             wait.report = f"{wait.report}\n  {self.name}:\n{indent(self._stack(), '    ')}"
 
     def end(self) -> None:
-        """Ends the process, whatever it does: callers have already had their answers. Calling it again is harmless."""
+        """Ends the process, even in the middle of a call. Calling it again is harmless."""
         if not self._has_ended:
             self._has_ended = True
             self._end()
@@ -145,7 +145,7 @@ class ConnectedProcess(TrainerProcess):
         return self._open(reply.value) if isinstance(reply.value, Shared) else reply.value
 
     def _note(self, reply: Reply) -> None:
-        """Passes the notes of the process's stopwatch on to the run's."""
+        """Adds what the process's stopwatch noted to the run's stopwatch."""
         for track, what, started, ended, details in reply.spans:
             self._stopwatch.add(track, what, started, ended, **details)
         self._stopwatch.did_tokens(reply.tokens)
@@ -243,7 +243,7 @@ def unsendable_part(value: Any, name: str, depth: int = 5) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The Pending of a call in the trainer's process."""
+    """The future result of a call in another process, as a `protocols.Pending`."""
 
     name: str
     future: Future[Any]

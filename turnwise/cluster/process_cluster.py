@@ -27,7 +27,7 @@ _OTHERS_S = 5.0  # seconds that other ranks have to fail too, after the first on
 
 @dataclass(frozen=True, slots=True)
 class StartedAll:
-    """The Pending of a call of several ranks. `join` combines their results, given in the order of the ranks."""
+    """The future result of a call of several ranks. `join` combines their results, given in the order of the ranks."""
 
     calls: Sequence[Started]
     join: Callable[[list[Any]], Any]
@@ -93,7 +93,7 @@ class ProcessCluster:
     """Spawns each role in the processes of its placement, one per device. A rank's methods run in the order of the calls.
 
     Arguments and results are pickled. An iterator of `(name, tensor)` pairs comes back as `SharedTensors`, which the next call
-    of the same method overwrites; the first call makes the iterator twice. Log records are logged here, and the notes of the
+    of the same method overwrites; the first call runs the iterator twice. Log records are logged here, and the notes of the
     processes' stopwatches go to `stopwatch`. No call takes longer than `deadline_s`.
 
     `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets the number of operator threads of the

@@ -80,7 +80,7 @@ class ServerProcess(ForkedProcess):
         await self._call("wake", list(kinds))
 
     async def close(self) -> None:
-        """Ends the process. Requests that run fail."""
+        """Ends the process. Running requests fail with a ServerError."""
         for number in list(self._waiting):
             self._resolve(number, Reply(error=ServerError(f"{self.name} was closed in the middle of a call")))
         await asyncio.to_thread(self.end)
@@ -129,7 +129,7 @@ class ServerProcess(ForkedProcess):
         super()._note(reply)
 
     def _resolve(self, number: int, reply: Reply, num_sampled: int = 0) -> None:
-        """Ends a wait on its own event loop."""
+        """Gives call `number` its reply, on the caller's event loop. Does nothing if nobody waits for it any more."""
         answered = self._waiting.get(number)
         if answered is None:
             return

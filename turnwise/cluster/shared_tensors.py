@@ -29,7 +29,7 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Stands for named tensors in memory that another process of this machine can map."""
+    """Describes named tensors in memory, so that another process of this machine can map them."""
 
     path: str
     num_bytes: int
@@ -48,7 +48,7 @@ class SharedTensors:
     """
 
     def __init__(self, shared: Shared, file: Any = None) -> None:
-        """Maps the memory, which exists as long as its maker. `file` is the maker's own."""
+        """Maps the memory. In the process that made it, `file` is the open file; others can map it only while it is open."""
         self.shared = shared
         self._file = file
         descriptor = os.open(shared.path, os.O_RDWR)
@@ -91,7 +91,7 @@ class SharedTensors:
 
 
 def opened_once() -> Callable[[Shared], SharedTensors]:
-    """A function that maps shared tensors, the same ones only once."""
+    """A function that maps shared tensors. If it gets the same ones again, it returns the earlier mapping."""
     opened: dict[str, SharedTensors] = {}
     return lambda shared: opened.get(shared.path) or opened.setdefault(shared.path, SharedTensors(shared))
 
@@ -103,7 +103,7 @@ class Written:
         self._tensors: SharedTensors | None = None
 
     def __call__(self, tensors: Callable[[], Iterable[tuple[str, Any]]]) -> SharedTensors:
-        """The tensors in shared memory. The first call makes the iterator twice."""
+        """Writes the tensors to shared memory. `tensors` makes an iterator; the first call needs two, one for the shapes."""
         self._tensors = self._tensors or SharedTensors.of(tensors())
         self._tensors.write(tensors())
         return self._tensors

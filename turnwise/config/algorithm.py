@@ -37,9 +37,9 @@ class RewardNormalizationArgs(Section):
     """How scores are centred and scaled. Keys left out take the estimator's defaults."""
 
     grouping: Annotated[Grouping, _aliases(GROUPING_ALIASES)] = derived()
-    """Siblings of a task (alias `state`), one kind of environment (alias `inductive`), or the whole batch."""
+    """Scores in a group: siblings of a task (alias `state`), one environment tag (alias `inductive`), or the whole batch."""
     method: NormalizationMethod = derived()
-    """s, s − μ, (s − μ)/σ, or the last clamped to [−1, 3]."""
+    """What a score s becomes: s, s − μ, (s − μ)/σ, or (s − μ)/σ clamped to [−1, 3]."""
     norm_mean_type: Statistic | None = None
     """Scores over which the mean μ is taken [the method's default]."""
     norm_std_type: Statistic | None = None
@@ -70,7 +70,7 @@ class ImportanceWeightArgs(Section):
 
 
 class RatioFilter(Section):
-    """Takes tokens out of the loss whose exp(old − samp) leaves a band."""
+    """Takes tokens out of the loss if their ratio exp(old − samp) lies outside a band."""
 
     enabled: bool = True
     """False takes nothing out."""
@@ -127,7 +127,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     dual_clip_loss: bool = True
     """Bound the loss of tokens with a negative advantage (ppo)."""
     value_clip: Positive | None = None
-    """Largest change of a value in the loss of one step."""
+    """PPO's value clip: the loss doesn't reward moving a value further than this from its old one."""
 
     add_token_level_kl: bool = False
     """Subtract β·KL(old, reference) from the reward."""

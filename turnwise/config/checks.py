@@ -37,7 +37,7 @@ def _sft(config: SFTConfig) -> Iterator[Problem]:
 
 
 def named_models(config: AgenticConfig | SFTConfig) -> Iterator[tuple[str, ModelArgs]]:
-    """The models of a run, each with the key that names it; actor_infer's is actor_train's."""
+    """The models of a run, each with the key that names it. actor_infer is left out: its model is actor_train's."""
     if isinstance(config, SFTConfig):
         roles = {"": config.model_args}
     else:
@@ -48,7 +48,7 @@ def named_models(config: AgenticConfig | SFTConfig) -> Iterator[tuple[str, Model
 
 
 def _models(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Models that can't be loaded or can't hold a sequence. One that isn't here may still be made, or downloaded."""
+    """Models that can't be loaded or can't hold a sequence. A missing model is no problem yet: it may be downloaded."""
     models = list(named_models(config))
     for key, model in models:
         try:
@@ -66,7 +66,7 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
-    """Targets that can't have an adapter; for an unknown model, targets that name no module of any known model."""
+    """LoRA targets that can't have an adapter. If the model's modules aren't known, only the form of names is checked."""
     targets = model.lora_target
     if targets == []:
         yield Problem.at(f"{path}.lora_target", "[] leaves nothing to be trained; name linear modules, or leave it out for all")
@@ -85,7 +85,7 @@ def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
 
 
 def _trackers(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Arguments are under the name of a tracker, or at the top level if only one tracker of `track_with` takes any."""
+    """Wrong `tracker_kwargs`. If only one tracker of `track_with` takes arguments, they needn't be under its name."""
     takers = [name for name in config.track_with if TRACKERS[name].arguments != {}]
     for key, value in config.tracker_kwargs.items():
         if key not in TRACKERS:

@@ -77,7 +77,7 @@ def counterpart(path: KeyPath) -> str:
 
 
 def differing_defaults(config: AgenticConfig) -> str:
-    """Keys that a published file leaves out although its default differs; empty if there are none."""
+    """A note on keys that the file leaves out and whose published default differs from ours; empty without any."""
     differing = []
     for theirs, value, ours in vocabulary()["systems"][PUBLISHED]["defaults"]:
         here = _value_at(config, ours)
@@ -89,7 +89,7 @@ def differing_defaults(config: AgenticConfig) -> str:
 
 @cache
 def _keys() -> dict[str, tuple[str, str, str]]:
-    """`(system, ours, how)` by their key."""
+    """By each key of another system: `(system, our key, how the value converts)`."""
     return {key: (name, *entry) for name, system in vocabulary()["systems"].items() for key, entry in system["keys"].items()}
 
 

@@ -24,7 +24,7 @@ class Composed:
     interpolated: frozenset[str]
     """Top-level keys that another value refers to."""
     files: tuple[Path, ...] = ()
-    """The files whose keys are at the top level, the composed one last."""
+    """The config file, after the files that it includes at its top level."""
 
 
 def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
@@ -84,7 +84,7 @@ def find_config(config_path: str, config_name: str, script_folder: Path | None =
 
 
 def _readable_files(path: Path, folder: Path, overrides: Sequence[str]) -> tuple[Path, ...]:
-    """Checks every file that Hydra will read, since Hydra has no limits and names no lines; returns the files of `Composed`."""
+    """Checks every file that Hydra will read, since Hydra limits no sizes and names no lines. Returns `Composed.files`."""
     waiting, seen, folders, outermost = [path], set(), {folder}, {path: None}
     for override in overrides:
         key, separator, value = override.lstrip("+~").partition("=")
@@ -137,8 +137,8 @@ def _shapes_the_defaults(override: str, folder: Path) -> bool:
 
 
 def _assign(tree: Any, override: str) -> None:
-    """Sets one value in the composed tree, parsed by Hydra's grammar. Below a section that is an interpolation, the section is
-    copied first: Hydra's own override would replace all of it by the one key."""
+    """Sets one value in the composed tree, parsed by Hydra's grammar. If a section above the key is an interpolation, it is
+    copied first: Hydra's own override would replace the whole section by this one key."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -164,7 +164,7 @@ def _assign(tree: Any, override: str) -> None:
 
 
 def _with_letters(value: Any) -> Any:
-    """Puts back letters beyond ASCII, which Hydra's grammar doesn't know and which were replaced by their numbers."""
+    """Puts back non-ASCII letters. `_assign` has replaced them by code points, as Hydra's grammar doesn't know them."""
     if isinstance(value, dict):
         return {_with_letters(key): _with_letters(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,5 +1,5 @@
-"""The table of a run: every setting in force, before anything is loaded (`turnwise config`) and at the start of a run. A run
-replaces the rows about which its objects know more (`build.run_table`)."""
+"""The table of all settings in force. `turnwise config` prints it without loading anything. A run prints it at its start, and
+replaces rows by what it knows after loading (`build.run_table`)."""
 
 import sys
 from collections.abc import Iterator
@@ -252,7 +252,7 @@ def _optimizer_steps(config: AgenticConfig, role: str) -> str:
 
 
 def most_sampled(config: AgenticConfig) -> int:
-    """Tokens that one episode of training can sample."""
+    """The most tokens that one training episode can sample."""
     length, most = config.sequence_length, []
     if config.train_env_manager.has_rows:
         most.append(min(config.max_new_tokens("train", ROWS_TAG), length))
@@ -284,7 +284,7 @@ def _optimizer(arguments: TrainingArgs, max_grad_norm: float) -> str:
 
 
 def _asynchronous(config: AgenticConfig) -> str:
-    """What happens to running responses when weights change, to groups, and to stale tokens."""
+    """What happens to running responses when weights change, when groups are trained on, and how stale tokens count."""
     fates = {
         "finish": "are finished",
         "abort_continue": "continue with them",
@@ -298,7 +298,7 @@ def _asynchronous(config: AgenticConfig) -> str:
 
 
 def validation(config: AgenticConfig, num_trajectories: int | None = None) -> str:
-    """How a run validates. `num_trajectories` is the number of built tasks; without it, the settings'."""
+    """How a run validates. `num_trajectories` is their number once tasks are built; None takes the settings'."""
     if not config.uses_validation:
         return "never (eval_steps 0)"
     manager = config.val_env_manager

@@ -1,4 +1,4 @@
-"""Writes a resolved config as YAML that loads to the same config, and compares it with a resumed run's (`resume.yaml`)."""
+"""Writes a resolved config as YAML that loads to the same config, and compares configs when a run resumes (`resume.yaml`)."""
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
@@ -81,7 +81,7 @@ RESUMED: dict[str, Any] = read_table(__file__, "resume.yaml")
 
 
 class Difference(NamedTuple):
-    """One setting that differs from the saved run's; None if a run doesn't use it."""
+    """A setting that differs between the saved run and this one. A run that doesn't use it has None."""
 
     key: str
     saved: Any

@@ -68,7 +68,7 @@ class CustomEnv(Section):
     agent_name: AgentName = "env_agent"
     """The loop that plays the environment."""
     mode: ContextMode = "trajectory"
-    """One growing context per episode, or (`step`) a fresh one per turn, each of which makes a sample."""
+    """One growing context per episode; or (`step`) a fresh context for each turn, so that each turn makes a sample."""
     history_length: Count | None = None
     """Maximum earlier turns that {history} shows, in mode step; unset = all."""
     agent_system_template: str = DEFAULT_SYSTEM_TEMPLATE
@@ -76,7 +76,7 @@ class CustomEnv(Section):
     agent_template: str = derived()
     """User message of a turn [one that shows all of it], with {observation} {turn_idx} {actions_left} {max_response_length}
     {suffix} filled in, and in mode step {history} {history_length} {step_count} {current_step} {current_observation}. The
-    environment's rules open the first one of a context, or replace {env_instruction} in the template."""
+    environment's rules open the first user message of a context, or replace {env_instruction} in the template."""
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
     """Regular expression whose first group is the action; `null` takes the whole response."""
     encode_special_tokens: bool | None = None

@@ -40,9 +40,9 @@ def load_config(
     purpose: Purpose = "train",
     examine: Examine | None = None,
 ) -> tuple[C, list[str]]:
-    """The config of a YAML file with overrides, and notes on what was translated or has no effect. With `purpose` play the
-    config needs no siblings. `examine` finds further problems (of plug-ins) in a config that is valid by itself. Raises
-    ConfigError with file and line of every problem; `strict` makes keys without effect problems."""
+    """The config of a YAML file with overrides, and notes on what was translated or has no effect. With purpose "play",
+    groups may have one episode. `examine` finds further problems (of plug-ins) in a config that is valid by itself. With
+    `strict`, a key without effect is a problem too. Raises ConfigError with file and line of every problem."""
     return _load(Path(path), overrides, lambda _: kind, strict, purpose, examine)
 
 
@@ -145,7 +145,7 @@ def _parse(
 
 
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
-    """Problems that refuse the config. A published file may belong to a pipeline that only plays, although no key says so."""
+    """Problems with groups of one. "show" only notes them for a published file, as it may be meant for playing alone."""
     found = [] if purpose == "play" else list(sibling_problems(config))
     if purpose == "show" and translation.is_published:
         translation.notes += [f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)]

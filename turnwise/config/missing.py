@@ -129,6 +129,6 @@ def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether a module could be imported, without importing it (its parent packages are namespaces at most)."""
+    """Whether a module could be imported. This imports nothing but its parent package, at most a namespace."""
     parent, _, _ = module.rpartition(".")
     return (not parent or find_spec(parent) is not None) and find_spec(module) is not None

@@ -8,13 +8,13 @@ from turnwise.errors import ModelError
 from turnwise.model_folder import base_of_adapter, check_sizes, folder_here, read_object
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Ends of the names of the linear modules in a layer of this family."""
+"""Ends of the names of the linear modules in a layer of the Llama family."""
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Shape of a causal language model of the Llama family. The head dimension and the key-value heads are those used."""
+    """Shape of a Llama-like causal language model. `num_kv_heads` and `head_dim` are set even if config.json omits them."""
 
     architecture: str
     num_layers: int
@@ -93,7 +93,7 @@ def _shape(content: Mapping[str, Any]) -> ModelShape:
 
 
 def _context_length(content: Mapping[str, Any]) -> int:
-    """Positions that the model can hold, with a rope scaling that stretches them."""
+    """The longest sequence that the model can hold, with a RoPE scaling that extends it."""
     length: int = content["max_position_embeddings"]
     scaling = content.get("rope_scaling") or content.get("rope_parameters") or {}
     original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")

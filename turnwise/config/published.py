@@ -20,7 +20,7 @@ _SECOND_SYSTEM = (
         for key in ("tool_config_path", "interaction_config_path")
     ),
 )
-"""Keys of the second system that are translated. The others are refused, with ours named."""
+"""`(their key, our key)` for the translated keys of the second published system. Its other keys are refused."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
 
 
@@ -40,7 +40,7 @@ class Translation:
     """Tags of environments that neither manager plays."""
 
     def refusing(self, problems: list[Problem]) -> list[Problem]:
-        """The problems that refuse the config. One in an environment that nothing plays becomes a note, and leaves it out."""
+        """The problems that refuse the config. An environment that nothing plays isn't refused: it is left out, with a note."""
         refusing = []
         for problem in problems:
             if problem.path[:1] == ("custom_envs",) and str(problem.path[1:2] and problem.path[1]) in self.unplayed:
@@ -93,7 +93,7 @@ def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozense
 
 
 def _places(translation: Translation, key: str) -> list[tuple[str, ...]]:
-    """The paths that a key of the vocabulary stands for."""
+    """The paths that a key stands for: `<role>` is every role, and `<env>` every environment."""
     first, *rest = key.split(".")
     tags = translation.section("custom_envs")
     kinds: dict[str, list[tuple[str, ...]]] = {

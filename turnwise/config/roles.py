@@ -172,7 +172,7 @@ class GeneratingArgs(Section):
     stop_strings: Names = Field(default_factory=list)
     """A response ends with the token that completes one of these."""
     repetition_penalty: Positive = 1.0
-    """Divides the positive logits of tokens that are in the context; 1 = off."""
+    """Divides the positive logits of tokens that are in the context, and multiplies negative ones; 1 = off."""
     do_sample: bool = True
     """False is greedy."""
 
@@ -187,12 +187,12 @@ class GeneratingArgs(Section):
 
     @property
     def loses_ids(self) -> bool:
-        """Whether it is unknown which tokens each one was drawn from, so that log-probs can't be compared."""
+        """Whether sampling is truncated and servers can't return the ids that were left, so that log-probs don't compare."""
         return self.is_truncated and not self.keeps_ids
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether the ids that a token is drawn from are few enough to come back with it (`SamplingParams.keeps_ids`)."""
+        """Whether servers return the ids that each token was drawn from (`SamplingParams.keeps_ids`)."""
         return 0 < self.top_k <= MAX_KEPT and self.repetition_penalty == 1
 
 
@@ -220,7 +220,7 @@ class StrategyArgs(Section):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank holds a share of what is trained, in memory that no server can read."""
+        """Whether each rank holds only a shard of the trained parameters, which no server can read in place."""
         return self.strategy_name == "deepspeed_train"
 
     def degree(self, *names: str) -> int:

@@ -1,4 +1,4 @@
-"""Rules among settings: the combinations of `rules.yaml` that are impossible, or leave a key without effect."""
+"""Reads `rules.yaml`: combinations of settings that are impossible, and keys that other settings leave without effect."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ _CUT = (
 
 
 class Requirement(NamedTuple):
-    """Keys of a section that have an effect only if one of the conditions holds; `reason` says why they otherwise have none."""
+    """Keys of a section that have an effect only if a condition in `needs` holds. `reason` says why they need it."""
 
     keys: tuple[str, ...]
     needs: tuple[str, ...]
@@ -36,14 +36,14 @@ def requirements(*tables: str) -> tuple[Requirement, ...]:
 
 
 def impossible(table: str, config: Section) -> Iterator[Problem]:
-    """The impossible combinations of a table that the config has."""
+    """A problem for each impossible combination in the config, by the rows of one table of `rules.yaml`."""
     for row in RULES[table]:
         if all(holds(condition, config) for condition in row["when"]):
             yield Problem.at(row["key"], row["says"].format(c=config, cut=_CUT))
 
 
 def phrases(row: str, config: Section) -> list[str]:
-    """The parts of one row in a run's table that hold for the config."""
+    """The phrases of `phrases.yaml` for one row of the table at a run's start, if their conditions hold for the config."""
     parts = [part for part in PHRASES[row] if all(holds(condition, config) for condition in part.get("when", ()))]
     return [part["says"].format(c=config) for part in parts]
 

@@ -53,7 +53,7 @@ class Deadlines(Section):
     start_s: Seconds = 1800.0
     """The start of an inference server with its engine."""
     env_s: Seconds = 600.0
-    """A task that blocks the event loop and has no deadline of its own, and a blocking environment's wait for its turn."""
+    """Time that a task without its own deadline may block the event loop, or a blocking environment may wait for its turn."""
     train_s: Seconds = 3600.0
     """One call of the trainer, the reference or the critic: a forward pass, an optimiser step, saving, loading."""
     weights_s: Seconds = 600.0
@@ -78,7 +78,7 @@ class ClusterArgs(Section):
 
 
 class SaveBest(Section):
-    """How the best model, kept in the run's folder best, is chosen."""
+    """How the best model is chosen. The run keeps it in its folder `best`."""
 
     metric: str = "val/score/mean"
     """Validation metric that decides which model is the best."""
@@ -100,7 +100,7 @@ class EarlyStopping(Section):
 
 
 class SFTSaveBest(SaveBest):
-    """The same for fine-tuning, whose validations measure a loss."""
+    """`SaveBest` for supervised fine-tuning, whose validations measure a loss."""
 
     metric: Literal["sft/val_loss"] = "sft/val_loss"
     """Validation metric that decides which model is the best."""
@@ -109,7 +109,7 @@ class SFTSaveBest(SaveBest):
 
 
 class SFTEarlyStopping(EarlyStopping):
-    """The same for fine-tuning, whose validations measure a loss."""
+    """`EarlyStopping` for supervised fine-tuning, whose validations measure a loss."""
 
     metric: Literal["sft/val_loss"] = "sft/val_loss"
     """Validation metric that should get better."""
@@ -121,10 +121,10 @@ class RunKeys(Section):
     """The keys that reinforcement learning and supervised fine-tuning share."""
 
     pretrain: Name
-    """Model folder or hub name of every role that names none."""
+    """Model folder or hub name for every role that names no model of its own."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables that the policy's chat template reads at every render (`enable_thinking: false`, `date_string: "26 Jul 2024"`);
-    one that it never reads is an error."""
+    a variable that the template never reads is an error."""
     exp_name: Annotated[str, AfterValidator(_folder_name)] = "turnwise"
     """Name of the experiment [the name of the config file]."""
     seed: Count = 42
@@ -148,12 +148,12 @@ class RunKeys(Section):
 
     cluster: ClusterArgs = Field(default_factory=ClusterArgs)
     num_gpus_per_node: PositiveCount | None = None
-    """Slots of a machine without accelerators, which stand for its devices [its cores]."""
+    """Number of devices that a machine without accelerators is treated as having [its cores]."""
 
     track_with: Annotated[Names, AfterValidator(_trackers)] = Field(default_factory=lambda: ["tensorboard", "stdout"])
     """Where metrics go, next to metrics.jsonl: tensorboard, stdout, wandb, swanlab, mlflow."""
     tracker_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments by tracker name, or directly if one tracker takes any: `wandb: {mode: offline}`; docs/python.md has them."""
+    """Arguments by tracker name (`wandb: {mode: offline}`), or directly if only one tracker takes any (docs/python.md)."""
     sequence_length: PositiveCount = derived()
     """Tokens of a context [the model's, at most 4096]."""
     _is_examined: bool = PrivateAttr(False)
@@ -179,9 +179,9 @@ class LimitKeys(Section):
     on_weight_update: Literal["finish", "abort_continue", "abort_restart", "keep"] = "finish"
     """What happens to running requests when the weights change."""
     stale_groups: Literal["wait", "drop"] = "wait"
-    """What happens to groups at the bound of staleness."""
+    """What happens to groups that are too old for any later step: the step waits for them, or they are dropped."""
     stream_training: bool = derived()
-    """The gradients of a step are added up as its groups end; its one optimiser step comes after the last [true where training
-    is asynchronous and nothing needs the whole batch]."""
+    """Gradients are accumulated as each group of a step ends; one optimiser step follows the last group [true where training is
+    asynchronous and nothing needs the whole batch]."""
     cpu_split: CpuSplit = Field(default_factory=CpuSplit)
     trace: Trace = Field(default_factory=Trace)

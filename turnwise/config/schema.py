@@ -113,7 +113,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def staleness(self) -> str:
-        """The most steps by which samples may be older than the policy that they train, with the arithmetic."""
+        """The maximum age of samples, in steps, compared with the policy that they train; as text with the arithmetic."""
         ratio, every = self.async_generation_ratio, self.actor_train.model_update_frequency
         return f"{ratio} steps" if every == 1 else f"{ratio + every - 1} steps ({ratio} + model_update_frequency {every} − 1)"
 
@@ -123,12 +123,12 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def num_task_versions(self) -> int:
-        """Number of versions of a curriculum's state that untrained groups may come from."""
+        """Number of versions of a curriculum's state from which groups may come that haven't been trained on yet."""
         return self.async_generation_ratio + 2
 
     @property
     def old_log_probs(self) -> OldLogProbs:
-        """Where old log-probs come from. Samples that were played ahead always need a forward pass."""
+        """Where old log-probs come from. Samples played ahead need a forward pass unless the rollouts' log-probs are used."""
         return "rollouts" if self.use_rollout_log_probs else "always" if self.plays_ahead else "if_needed"
 
     @property
@@ -138,7 +138,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def server_devices(self) -> list[int] | None:
-        """The devices of the inference servers, if they differ from the trainer's."""
+        """The devices that the inference servers have for themselves; None if they have none."""
         return self.actor_infer.device_mapping if self.trains_apart or self.num_replicas > 1 else None
 
     @property
@@ -148,7 +148,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def is_reference_in_policy(self) -> bool:
-        """Whether the reference is the policy without its LoRA adapter: the same start, computed in the same way."""
+        """Whether the policy without its LoRA adapter is the reference: both have the same model, dtype and attention."""
         policy, reference = self.actor_train.model_args, self.reference.model_args
         same = ("model_name_or_path", "dtype", "attn_implementation")
         return policy.has_adapter and all(policy.__dict__[key] == reference.__dict__[key] for key in same)
@@ -189,7 +189,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def has_unlocked_validation(self) -> bool:
-        """Whether validation plays such an environment."""
+        """Whether validation plays an environment that may be called more than once at a time."""
         return self._has_unlocked(self.val_env_manager)
 
     def _has_unlocked(self, manager: EnvManager) -> bool:
@@ -197,12 +197,12 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def needs_kept_ids(self) -> bool:
-        """Whether training needs the ids that each token was drawn from: sampling is truncated, and log-probs are compared."""
+        """Whether training needs the ids that truncated sampling kept for each token, because log-probs are compared."""
         is_compared = self.plays_ahead or self.train_infer_correction or self.use_rollout_log_probs
         return self.sampling("train").keeps_ids and bool(is_compared)
 
     def sampling(self, split: Split) -> GeneratingArgs:
-        """How a split samples: its environment manager's own settings, and actor_infer's for what that leaves out."""
+        """The sampling settings of a split. A key that its environment manager doesn't set comes from actor_infer."""
         own, shared = self.env_manager(split).generating_args, self.actor_infer.generating_args
         chosen = {name: shared.__dict__[name] for name in shared.model_fields_set}
         chosen.update({name: own.__dict__[name] for name in own.model_fields_set})
@@ -222,18 +222,18 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def max_samples_per_trajectory(self) -> int:
-        """A sample is one context: an episode, or in mode step a turn."""
+        """The most samples of one training trajectory. A sample is one context: an episode, or in mode step a turn."""
         played = (self.custom_envs[tag] for tag in self.train_env_manager.env_tags if tag in self.custom_envs)
         return max((env.max_steps if env.mode == "step" else 1 for env in played), default=1)
 
     def optimizer_steps_per_batch(self, role: str = "actor_train", samples_per_trajectory: int = 1) -> int:
-        """Optimiser steps that a role makes for a batch. Its schedule counts one sample for each trajectory."""
+        """Number of a role's optimiser steps per batch. The learning-rate schedule counts one sample per trajectory."""
         num_samples = samples_per_trajectory * self.rollout_batch_size
         return self.ppo_epochs * -(-num_samples // self.roles[role].samples_per_optimizer_step)
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Bound of the embedded server's cache."""
+        """Maximum bytes of the embedded server's cache of keys and values."""
         return self.actor_infer.strategy_args.strategy_config.get("kv_cache_bytes", KV_CACHE_BYTES)
 
     def model_shape(self) -> ModelShape | None:

@@ -16,7 +16,7 @@ PositiveCount = Annotated[int, Field(ge=1, le=LARGEST)]
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
-"""At most 1e9, which is longer than any wait; the system's clocks overflow beyond that."""
+"""A wait in seconds, above 0 and at most 1e9, since the system's clocks overflow beyond that."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
@@ -53,7 +53,7 @@ def derived() -> Any:
 
 
 class OneOf:
-    """A validator that accepts these names and, in the form that `own` shows, a user's own."""
+    """A validator that accepts the given names. If `own` is set, it also accepts a user's entry point; `own` shows its form."""
 
     def __init__(self, names: Iterable[str], *, own: str = "") -> None:
         self.names = tuple(names)
@@ -69,7 +69,7 @@ class OneOf:
 
 
 class Section(BaseModel):
-    """Unknown keys and loose types are errors. `model_fields_set` holds what the user set, even after `fill`."""
+    """Base of all sections. Unknown keys and loose types are errors. `fill` leaves `model_fields_set` as the user set it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     _derived: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -99,7 +99,7 @@ class Section(BaseModel):
         return value.is_set(rest) if rest and isinstance(value, Section) else True
 
     def departs(self, key: str) -> bool:
-        """Whether the user set the dotted `key`, or anything in that section, to another value than it would have unset."""
+        """Whether the user gave the dotted `key`, or a key below it, another value than it has if the user leaves it out."""
         first, _, rest = key.partition(".")
         if first not in self.model_fields_set:
             return False

@@ -49,7 +49,7 @@ class SFTConfig(PlacedModel, RunKeys):
 
     @property
     def device_mappings(self) -> dict[str, list[int] | None]:
-        """The devices of the one role, as in `AgenticConfig`."""
+        """The devices of the only role, `sft`, in the form of `AgenticConfig.device_mappings`."""
         return {"sft": self.device_mapping}
 
     @property

@@ -70,8 +70,8 @@ def episodes_at_once(config: AgenticConfig) -> int:
 
 
 def memory(config: AgenticConfig, shape: ModelShape) -> str:
-    """An estimate without activations. The sampler reads the trainer's weights, and needs none of its own, if it computes in
-    fp32, gets every update, and plays only while nothing trains."""
+    """A run's estimated memory, without activations. The sampler reads the trainer's weights and needs none of its own if
+    it computes in fp32, gets every update, plays only while nothing trains, and the policy has no LoRA adapter."""
     num = shape.num_parameters
     policy = config.actor_train.model_args
     parts = [trained_memory(policy, shape)]

@@ -1,4 +1,4 @@
-"""The files that `agent` of a config names, in the published form: tools, simulated users, agent loops."""
+"""Reads the files that a config's section `agent` names, in verl's form: tools, simulated users, agent loops."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +18,7 @@ S = TypeVar("S", bound=Section)
 
 
 def _entry_point(known: Mapping[str, str], aliases: Mapping[str, str], name: Any) -> Any:
-    """The name as `module:Class`; published files write it `module.Class`."""
+    """The name as `module:Class`. Files written for other systems have `module.Class`; a known name stays as it is."""
     if not isinstance(name, str) or name in known:
         return name
     if name in aliases:

@@ -1,4 +1,4 @@
-"""Warns of values that are allowed but far from any that train."""
+"""Warns about values that are allowed but far outside the range in which training works."""
 
 import math
 from collections.abc import Collection, Iterator
@@ -25,8 +25,8 @@ _OF_KEY = {key: row for row in _USUAL for key in row.keys.split()}
 
 
 def unusual(section: Section, idle: Collection[Path], path: Path = ()) -> Iterator[Problem]:
-    """The settings in a section that the user set beyond the bounds, except those that are `idle`. A value of 0 (off) never
-    counts."""
+    """A problem for each setting in a section that the user set outside its usual bounds, except `idle` settings. A value of 0
+    (off) is never reported."""
     for key in type(section).model_fields:
         value, here = section.__dict__[key], (*path, key)
         if here in idle or key not in section.model_fields_set:

@@ -14,7 +14,7 @@ REQUIREMENTS = requirements("without_effect")
 _TRAINS = requirements("trained", "trained_by_reinforcement", "computing")
 _FROZEN = requirements("computing", "untrained")
 _AT_TIMES = {"actor_train": _TRAINS, "critic": _TRAINS, "reference": _FROZEN, "reward": _FROZEN}
-"""Keys of roles that some settings leave without effect."""
+"""Role → requirements of its keys that some settings leave without effect."""
 UNREAD: dict[str, dict[str, list[str]]] = {name: facts["unread"] for name, facts in ROLES.items()}
 """Role → reason → keys that the role never reads."""
 ROLE_REQUIREMENTS: dict[str, tuple[Requirement, ...]] = {
@@ -25,13 +25,13 @@ SFT_REQUIREMENTS = requirements("trained", "trained_by_imitation")
 
 
 def never_works(key: str) -> bool:
-    """Whether a dotted key is one of a role that never reads it."""
+    """Whether a dotted key belongs to a role that never reads this key."""
     role, _, inner = key.partition(".")
     return any(f"{inner}.".startswith(f"{name}.") for names in UNREAD.get(role, {}).values() for name in names)
 
 
 def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
-    """The keys that were set without effect, each with the reason; a section that has none is named as a whole."""
+    """The keys that were set without effect, each with the reason. If a section has no effect, its keys aren't named."""
     if isinstance(config, SFTConfig):
         return list(without_effect(SFT_REQUIREMENTS, config))
     found = [

@@ -43,7 +43,7 @@ def read_yaml(file: Path, name: str = "") -> str:
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """The value of a YAML text. Raises ConfigError as `require_bounded` does, or if a value isn't what its form promises.
+    """The value of a YAML text. Raises ConfigError as `require_bounded` does, or for a malformed value (a date in month 13).
 
     >>> load_yaml("a: &a {b: *a}", "own.yaml")
     Traceback (most recent call last):
@@ -134,7 +134,7 @@ def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
 
 
 def _target(values: Any, path: KeyPath, match: re.Match[str]) -> tuple[KeyPath, Any]:
-    """Where an interpolation leads, or the value at which another interpolation takes over."""
+    """Path and value of an interpolation's target. If another interpolation is on the way, the path ends there."""
     dots, rest = match.groups()
     found: KeyPath = ()
     names = [*(path[: len(path) - len(dots)] if dots else ()), *(part for part in re.split(r"[.\[\]]", rest) if part)]

@@ -68,9 +68,9 @@ def generate_problems(
     largest: int = 20,
     operations: str = "+-",
 ) -> list[dict[str, str]]:
-    """Different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`. Each takes one of the
-    numbers of `steps`, with `operations` on numbers up to `largest`. No training problem has a step on the first two numbers of
-    a test problem, in either order. Raises DataError if there aren't that many different ones."""
+    """`number` different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`. They take the step
+    counts in `steps` by turns, with `operations` on numbers up to `largest`. No training problem has a step on the first two
+    numbers of a test problem, in either order. Raises DataError if it finds fewer than `number`."""
     drawn = random.Random(derive_seed("gsm8k", split, seed))
     found: dict[str, dict[str, str]] = {}
     for _ in range(50 * number + 1000):
@@ -85,7 +85,7 @@ def generate_problems(
 
 
 def _problem(drawn: random.Random, num_steps: int, largest: int, operations: str, is_test: bool) -> dict[str, str] | None:
-    """One problem. None if a training problem would use held-out operands, or a test problem would begin with others."""
+    """One problem. None if a training problem would use held-out operands, or a test problem would begin without them."""
     name, things, total = drawn.choice(_NAMES), drawn.choice(_THINGS), drawn.randint(1, largest)
     question, lines = [f"{name} has {total} {things}."], []
     for number in range(num_steps):

@@ -31,7 +31,7 @@ _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([^{}]+?)\s*\}\s*\{\s*([^{}]+?)\s*\}
 
 
 class Quantity(NamedTuple):
-    """A number as it was stated."""
+    """A number that a text states. 50% has the value 50 and `is_percent`."""
 
     value: float
     is_percent: bool = False
@@ -98,7 +98,7 @@ def _folded(text: str) -> str:
 
 
 def num_steps(text: str) -> int:
-    """Number of steps in a text: its lines with content before the one that states the answer.
+    """Number of steps in a text: its lines with content before the last line that states an answer.
 
     >>> num_steps("3 + 4 = 7\\n7 - 2 = 5\\nFinal Answer: 5")
     2
@@ -149,7 +149,7 @@ def step(
     only_if_correct: bool = False,
     floor: float | None = None,
 ) -> list[float]:
-    """r = r_acc + step_bonus·s for s stated steps (`num_steps`), of which at most `max_steps` count. With `only_if_correct` a
+    """r = r_acc + step_bonus·min(s, max_steps), with the number s of stated steps (`num_steps`). With `only_if_correct` a
     wrong answer's reward is 0; no reward is below `floor`."""
     stated = [num_steps(text) for text in completions]
     more = [step_bonus * (s if max_steps is None else min(s, max_steps)) for s in stated]
@@ -174,8 +174,8 @@ def combined(
     weights: Mapping[str, float] | None = None,
     **arguments: Any,
 ) -> list[float]:
-    """r = Σ w_i·r_i over the rewards that `weights` names [accuracy 1, length_penalty 0.5, step 0.3]. Each gets those of the
-    other arguments that it has parameters for. Raises ConfigError if there is no such reward."""
+    """r = Σ w_i·r_i over the rewards that `weights` names [accuracy 1, length_penalty 0.5, step 0.3]. Each
+    reward gets the `arguments` that it has parameters for. Raises ConfigError if `weights` names an unknown reward."""
     total = [0.0] * len(completions)
     for name, weight in (weights or {"accuracy": 1.0, "length_penalty": 0.5, "step": 0.3}).items():
         if name not in PARTS:

@@ -21,7 +21,7 @@ from turnwise.types import Group, Message, Trajectory
 logger = logging.getLogger(__name__)
 
 GIVEN = ("completions", "messages", "prompts")
-"""Arguments of a reward function that aren't columns; each holds one value per run."""
+"""Arguments of a reward function that aren't columns; each holds one value per rollout (see `runs_of`)."""
 Completion = Callable[[Trajectory], str]
 """A function that decodes a trajectory's last response, without special tokens."""
 
@@ -31,7 +31,7 @@ class RewardFault(EnvironmentFault):
 
 
 def runs_of(group: Group) -> list[list[Trajectory]]:
-    """The trajectories of each run that didn't fail: siblings in their order, the greedy one last."""
+    """The group's rollouts that didn't fail, each as its list of trajectories: siblings in their order, the greedy one last."""
     runs: dict[int, list[Trajectory]] = {}
     for trajectory in group.trajectories:
         runs.setdefault(trajectory.sibling, []).append(trajectory)
@@ -40,8 +40,8 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
 
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
-    """The conversation, turn by turn, as the model saw it; a system message that a later context repeats is left out.
-    A turn that was read from a file has its observation as a message of the user, and the first turn the row's prompt."""
+    """The conversation, turn by turn, as the model saw it. A system message that a later context repeats is left out.
+    If a turn has no recorded messages, its observation is a user message; on a row's first turn it is the row's prompt."""
     messages: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
         said = list(turn.messages)
@@ -87,7 +87,7 @@ class FunctionReward:
         self._given = tuple(name for name in GIVEN if name in parameters or takes_all)
 
     def check(self, rows: Sequence[TableRow]) -> None:
-        """Raises DataError if a row lacks a column that the function needs, or has a column whose name means something else."""
+        """Raises DataError if a row lacks a column that the function needs, or if another argument would hide a column."""
         self.wanted.check(rows, f"data.reward {self.name}")
         function: object = self.function
         if isinstance(function, ChecksRows):
@@ -198,7 +198,7 @@ class RewardStage:
     _told: set[str] = field(default_factory=set)
 
     async def __call__(self, group: Group) -> list[Trajectory]:
-        """Returns the trajectories that failed because a reward broke: all of the group, each with the reason, or none."""
+        """Returns the trajectories that failed because a reward broke: either none, or all that hadn't failed before."""
         runs = runs_of(group)
         if not runs:
             return []

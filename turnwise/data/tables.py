@@ -31,7 +31,7 @@ class TableRow(NamedTuple):
     columns: Mapping[str, Any]
 
     def check(self, what: str, checks: ChecksRows, columns: Mapping[str, Any]) -> None:
-        """Raises DataError if `what` refuses these columns of the row."""
+        """Raises DataError, which names the row and `what`, if `checks` refuses these columns of the row."""
         try:
             with Foreign(f"{what}.check_row", are_faults=True):
                 checks.check_row(columns)
@@ -50,7 +50,7 @@ def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
 
 
 def _table(name: str, key: str) -> Sequence[TableRow]:
-    """The rows of one source. A file is read once, although a start asks for its rows several times."""
+    """The rows of one source. The last two files are cached, because a run asks for their rows several times at its start."""
     path = Path(name).expanduser()
     facts = path.stat() if path.is_file() else None
     return _read(name, key) if facts is None else _read_once(name, key, facts.st_mtime_ns, facts.st_size)
@@ -155,7 +155,7 @@ def _of_object(rows: Any, name: str, key: str) -> Iterator[tuple[str, Mapping[st
 
 
 def _plain(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The columns as JSON can hold them: rollouts and checkpoints carry them."""
+    """The columns as a dict. Raises DataError if JSON can't hold one, because rollouts and checkpoints carry them."""
     plain = dict(columns)
     try:
         json.dumps(plain)
@@ -242,7 +242,7 @@ class Wanted:
         return {name: found[name] for name in names if name in found and (found[name] is not None or name not in self.optional)}
 
     def check(self, rows: Sequence[TableRow], what: str) -> None:
-        """Raises DataError, which names the row, if a row lacks a column, has null in it, or has two of that name."""
+        """Raises DataError, which names the row, if a row lacks a column, has null in it, or has two columns of one name."""
         for row in rows:
             found = {name: value for name, value in arguments_of(row.columns).items() if value is not None}
             doubled = clashes(row.columns)

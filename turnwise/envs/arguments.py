@@ -14,7 +14,7 @@ def check_choice(env_name: str, name: str, value: object, allowed: Sequence[obje
 
 
 def check_type(env_name: str, name: str, value: object, allowed: type, meaning: str) -> None:
-    """Raises EnvironmentFault if an argument has another type; `meaning` says what is allowed.
+    """Raises EnvironmentFault if `value` isn't of the type `allowed`; `meaning` says in words what is allowed.
 
     >>> check_type("gymnasium", "id", 5, str, "a string")
     Traceback (most recent call last):

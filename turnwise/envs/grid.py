@@ -28,7 +28,7 @@ y, x = np.mgrid[0:TILE, 0:TILE] / (TILE - 1) - 0.5
 
 
 def disc(left: float, top: float, radius: float) -> NDArray[np.bool_]:
-    """The pixels of a disc in a tile, whose sides are 1 and whose middle is 0."""
+    """The pixels of a tile in a disc around (`left`, `top`). A tile's sides are 1 long, and (0, 0) is its middle."""
     return (x - left) ** 2 + (y - top) ** 2 <= radius**2
 
 

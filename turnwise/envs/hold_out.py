@@ -18,10 +18,10 @@ MAX_DRAWS = 64
 
 
 class HeldOutEnv(TextEnv):
-    """An environment that only takes seeds. With a `split` it plays the starts whose content is in it, or all if it has few."""
+    """An environment that only takes seeds. With a `split` it plays only that split's starts, or all if it finds none."""
 
     plays_all = False
-    """Whether the last episode may be of the other split, because no start of its own was found."""
+    """Whether the last episode may be of the other split, because no start of the right split was found."""
     _seed = 0
 
     def _start(self, name: str, seed: int | None, split: Split | None, begin: Callable[[int], str]) -> None:
@@ -55,7 +55,7 @@ def in_split(content: str, split: Split | None) -> bool:
 
 @lru_cache
 def _say_that_all_are_played(env_name: str) -> None:
-    """Logs the warning once per process."""
+    """Warns that training and validation play the same tasks, once per environment name and process."""
     logger.warning("%s has too few tasks to hold any out: training and validation play the same tasks", env_name)
 
 

@@ -128,7 +128,7 @@ def _check_dataset(name: str, runs_answers: bool) -> None:
 
 @lru_cache(maxsize=32)
 def _load_dataset(name: str, config: str) -> Any:
-    """The dataset, which is only read; `config` is JSON."""
+    """The dataset. It is cached and shared, so callers only read it. `config` is JSON."""
     with needs("reasoning_gym", "reasoning-gym"):
         import reasoning_gym
         from reasoning_gym.factory import DATASETS

@@ -63,7 +63,7 @@ def _takes_split(cls: type) -> bool:
 
 
 def relays_foreign_text(env_type: str) -> bool:
-    """Whether its class declares that observations hold foreign text."""
+    """Whether the class of an `env_type` declares that observations hold foreign text."""
     cls = env_class(env_type)
     return issubclass(cls, TextEnv) and cls.relays_foreign_text
 

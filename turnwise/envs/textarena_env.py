@@ -127,7 +127,7 @@ class TextArenaEnv(HeldOutEnv):
 
 @contextmanager
 def _takes(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Wraps calls that fail if a game's arguments don't fit together."""
+    """Turns errors of the wrapped calls into EnvironmentFault: they mean that the game's arguments don't fit together."""
     try:
         yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -1,5 +1,5 @@
-"""The common part of servers around another engine (transformers, vLLM, SGLang), which samples, caches and ends requests by
-id."""
+"""The common part of servers around another engine: transformers, vLLM or SGLang. The engine samples and caches, and ends a
+request by its id."""
 
 import asyncio
 import itertools
@@ -187,8 +187,8 @@ class RequestServer(ABC):
         return Completion(token_ids[:length], logprobs[:length], reason, versions, generate_s, *join_kept(kept))
 
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
-        """Number of tokens up to the end of a stop string that begins in the partial ones (the engine's prompt); None without
-        one."""
+        """The number of `token_ids` up to the end of a stop string that begins in the request's partial tokens, where the
+        engine can't see it; None if there is none."""
         if not len(request.partial_ids) or not request.sampling.stop_strings:
             return None
         before, ids, stops = request.partial_ids.tolist(), token_ids.tolist(), request.sampling.stop_strings
@@ -285,8 +285,8 @@ def own_folder(policy: PolicyInfo, name: str) -> str:
 
 
 def write_folder(weights: NamedTensors) -> tuple[Path, int]:
-    """A new folder of safetensors files that another process can load, in shared memory if there is room, and the bytes of
-    their tensors. Tied tensors are written once, under their first name, as in a checkpoint."""
+    """Writes safetensors files that another process can load, in shared memory if there is room. Returns their new folder and
+    the bytes of the tensors. Tied tensors are written once, under their first name, as in a checkpoint."""
     pairs = {(tensor.data_ptr(), tensor.shape): (name, tensor) for name, tensor in reversed(list(weights))}.values()
     num_bytes = sum(tensor.nbytes for _, tensor in pairs)
     has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > num_bytes + _SPARE_BYTES

@@ -1,6 +1,6 @@
 """The plain reference server: transformers' own `generate`, one request after another. Each call samples one token. This keeps
-the event loop running, so that aborts and deadlines work without a thread, and gives every token its own seed. Only
-transformers decides how a token is sampled."""
+the event loop running, so that aborts and deadlines work without a thread, and gives every token its own seed. Sampling itself
+is transformers' code alone."""
 
 import asyncio
 from typing import Any
@@ -39,7 +39,7 @@ class HFServer(HoldsModel, RequestServer):
         self._turn = asyncio.Lock()
         self._ending: set[str] = set()
         self._has_changed = asyncio.Event()
-        """Set when a paused request is to check again."""
+        """Wakes a paused request, which then checks whether it may go on or has been aborted."""
         self._stopwatch = stopwatch or Stopwatch()
 
     def info(self) -> ServerInfo:
@@ -80,7 +80,7 @@ class HFServer(HoldsModel, RequestServer):
         return Sampled(request.token_ids.tolist(), request.logprobs.tolist(), reason, versions, request.kept)
 
     def _sample_token(self, request: Request, cache: Any) -> Any:
-        """Appends one token to the request's and returns the cache of what came before it."""
+        """Samples one token, appends it to the request's, and returns the KV cache of the tokens before it."""
         sampling = request.sampling
         seed = derive_seed("token", sampling.seed, len(request.response_ids))
         devices = [self.model.device] if self.model.device.type == "cuda" else []

@@ -1,4 +1,4 @@
-"""Asks servers in JSON over HTTP, with the standard library's client in threads."""
+"""A client for JSON over HTTP: the standard library's, run in threads."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from turnwise.errors import ConfigError, ServerError
 from turnwise.runtime.threads import DaemonPool
 
 MAX_SHOWN = 300
-"""The most characters of a server's own words in a message."""
+"""Maximum characters of a server's answer that an error message quotes."""
 
 
 class NoAnswerError(ServerError):
@@ -28,7 +28,7 @@ class NotAllowedError(ServerError):
 
 
 class HttpJson:
-    """A server that takes and gives JSON. An `api_key` is sent as a bearer token; `key_name` is the variable that holds it.
+    """A server that takes and gives JSON. An `api_key` is sent as a bearer token; `key_name` is its environment variable.
     Raises ConfigError if `base_url` isn't http(s)."""
 
     def __init__(self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = "") -> None:

@@ -31,8 +31,8 @@ class _Asked(NamedTuple):
 
 
 class Judge:
-    """Each reward is in [0, 1]. In the mode `pointwise` it is score / max_score of the answer by itself. In the mode `pairwise`
-    it is the share of its siblings that the answer beats; a tie counts ½.
+    """Each reward is in [0, 1]. In the mode `pointwise` the judge grades each answer alone: reward = score / max_score. In the
+    mode `pairwise` the reward is the share of the group's other answers that the answer beats; a tie counts ½.
 
     The judge is told the rubric, the conversation before the first response, and what follows, between marks that no response
     can guess. Its reply must end with the line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`. Requests to the
@@ -45,7 +45,7 @@ class Judge:
         model: the model's name at that URL.
         mode: `pairwise` asks about every pair of different answers, n(n − 1)/2 times for n, or twice as often in `both_orders`.
         max_score: the best score; the least is 0.
-        both_orders: asks about each pair in both orders, since judges prefer a place; otherwise places alternate.
+        both_orders: asks about each pair in both orders, since judges favour a position; otherwise the order alternates.
         shows_ground_truth: shows the judge the row's column `ground_truth`.
         temperature: 0 is greedy.
         max_new_tokens: maximum tokens per reply.
@@ -87,14 +87,14 @@ class Judge:
         self._turn = asyncio.Semaphore(max_concurrency)
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
-        """Raises RewardFault if the judge is to see a truth that the row lacks."""
+        """Raises RewardFault if `shows_ground_truth` is set and the row has no ground truth."""
         if self._shows_ground_truth and columns.get("ground_truth") is None:
             raise RewardFault("the row has no column ground_truth; add one, or leave out shows_ground_truth")
 
     async def __call__(
         self, completions: Sequence[str], messages: Sequence[Sequence[Message]], ground_truth: Sequence[Any] | None = None
     ) -> list[float]:
-        """Raises RewardFault if the judge doesn't answer, or its reply holds no score."""
+        """The rewards of the answers. Raises RewardFault if the judge doesn't answer, or its reply holds no score."""
         self.check_row({"ground_truth": ground_truth})
         truths = ground_truth if self._shows_ground_truth else None
         asked = []

@@ -39,8 +39,8 @@ class _Role(NamedTuple):
 
 
 class ModelUser:
-    """A model plays the user: it reads the policy's final answers and writes the messages, without scores. Requests carry the
-    key in OPENAI_API_KEY. Raises ConfigError if `config` lacks a key, has an unknown one, or a value of another type."""
+    """A model plays the user: it reads the policy's final answers and writes the user's messages, but scores nothing. Requests
+    carry the key in OPENAI_API_KEY. Raises ConfigError if `config` lacks a key, or has a wrong key or type."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         try:

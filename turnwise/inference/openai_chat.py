@@ -27,8 +27,8 @@ class OpenAIChat:
         self._model = model
 
     def call(self) -> None:
-        """Raises NoAnswerError if nobody answers at the URL, NotAllowedError if the key is refused. Nothing is generated, and a
-        server that lists no models has answered too."""
+        """Checks the URL and the key by asking for the list of models; any other refusal counts as an answer. Raises
+        NoAnswerError if nobody answers at the URL, NotAllowedError if the key is refused."""
         try:
             self._http.ask_now("/models", is_read=False, timeout_s=_CALL_S)
         except (NoAnswerError, NotAllowedError):

@@ -19,14 +19,14 @@ from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 
 
 class HoldsModel:
-    """Base of servers that hold their model in this process. With `reads_trainer` that is the trainer's own model."""
+    """Base of servers that hold their model in this process. With `reads_trainer` it is the trainer's own model."""
 
     model: PreTrainedModel
     reads_trainer: bool
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`. The server reads the model of a trainer among its neighbours, or else loads one."""
+        """A `protocols.ServerFactory`. The server uses the model of a trainer in this process, or else loads one."""
         model, reads_trainer = policy_model(rank, policy)
         own = {"max_length": policy.max_context, "decode": decoder(policy), "stopwatch": rank.stopwatch}
         return cls(model, reads_trainer=reads_trainer, **own, **options)  # type: ignore[call-arg]
@@ -68,7 +68,7 @@ class HoldsModel:
 
 
 def policy_model(rank: RankContext, policy: PolicyInfo) -> tuple[PreTrainedModel, bool]:
-    """The model that a server samples from, and whether it is a trainer's: that of a neighbour, if the dtype fits."""
+    """The model that a server samples from, and whether it is a trainer's: one in this process with the same dtype."""
     dtype, trainer = parse_dtype(policy.dtype), rank.neighbours.get("actor_train")
     if trainer is not None and trainer.model.dtype == dtype:
         return trainer.model, True

@@ -1,4 +1,4 @@
-"""Requests as servers in this process see them: their checks, which all servers share, and their ends."""
+"""Requests as servers in this process see them: their checks, which all servers share, and their results."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,7 +26,7 @@ class Request:
     kept: list[KeptIds] = field(default_factory=list)
     """The ids that each sampled token was drawn from, where `sampling.keeps_ids`."""
     versions: tuple[VersionRun, ...] = ()
-    """Version runs of its first sampled tokens, if weights changed while it was paused; a newer version samples the rest."""
+    """Which weight versions sampled its first tokens, if weights changed in a pause; a newer version samples the rest."""
 
     @property
     def context_ids(self) -> IntArray:
@@ -39,11 +39,11 @@ class Request:
         return np.concatenate((self.partial_ids, self.token_ids)) if len(self.partial_ids) else self.token_ids
 
     def versions_with(self, version: int, num_tokens: int) -> tuple[VersionRun, ...]:
-        """Version runs of its first `num_tokens` sampled tokens; `version` sampled those after `versions`."""
+        """Version runs of the first `num_tokens` sampled tokens; `version` sampled what `versions` doesn't cover."""
         return append_run(self.versions, version, num_tokens - sum(run.num_tokens for run in self.versions))
 
     def completion(self, reason: FinishReason, version: int, generate_s: float) -> Completion:
-        """The sampled tokens; `version` sampled those after `versions`."""
+        """The sampled tokens as a completion; `version` sampled what `versions` doesn't cover."""
         versions = self.versions_with(version, len(self.token_ids))
         kept = (np.zeros(0, np.int32), np.zeros(1, np.int64), 0) if self.sampling.keeps_ids else (None, None, 0)
         kept_ids, kept_offsets = join_kept([kept, *((ids, np.array([0, len(ids)]), 1) for ids in self.kept)])

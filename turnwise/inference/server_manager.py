@@ -26,12 +26,12 @@ _MAX_IMBALANCE = 1.1
 class LLMServerManager:
     """Routes requests over replicas. A conversation stays with the replica that has its cache; a new one goes to the least
     loaded replica. A conversation moves there too, and its context is computed again, if its own replica has clearly more to
-    do: lengths differ so much that loads would never even out (`benchmarks/balance.py`).
+    do: response lengths differ so much that loads wouldn't even out otherwise (`benchmarks/balance.py`).
 
     Load is the number of tokens, prompt and budget, of running and waiting requests. A broken replica is dead: its requests are
     retried elsewhere with the same prompt and seed. Every method raises DeadlineError if a replica takes longer than
-    `request_s` seconds; that ends the run, and the replica gets no more calls. The places of at most `max_conversations`
-    conversations are kept. Raises ServerError without servers."""
+    `request_s` seconds; that ends the run, and the replica gets no more calls. At most `max_conversations` conversations stay
+    assigned to a replica. Raises ServerError without servers."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class LLMServerManager:
         self._tokens_in_flight = dict.fromkeys(self._servers, 0)
         self._last_error: Exception | None = None
         self.take_turn: Callable[[], Awaitable[None]] | None = None
-        """Called before requests are made, where roles take turns on a device."""
+        """Called before each request, if roles take turns on a device."""
         self._in_flight: set[str] = set()  # conversations with a request that its caller hasn't aborted
         self._interrupted: OnWeightUpdate = "finish"
-        """What the last update that interrupted requests does with them."""
+        """What happens to the requests that the last weight update interrupted."""
 
     @property
     def servers(self) -> tuple[InferenceServer, ...]:
@@ -123,8 +123,8 @@ class LLMServerManager:
         await self._ask_of(request_id, replica, "release its cache", lambda server: server.release(request_id))
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
-        """Suspends all replicas. Running requests are finished; or they are interrupted, and with the new weights they continue
-        from their tokens (`abort_continue`) or start over (`abort_restart`); or they pause (`keep`)."""
+        """Suspends all replicas. Running requests end first (`finish`), pause (`keep`), or are interrupted. With the new
+        weights, interrupted requests continue from their tokens (`abort_continue`) or start over (`abort_restart`)."""
         fates: dict[OnWeightUpdate, Suspension] = {"finish": "finish", "keep": "keep"}
         how = fates.get(on_weight_update, "abort")
         if how == "abort":
@@ -219,7 +219,7 @@ class LLMServerManager:
         return self._watchdog.waiting(who, f"inference replica {replica} to {what}", self._request_s, _SETTING)
 
     def _drop(self, replica: int) -> None:
-        """Never calls a late replica again, or the end of the run would wait for it once per conversation."""
+        """Drops a late replica for good. Otherwise the end of the run would wait for it once per conversation."""
         self._servers.pop(replica, None)
 
 
@@ -233,8 +233,8 @@ class ManagerTransfer:
 
     `weights` gives the trainer's named tensors, or an awaitable of them if the trainer is in another process. Servers that read
     the trainer's own parameters are only suspended and resumed: they drop their caches and their reordered copies of the
-    weights. Other servers receive the tensors. If these are several or in other processes, `share` makes a form that all can
-    read. `take_turn` is called first, if roles take turns on a device. An update may take `timeout_s` seconds."""
+    weights. Other servers receive the tensors. `share` brings the tensors into a form that several servers, or other processes,
+    can read. `take_turn` is called first, if roles take turns on a device. An update may take `timeout_s` seconds."""
 
     servers: LLMServerManager
     weights: Callable[[], NamedTensors | Awaitable[NamedTensors]]

@@ -25,7 +25,7 @@ from turnwise.runtime_info import PolicyInfo
 from turnwise.types import FinishReason
 
 LOWEST, HIGHEST = "0.5.23", "0.5.23"
-"""The versions of SGLang that have these requests and answers."""
+"""The oldest and the newest version of SGLang that this module works with."""
 _LOOK_S = 0.2
 _END_S = 20.0
 _NUM_LINES = 5  # lines of its log in an error
@@ -35,9 +35,9 @@ _Process = tuple[subprocess.Popen[bytes], Path]
 
 
 class SGLangServer(EngineServer):
-    """Samples with the server behind `http`. `process` is that server with its log, if it was started here. The server draws
-    with each request's seed only if `enable_deterministic_inference` is on; an interrupted response then continues as it would
-    have done. Raises NotAvailableError if SGLang is too old or too new; ServerError if it doesn't answer."""
+    """Samples with the server behind `http`. `process` is the server's process and log file, if it was started here. The server
+    uses each request's seed only if `enable_deterministic_inference` is on; then an interruption doesn't change the random
+    draws. Raises NotAvailableError if SGLang is too old or too new; ServerError if it doesn't answer."""
 
     name = "SGLang"
 
@@ -56,7 +56,7 @@ class SGLangServer(EngineServer):
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
         """A `protocols.ServerFactory`. `options` are those of `sglang.launch_server`, or the `url` of a running one. Raises
-        ConfigError if the server doesn't start, its port is in use, or it has options besides its `url`."""
+        ConfigError if the server doesn't start, its port is in use, or `url` comes with other options."""
         where = "actor_infer.strategy_args.strategy_config"
         if "url" in options:
             url = options.pop("url")
@@ -166,7 +166,7 @@ class SGLangServer(EngineServer):
             _kill(self._process[0])
 
     async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Raises ConnectionError if the server has ended, ServerError if it refuses."""
+        """The answer to a POST. Raises ConnectionError if the server has ended, ServerError if it refuses."""
         try:
             return await self._http.ask(path, body, is_read=path == "/generate")
         except NoAnswerError as error:

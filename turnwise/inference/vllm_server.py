@@ -20,7 +20,7 @@ from turnwise.spec import KV_CACHE_BYTES
 from turnwise.types import FinishReason, derive_seed
 
 LOWEST, HIGHEST = "0.32", "0.32"
-"""The versions of vLLM that the contract suite runs with."""
+"""The oldest and the newest version of vLLM that this module works with."""
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
@@ -37,8 +37,8 @@ _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort"
 
 
 class VLLMServer(EngineServer):
-    """Samples with `engine`, an `AsyncLLM`. Log-probs are those of the distribution that tokens are drawn from. Every request
-    has its own seed, and another one after an interruption. Only a response with stop strings is decoded."""
+    """Samples with `engine`, an `AsyncLLM`. Log-probs are those of the distribution that tokens are drawn from. Each request
+    has its own seed, and a new one after an interruption. Only a response with stop strings is decoded."""
 
     name = "vLLM"
 
@@ -186,7 +186,7 @@ class WeightReader:
 
 
 def load_vllm() -> ModuleType:
-    """Raises NotAvailableError if vLLM isn't installed, or is too old or too new."""
+    """Imports vLLM. Raises NotAvailableError if vLLM isn't installed, or is too old or too new."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:

@@ -121,7 +121,7 @@ def cache_folder() -> Path | None:
 
 
 def _is_open(folder: Path) -> bool:
-    """Whether other users can replace its files; in a sticky folder like /tmp they can replace only their own."""
+    """Whether other users can replace its files. They can't in a sticky folder like /tmp, except their own."""
     mode = folder.stat().st_mode
     return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
 

@@ -50,7 +50,7 @@ class PackedForward(ABC):
         """Tokens of all calls since this was last reset."""
 
     def __call__(self, batch: Batch, outputs: Set[Output]) -> ModelOutputs:
-        """Tensors [N] aligned with the tokens of `batch`. Raises NotAvailableError for outputs of another head."""
+        """Tensors [N] aligned with the tokens of `batch`. Raises NotAvailableError for outputs that the head lacks."""
         if unknown := outputs - self.gives:
             raise NotAvailableError(
                 f"{type(self.model).__name__} gives {' and '.join(sorted(self.gives))}, but no {' or '.join(sorted(unknown))}: "
@@ -108,10 +108,10 @@ class PackedForward(ABC):
 
 class PolicyForward(PackedForward):
     """Computes log-probs of the trained tokens and entropies of their distributions, softmax(logits / temperature). In a batch
-    with kept ids, `logprobs` are over the ids that each token was drawn from, and `full_logprobs` come with them. A token with
-    its own temperature is scored at that.
+    with kept ids, `logprobs` are over the ids that each token was drawn from, and `full_logprobs`, over the whole vocabulary,
+    come with them. A token that was sampled at its own temperature is scored at it too.
 
-    The vocabulary projection runs on trained tokens only, and keeps [N, V] only if the architecture changes its logits."""
+    The vocabulary projection runs on trained tokens only, and keeps all logits [N, V] only if the architecture changes them."""
 
     gives = frozenset({"logprobs", "full_logprobs", "entropy"})
     reads_last = False

@@ -65,9 +65,9 @@ def supports_fast_path(model: PreTrainedModel) -> bool:
 
 
 def fuse_projections(model: PreTrainedModel) -> None:
-    """Makes q/k/v and gate/up weights and biases of every layer views of one tensor, in place. Calling it again is harmless.
+    """Makes each layer's q/k/v weights views of one tensor, in place; likewise biases and gate/up. Repeating it is harmless.
     Parameters stay the same objects with the same values, so existing optimisers still work. Moving the model to another device
-    or dtype, or copying it, undoes the fusion: call this again. Raises ModelError if the model doesn't have the shape."""
+    or dtype, or copying it, undoes the fusion: call this again. Raises ModelError for a model of another shape."""
     obstacle = fast_path_obstacle(model)
     if obstacle is not None:
         raise ModelError(f"projections can't be fused: {obstacle}. Models of another shape run their own forward pass.")

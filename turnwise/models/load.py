@@ -132,7 +132,7 @@ def require_weights(path: str | Path, missing: Sequence[str]) -> None:
 
 def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder. An adapter without a tokenizer has that of its base model. Raises ModelError if there is
-    no such folder, no tokenizer or chat template in it, or more tokens than the model has rows."""
+    no such folder, no tokenizer or chat template in it, or more tokens than embedding rows."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     has_files = has_tokenizer(folder)
@@ -158,9 +158,9 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
 
 
 def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> None:
-    """Checks that every token has a row, and warns of many rows without a token. Such ids are sampled with the probability that
-    the model gives them: masking them would make the sampler differ from the trainer. A trained model gives padding ids no
-    probability."""
+    """Checks that every token has a row, and warns of many rows without a token. Ids without a token are sampled with the
+    probability that the model gives them: masking them would make the sampler differ from the trainer. A trained model gives
+    padding ids no probability."""
     folder = base_folder(path, trust)
     num_rows = text_sizes(read_object(folder / "config.json")).get("vocab_size")
     require_rows(path, num_rows, max(ids) + 1)

@@ -1,5 +1,5 @@
-"""Log-probs and entropies of tokens under softmax(logits / temperature), without keeping [N, V]. Both passes take a chunk of
-rows at a time. The forward pass keeps one number per row; the backward pass recomputes logits."""
+"""Log-probs and entropies of tokens under softmax(logits / temperature), without keeping logits [N, V]. Forward and backward
+pass compute a chunk of rows at a time. The forward pass keeps one number per row; the backward pass recomputes logits."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ class Kept(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
-        """int64 [K]: the token of each id."""
+        """int64 [K]: for each id, the index from 0 to N − 1 of the token that it belongs to."""
         return torch.repeat_interleave(self.counts)
 
     def logsumexp(self, z: Tensor) -> Tensor:
@@ -55,8 +55,8 @@ def token_logprobs(
     """Log-probs [N] of `targets` [N], and entropies [N] in nats of the whole distribution, at hidden states [N, H].
 
     With z = hidden · weightᵀ / temperature, weight [V, H]: log p = z_target − logsumexp z, entropy = −Σ p log p. The product
-    runs in autocast's dtype where autocast is on, everything after it in fp32 (or fp64). Over the `kept` ids, the
-    logsumexp is that of their z. Differentiable in all results. The temperature is one number, or one for each token [N].
+    runs in autocast's dtype where autocast is on, everything after it in fp32 (or fp64). For log-probs over the `kept` ids,
+    logsumexp runs over those ids only. Differentiable in all results. The temperature is one number, or one for each token [N].
 
     >>> hidden, weight = torch.zeros(1, 2), torch.ones(4, 2)
     >>> logprobs, _, entropy = token_logprobs(hidden, weight, torch.tensor([3]), with_entropy=True)

@@ -57,7 +57,7 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
 
 
 BASE_FINGERPRINT = "base_fingerprint.txt"
-"""File in an adapter's folder that names the weights it was trained on."""
+"""File in an adapter's folder with a hash of the base weights that it was trained on."""
 ALL_LINEAR = "all"
 _NAME = "default"  # peft's name of the one adapter of a model
 _VALUE_TASK = "TOKEN_CLS"  # peft's name of the task of a value model
@@ -77,7 +77,7 @@ def together(parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
 @dataclass(frozen=True, slots=True)
 class LoRASettings:
     """`targets` are names of linear modules or endings of names, or `all`. The vocabulary projection and modules whose weights
-    start with one of `frozen` get no adapters. `seed` draws A (B starts at 0) and what dropout drops."""
+    start with one of `frozen` get no adapters. `seed` decides the initial A (B starts at 0) and the dropout masks."""
 
     rank: int
     alpha: float
@@ -148,7 +148,7 @@ class Adapters:
 
     @contextmanager
     def dropping(self, position: float, part: int = 0, rank: int = 0) -> Iterator[None]:
-        """In this context dropout is on, always the same for this rank and part of the optimiser step at `position`."""
+        """In this context dropout is on. Equal `position` in training, `part` of the step and `rank` give equal masks."""
         if not self._settings.dropout:
             yield
             return
@@ -221,7 +221,7 @@ def is_value_adapter(folder: Path) -> bool:
 
 def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Adds the adapters of a peft folder to the model's own weights, in place. A value model also gets the folder's head.
-    Raises ModelError if the folder doesn't fit the model or is of other weights; NotAvailableError without peft."""
+    Raises ModelError if the folder doesn't fit the model or was trained on other weights; NotAvailableError without peft."""
     peft = _import_peft()
     if not _may_be_base(folder, _fingerprint(model)):
         raise ModelError(
@@ -248,7 +248,7 @@ def _import_peft() -> ModuleType:
 def _chosen_modules(
     model: PreTrainedModel, settings: LoRASettings, frozen: Collection[str], head: nn.Linear | None
 ) -> tuple[list[str], list[str], list[str]]:
-    """The targets (`all` replaced by names), the names of the modules that get adapters, and of those that are `frozen`."""
+    """The targets (`all` replaced by names), the names of the modules that get adapters, and of those left out as `frozen`."""
     heads = (head, model.get_output_embeddings())
     linear = [n for n, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module not in heads]
     endings = sorted({_ending(name) for name in linear})

@@ -13,12 +13,12 @@ from turnwise.kernels.build import LANES, load_kernels
 from turnwise.types import IntArray
 
 _MOST_NUMBERS = 2**15
-"""Maximum numbers in the keys of one head of a path. Beyond it SDPA is at least as fast: its blocks fit the caches."""
+"""Maximum of path length × head size for the kernels. Beyond it SDPA is at least as fast: its blocks fit the caches."""
 
 
 class Branches(NamedTuple):
-    """The positions of queries and of the keys they see: query tokens `starts[b]` to `starts[b + 1]` are the last ones of the
-    path `paths[ends[b] : ends[b + 1]]`."""
+    """Which keys each query sees. The queries of branch b are the tokens `starts[b]` to `starts[b + 1]`. They are the last
+    tokens of its path, whose keys are at `paths[ends[b] : ends[b + 1]]`."""
 
     starts: IntArray  # [B + 1]
     paths: IntArray  # [Σ path lengths]
@@ -26,7 +26,7 @@ class Branches(NamedTuple):
 
     @classmethod
     def of(cls, branch_lengths: tuple[int, ...], path_lengths: tuple[int, ...], paths: IntArray | None) -> "Branches":
-        """The branches of these lengths, each with its path; without `paths`, each path is its own branch.
+        """The branches of these lengths, each with its path; without `paths`, each branch is its own path.
 
         >>> Branches.of((3, 2), (3, 2), None).paths
         array([0, 1, 2, 3, 4])

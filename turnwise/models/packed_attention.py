@@ -30,8 +30,8 @@ _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Where the S sequences of a packed batch are: their lengths and, on the device, the S + 1 positions between them. With a
-    tree the sequences are its branches, and keys and values are gathered along its paths."""
+    """Where the S sequences of a packed batch are: their lengths and, on the device, their S + 1 boundaries (cumulative
+    lengths). With a tree the sequences are its branches, and keys and values are gathered along its paths."""
 
     lengths: tuple[int, ...]
     boundaries: Tensor

@@ -1,6 +1,6 @@
-"""Computes prefixes that sequences of a packed batch share only once, and leaves out tokens whose states nobody reads. Siblings
-of a group begin with the same prompt and often with the same turns. With causal attention, equal prefixes have equal states. So
-the model runs over distinct tokens only; an index leads to each sequence's states."""
+"""Computes a prefix once for all sequences of a packed batch that share it, and leaves out tokens whose states nobody reads.
+Siblings of a group begin with the same prompt and often with the same turns. With causal attention, equal prefixes have equal
+states. So the model runs over distinct tokens only; an index leads to each sequence's states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from torch import Tensor
 from turnwise.types import IntArray
 
 _SHORT, _LONGEST = 512, 4096
-"""Lengths in tokens. A branch needs a mask. The causal kernel has none and skips the keys ahead of a block, which saves nothing
-up to `_SHORT` (CPU, torch 2.13). Beyond `_LONGEST` a mask would take more than 64 MiB, so nothing is shared."""
+"""Lengths in tokens. A branch needs a mask; the plain causal kernel needs none and skips future keys. Up to `_SHORT` skipping
+saves nothing (CPU, torch 2.13). Beyond `_LONGEST` a mask would take more than 64 MiB, so nothing is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PrefixTree:
 def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool = True) -> PrefixTree | None:
     """The tree of sequences with these `lengths` in `token_ids` [N]; None if they share too little.
 
-    Unless `reads_last`, the last token of a sequence is left out: no token attends to it. Its node is the one before.
+    Unless `reads_last`, the last token of a sequence is left out: no token attends to it. It gets the node of the token before.
 
     >>> tree = merge_prefixes(torch.tensor([5, 6, 7, 5, 6, 8, 9, 5, 6, 7]), [3, 4, 3])
     >>> tree.tokens.tolist(), tree.nodes.tolist()

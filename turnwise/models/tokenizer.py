@@ -13,7 +13,7 @@ from turnwise.errors import ModelError
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKER_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
-"""Each is one token but part of the text, so it stays in decoded responses."""
+"""Each is one token, but not a special token, so it stays in decoded responses."""
 
 ROLES = ("system", "user", "assistant")
 
@@ -21,11 +21,11 @@ CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf
 """ChatML. Tool calls are JSON in `<tool_call>`, as in Hermes 2 Pro; a result is a message of the role `tool`."""
 
 _WORDS = Regex(r" ?[^\s\p{N}]\p{N}+,\p{N}+| ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(?!\S)|[^\S\n]+")
-"""Pieces of a text: a symbol with its place (`O1,2`); a word with its leading space; a single digit, symbol, or capital that
-starts no word. So each cell of a grid is one token everywhere, and a frequent place is one token too."""
+"""Pieces of a text: a symbol with its coordinates (`O1,2`); a word with its leading space; a single digit, symbol, or capital
+that starts no word. So each cell of a grid is one token everywhere, and so is a frequent pair of coordinates."""
 
 _MOST_TOKENS = 1_000_000
-"""More than any published vocabulary has. The trainer's memory grows with the number, and without memory the process ends."""
+"""More than any published vocabulary has. The BPE trainer's memory grows with it, and running out kills the process."""
 _SYMBOL_COUNT = 5_000
 """How often a symbol is shown to the trainer in addition to the corpus: more often than any other pair, so that each symbol is
 one token even if it is rare (the reached goal, once per episode) and has several bytes."""
@@ -33,8 +33,8 @@ one token even if it is rare (the reached goal, once per episode) and has severa
 
 def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = False) -> PreTrainedTokenizerFast:
     """A tokenizer with at most `vocab_size` tokens and a ChatML template that shows tools. Equal corpora give equal tokenizers.
-    With `is_filled` it has exactly `vocab_size` tokens; those that the corpus doesn't give are strings of letters that no text
-    is encoded to. Raises ModelError if `vocab_size` is too small for the 256 bytes and the special tokens."""
+    With `is_filled` it has exactly `vocab_size` tokens; tokens that the corpus doesn't give are strings of letters that
+    encoding never produces. Raises ModelError if `vocab_size` is too small for the 256 bytes and the special tokens."""
     texts = list(corpus)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     num_fixed = len(alphabet) + len(SPECIAL_TOKENS) + len(MARKER_TOKENS)

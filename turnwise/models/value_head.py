@@ -25,8 +25,8 @@ def load_value_model(
 
     A folder without a value head (a causal language model) gives its backbone, with a head that is 0 everywhere: then the first
     advantages are the returns themselves, and nothing is random. The scalar head of a reward model is kept. An adapter is
-    merged into its base model; a critic's adapter has its head too. Raises ModelError if there is no such folder, no decoder in
-    it, its head has several labels, or weights are missing."""
+    merged into its base model; a critic's adapter also brings its head. Raises ModelError if there is no such folder, no
+    decoder in it, its head has several labels, or weights are missing."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -55,8 +55,8 @@ def load_value_model(
 
 
 def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:
-    """Number of labels of the head that `load_value_model` would find, by the headers of the weights; 0 without a head, None if
-    only loading tells. Raises ModelError if the model is no decoder."""
+    """Number of labels of the head that `load_value_model` would find, read from the headers of the weight files; 0 without a
+    head, None if only loading tells. Raises ModelError if the model is no decoder."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:

@@ -31,8 +31,8 @@ from turnwise.types import samples_of
 
 @dataclass(slots=True)
 class AgenticPipeline:
-    """Trains a policy on its own episodes. `build.agentic.build_agentic` puts one together. The attributes carry the published
-    names. `reference` and `critic` are None where the algorithm doesn't need them."""
+    """Trains a policy on its own episodes. `build.agentic.build_agentic` puts one together. Names are those of ROLL's pipeline,
+    where it has them. `reference` and `critic` are None where the algorithm doesn't need them."""
 
     pipeline_config: AgenticConfig
     actor_train: ModelRole
@@ -94,8 +94,8 @@ class AgenticPipeline:
         return self.algorithm.running
 
     def model_update(self, step: int) -> None:
-        """Gives the servers the trainer's weights as policy version `step`, if they are due. They always are at the first step,
-        and after the last step if the run validates."""
+        """Gives the servers the trainer's weights as policy version `step`, if an update is due: every `model_update_frequency`
+        steps, at the run's first step, and after the last step only if the run validates."""
         config, is_last = self.pipeline_config, step == self.checkpoints.num_steps
         is_asked = step == self.checkpoints.first_step or step % config.actor_train.model_update_frequency == 0
         if not (config.uses_validation if is_last else is_asked):

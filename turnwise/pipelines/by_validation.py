@@ -16,7 +16,7 @@ from turnwise.types import Metric
 logger = logging.getLogger(__name__)
 
 BEST_FILE = "best.json"
-"""File that names the step and the metric of the model in a folder `best`."""
+"""File in the folder `best` with the step of its model, the metric's name and its value."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class ByValidation:
         self._folder = folder
 
     def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
-        """Saves the best model so far, ends the run if the best is too old, and returns the metrics with the best value."""
+        """Saves the best model, ends the run after `patience` validations without gain, and adds `val/best` to metrics."""
         measured = reduce_metrics(metrics)
         if self.best and self.best.see(step, measured):
             facts = {"step": step, "metric": self.best.metric, "value": self.best.value}
@@ -89,7 +89,7 @@ class ByValidation:
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues with the checkpoint's best values. A best model that isn't in this run's folder doesn't count."""
+        """Continues with the checkpoint's best values. If this run's folder lacks the best model, the next one is best."""
         for name, part in self._parts().items():
             if name in state:
                 part.load_state_dict(state[name])

@@ -56,7 +56,7 @@ class Fingerprint:
 @dataclass(frozen=True, slots=True)
 class Contents:
     """The contents of a checkpoint: one model with its optimiser in the folder itself, those of `others` (the critic) in
-    subfolders, the tokenizer, and the numbers of `parts`."""
+    subfolders, the tokenizer, and the states of `parts`."""
 
     model: ModelRole
     tokenizer: "PreTrainedTokenizerBase"
@@ -76,7 +76,7 @@ class Checkpoints:
     A checkpoint is saved every `save_steps` steps (0 = never) and after the last step. A folder appears whole or not at all,
     and older ones are removed only afterwards, so that a kill at any moment leaves the last good one.
 
-    The state of `contents.parts` is recorded when a step is finished, so it can still be saved while the next one plays."""
+    The state of `contents.parts` is recorded when a step is finished, so this step can be saved while the next one plays."""
 
     def __init__(
         self, path: Path, save_steps: int, max_to_keep: int, num_steps: int, contents: Contents, config_yaml: str = ""
@@ -112,7 +112,7 @@ class Checkpoints:
         self._remember()
 
     def has_whole_weights(self) -> bool:
-        """Whether the first ranks have the weights of the last finished step, though an update may have begun."""
+        """Whether rank 0 of every role still has the weights of the last finished step. False if a role is sharded."""
         if any(role.is_sharded for role in self._contents.roles):
             return False
         counts = [role.workers.call("info", route="rank0").result().num_updates for role in self._contents.roles]

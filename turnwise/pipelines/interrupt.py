@@ -20,7 +20,7 @@ class Interrupts:
 
     Between `hold` and `release` the first Ctrl-C is remembered, and raised by `release`; a second one is raised at once.
     Elsewhere it is Python's KeyboardInterrupt, which asyncio turns into an orderly end of the running episodes. Off the main
-    thread, where Python delivers no signals, both do nothing."""
+    thread, where Python delivers no signals, `hold` and `release` do nothing."""
 
     def __init__(self) -> None:
         self._is_pressed = False
@@ -28,7 +28,7 @@ class Interrupts:
         self._doing = ""
 
     def hold(self, doing: str) -> None:
-        """Makes Ctrl-C wait for `release`; its message names what the program is `doing`."""
+        """Makes Ctrl-C wait for `release`. The message at Ctrl-C says what the program is `doing`."""
         self._is_pressed, self._doing = False, doing
         if _is_main_thread() and self._previous is None:
             self._previous = signal.signal(signal.SIGINT, self._remember)

@@ -64,7 +64,7 @@ class Probe:
         return await self._conversation.generate(messages) is not None
 
     def sample(self, num_scored: int) -> Sample:
-        """The conversation so far, with the tokens of the last `num_scored` turns under its response mask."""
+        """The conversation so far. Its response mask marks the sampled tokens of the last `num_scored` turns."""
         sample = _sample(self._conversation.turns)
         sample.response_mask[: sample.turn_spans[-num_scored].start] = False
         return sample
@@ -154,8 +154,8 @@ class ParityGate:
         return Probe(self.template, self.server, name, prompt, own, self.max_length)
 
     def check(self, version: int) -> list[Metric]:
-        """Measures the new conversations, and holds the kept ones to the same bound. Call it when the servers have just got
-        `version`. Raises ParityError beyond the bound."""
+        """Metrics of the new conversations. Raises ParityError if the new or the kept ones differ by more than `max_diff` on
+        average. Call it when the servers have just got `version`."""
         started = time.perf_counter()
         new, kept = self.run_async(self._play(version))
         # Scored separately: the last bits of a log-prob depend on the other tokens of its batch.
@@ -213,7 +213,7 @@ class ParityGate:
         return await asyncio.gather(*(self._answer(f"parity/afresh/{index}", sample) for index, sample in enumerate(samples)))
 
     async def _answer(self, request_id: str, sample: Sample) -> Sample:
-        """The context of a sample up to its last turn, with another answer."""
+        """Samples the last turn of a sample again, in the same context."""
         prompt_ids = sample.token_ids[: sample.turn_spans[-1].start]
         got = await self.server.generate(prompt_ids.tolist(), self.sampling, request_id)
         turn = Turn(prompt_ids, got.token_ids, got.logprobs, got.versions, starts_context=True)

@@ -1,6 +1,6 @@
-"""Finds out why sampler and trainer disagree, by trying every known fault on the tokens at hand. Each fault predicts the
-log-probs that the server would have given if it were the cause. The message names the fault whose prediction matches, and what
-to do about it."""
+"""Finds out why sampler and trainer disagree about the log-probs of the same tokens. Each known fault predicts the log-probs
+that the server would have returned under this fault. The error message names the fault whose prediction matches, and what to do
+about it."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,8 +30,8 @@ _ROUNDING_SPREAD = 3.0
 @dataclass(frozen=True, slots=True)
 class Suspects:
     """The models and settings that a server can be compared with. `weights` are the trainer's `(Hugging Face name, tensor)`
-    pairs. `folders` are the model folders of the config, with a setting that names each; training started from the first.
-    `without_adapter` scores like `score`, with a LoRA adapter off."""
+    pairs. `folders` maps each model folder of the config to the setting that names it; training started from the first.
+    `without_adapter` computes the trainer's log-probs as `score` does, with the LoRA adapter off; None without one."""
 
     score: ScoreSamples
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
@@ -58,9 +58,9 @@ class Suspects:
 class Evidence:
     """The conversations in which sampler and trainer disagree about policy `version`.
 
-    `ask_afresh` drops the caches, asks for the last turns again, and returns the mean difference of the worst conversation.
-    `change_since` is `(version, distance)`: how far the log-probs of the new conversations have moved since an earlier version
-    was checked. It is None without an earlier check, or if other tokens were sampled."""
+    `ask_afresh` drops the server's caches, requests the last turns again, and returns the mean difference of the worst
+    conversation. `change_since` is `(version, distance)`: the policy version of the last check, and the mean change of the
+    server's log-probs since then. It is None without an earlier check, or if that check sampled other tokens."""
 
     version: int
     samples: Sequence[Sample]
@@ -70,8 +70,8 @@ class Evidence:
 
 
 class Fault(NamedTuple):
-    """A possible cause, the mean difference that remains if it is the cause, and what to do then. `rounding` is the mean
-    difference that a dtype alone makes. It decides about causes whose prediction can't be exact."""
+    """A possible cause. `rest` is the mean difference that remains if this is the cause. `rounding` is the mean difference that
+    a dtype alone makes; where it is given, it decides instead of `rest`, since the prediction can't be exact."""
 
     cause: str
     rest: Callable[[], float]
@@ -80,7 +80,7 @@ class Fault(NamedTuple):
 
 
 def diagnose(evidence: Evidence, suspects: Suspects) -> str:
-    """The message of a ParityError: how much, why, what to do, and what was tried."""
+    """The message of a ParityError: how far sampler and trainer differ, why, what to do, and what was tried."""
     found = differences(evidence.samples, suspects.score(evidence.samples))
     difference = float(found.mean())
     most = max(difference / 10, min(difference / 3, evidence.max_diff))
@@ -156,6 +156,6 @@ def _rounding(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> floa
 
 
 def differences(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> FloatArray:
-    """Distances in nats [R] of the sampled log-probs from `logprobs`, an array [N] per sample, at the R tokens of the masks."""
+    """Distances in nats [R] from the sampler's log-probs to `logprobs`, an array [N] per sample, at the R sampled tokens."""
     pairs = zip(samples, logprobs, strict=True)
     return np.concatenate([np.abs(s.rollout_logprobs - other)[s.response_mask] for s, other in pairs])

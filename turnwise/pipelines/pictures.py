@@ -29,12 +29,12 @@ class Pictures:
         self._recordings: dict[str, list[View]] = {}
 
     def recorded(self, build: Callable[[MakeEnv], AgentLoop], make_env: MakeEnv) -> AgentLoop:
-        """The agent that `build` makes for the environments of `make_env`, which also records the chosen episodes."""
+        """An agent that plays like `build(make_env)` and also records the first sibling of each chosen task."""
         return _RecordedAgent(build(make_env), build, make_env, self._start)
 
     def write(self, name: str, groups: Sequence[Group]) -> list[Path]:
-        """Writes one GIF into `folder/name` for each recorded episode that ended: `{tag}-{group}-{score}.gif`. If the disk is
-        full or can't be written, the run continues without pictures."""
+        """Writes one GIF into `folder/name` for each recorded episode that didn't fail: `{tag}-{group}-{score}.gif`. If the
+        disk is full or can't be written, the run continues without pictures."""
         written: list[Path] = []
         for group in groups:
             views = self._recordings.pop(group.task.id, None)
@@ -56,7 +56,7 @@ class Pictures:
         return written
 
     def _start(self, task: Task, sibling: int) -> list[View] | None:
-        """The views of an episode that begins, the same list for its retries; None if it isn't to be recorded."""
+        """The list that collects an episode's views, shared by its retries; None if the episode isn't recorded."""
         return None if sibling or task.id not in self._task_ids else self._recordings.setdefault(task.id, [])
 
 
@@ -78,7 +78,7 @@ class _RecordedAgent:
 
 
 def frames(trajectory: Trajectory, views: Sequence[View]) -> list[Frame]:
-    """A frame of the start and of the environment after each turn, beside what the model saw, said and did in that turn."""
+    """One frame of the start and one after each turn; a turn's caption tells what the model saw, said and did."""
     turns, task = trajectory.turns, trajectory.task
     result = [Frame(views[0].picture, f"{task.id}\nbefore turn 1 of {len(turns)}", ())]
     score = 0.0

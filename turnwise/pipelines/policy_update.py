@@ -1,4 +1,4 @@
-"""Plays the rollouts of a step and updates a role's weights by them, all at once or in parts."""
+"""Plays the rollouts of a step and trains a role on them, all at once or in parts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,11 +16,11 @@ from turnwise.types import Denominators, Group, Metric, Sample, derive_seed, sam
 
 class PolicyUpdate:
     """Trains `role` in one pipeline step. If all samples come at once, the role's plan splits them into optimiser steps. If
-    training `is_streamed`, they come in parts that together make one optimiser step: gradients with denominators of 1 are added
-    up, and divided by the step's own at the end. That is the gradient of all samples at once, summed in another order.
+    training `is_streamed`, they come in parts that together make one optimiser step. The parts' undivided gradients are added
+    up, and the sum is divided by the step's denominator at the end: the gradient of all samples, summed in another order.
 
-    The update is skipped if no token has an advantage and the loss has no other gradient: it would compute zeros and move the
-    weights only by momentum and weight decay. Parts without an advantage wait for a part with one. Before the role's first step
+    The update is skipped if all advantages are 0 and the loss has no other gradient, since only momentum and weight decay would
+    move the weights. A part whose advantages are all 0 is trained on together with the next part. Before the role's first step
     (`plan.first_step`, the critic's warm-up) nothing is trained."""
 
     def __init__(self, role: ModelRole, loss: Loss, step: int, is_streamed: bool) -> None:
@@ -50,7 +50,7 @@ class PolicyUpdate:
         return [*metrics, self._left_out(0.0)] if is_last else []
 
     def _lacks_advantages(self, samples: Sequence[Sample]) -> bool:
-        """Whether no token has an advantage and the loss needs one."""
+        """Whether the loss needs advantages, and those of all trained tokens are 0."""
         if not (isinstance(self.loss, NeedsAdvantages) and self.loss.needs_advantages):
             return False
         trained = [sample for sample in samples if sample.num_trained]

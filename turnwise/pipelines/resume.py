@@ -32,7 +32,7 @@ Config = AgenticConfig | SFTConfig
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A complete checkpoint, the folder of the run that saved it (None if it lies elsewhere), and the faults of newer ones."""
+    """A complete checkpoint, the folder of the run that saved it (None if not found), and the faults of newer checkpoints."""
 
     checkpoint: Path
     run: Path | None
@@ -40,13 +40,13 @@ class ResumePoint:
 
 
 def checkpoints_folder(config: Config, run: Path) -> Path:
-    """The folder of a run's checkpoints: in `checkpoint_config.output_dir` under this run's name, or the run's own."""
+    """The folder of a run's checkpoints: below `checkpoint_config.output_dir` if that is set, else in the run's folder."""
     asked = config.checkpoint_config.output_dir
     return Path(asked).absolute() / config.exp_name / run.name if asked else run / "checkpoints"
 
 
 def find_resume_point(config: Config) -> ResumePoint | None:
-    """The checkpoint of `resume_from_checkpoint`: the one at a path, or the experiment's last complete one, if any."""
+    """The checkpoint that `resume_from_checkpoint` asks for; None if it is false, or true and the experiment has none yet."""
     asked = config.resume_from_checkpoint
     if asked is False:
         return None
@@ -106,7 +106,7 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
 
 
 def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> RunFolder:
-    """Reopens the run's own folder and sets newer checkpoints aside, which are damaged."""
+    """Reopens the run's own folder. Any newer checkpoints in it are damaged, and are set aside."""
     folder = RunFolder.reopen(run)
     with ExitStack() as on_error:
         on_error.callback(folder.close)
@@ -124,7 +124,7 @@ def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> Run
 
 
 def _new_folder(config: Config) -> RunFolder:
-    """A new folder, whose name has no checkpoints yet, wherever those go."""
+    """A new run folder. Its name is unused where the config puts checkpoints, too."""
     return RunFolder.create(
         Path(config.output_dir), config.exp_name, is_free=lambda run: not all_checkpoints(checkpoints_folder(config, run))
     )
@@ -173,14 +173,14 @@ def _fault(checkpoint: Path) -> CheckpointError | None:
 
 
 def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
-    """Whether its folder has complete checkpoints of more steps, or doesn't count it as a checkpoint."""
+    """Whether a complete checkpoint of more steps lies beside this one, or this one isn't named `checkpoint-N`."""
     siblings = all_checkpoints(checkpoint.parent)
     later = (sibling for sibling in siblings if number_of(sibling) > num_done)
     return checkpoint not in siblings or any(_fault(sibling) is None for sibling in later)
 
 
 def _describe_changes(config: Config, point: ResumePoint) -> str:
-    """The settings that differ from the checkpoint's."""
+    """A note on the settings that differ from the checkpoint's. Raises CheckpointError if one of them must not change."""
     saved = _load_yaml(point.checkpoint / CONFIG_FILE)
     changed = differences(saved, yaml.safe_load(dump_yaml(config)))
     refused = [difference for difference in changed if difference.is_refused]
@@ -207,7 +207,7 @@ def _load_yaml(file: Path) -> dict[str, Any]:
 
 
 def _run_of(config: Config, checkpoint: Path) -> Path | None:
-    """The folder of a checkpoint's run: the one around its checkpoints, or the one of the same name in `output_dir`."""
+    """The folder of the run that saved a checkpoint: two levels up, or the same name in `output_dir`; None if not found."""
     around = checkpoint.parent.parent
     named = Path(config.output_dir) / config.exp_name / checkpoint.parent.name
     return next((run for run in (around, named) if RunFolder(run).config.is_file()), None)

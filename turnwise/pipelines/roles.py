@@ -16,9 +16,9 @@ LogprobField = Literal["old_logprobs", "ref_logprobs"]
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How a role splits its samples. A micro-batch holds up to `max_tokens` tokens where that is set (dynamic batching), else
-    `max_sequences` samples; this changes memory and speed, never results. An optimiser step takes `samples_per_step`
-    samples."""
+    """How a role splits its samples. A micro-batch holds up to `max_tokens_train` or `max_tokens_infer` tokens if that is set
+    (dynamic batching), else `max_sequences` samples; this changes memory and speed, never results. An optimiser step takes
+    `samples_per_step` samples."""
 
     samples_per_step: int
     max_length: int
@@ -28,13 +28,13 @@ class BatchPlan:
     max_tokens_train: int | None = None
     max_tokens_infer: int | None = None
     samples_per_batch: int | None = None
-    """Planned samples per batch for the schedule, one per trajectory; None = as many as there are."""
+    """Samples per batch that the learning-rate schedule plans with, one per trajectory; None = the actual number."""
     first_step: int = 0
     """First pipeline step that trains the role."""
 
     def cut(self, samples: Sequence[Sample], max_tokens: int | None, num_ranks: int = 1) -> list[list[int]]:
-        """Indices of each micro-batch, those of the first rank first. Each rank has the same number of them: some may be empty.
-        Samples with a common prefix are adjacent, so that it is computed once."""
+        """Sample indices of each micro-batch, the first rank's first. Each rank has equally many micro-batches; some may be
+        empty. Samples with a common prefix are adjacent, so that the prefix is computed once."""
         limits = {"max_sequences": self.max_sequences} if max_tokens is None else {"max_tokens": max_tokens}
         ranks = []
         for dealt in deal(samples, num_ranks):
@@ -49,8 +49,8 @@ class BatchPlan:
         return self.num_epochs * -(-num_samples // self.samples_per_step)
 
     def position(self, step: int, number: int, num_samples: int) -> float:
-        """Position in the schedule of optimiser step `number` of a pipeline step that trains on `num_samples`. A pipeline step
-        always advances the schedule by its planned optimiser steps, however many it makes.
+        """Position of a pipeline step's optimiser step `number` in the learning-rate schedule. A pipeline step always advances
+        the schedule by its planned number of optimiser steps, even if its `num_samples` make more or fewer.
 
         >>> plan = BatchPlan(samples_per_step=4, max_length=64, seed=0, samples_per_batch=8)
         >>> [plan.position(5, number, num_samples=8) for number in range(2)]
@@ -66,8 +66,8 @@ TakeTurn = Callable[[str, Collection[MemoryKind] | None], None]
 
 
 class ModelRole:
-    """`actor_train`, `reference` or `critic`, on whatever workers they run. `is_base` stands for the model under the workers'
-    LoRA adapter. The workers' `stopwatch` counts micro-batches and tokens."""
+    """The role `actor_train`, `reference` or `critic` on its workers. If `is_base`, its model is the workers' base model
+    without the LoRA adapter. The workers' `stopwatch` counts micro-batches and tokens."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class ModelRole:
         """Called before the workers compute, where roles take turns on a device."""
 
     def without_adapter(self, name: str, plan: BatchPlan) -> "ModelRole":
-        """The base model under this role's LoRA adapter, as another role on the same workers. Its calls carry its name."""
+        """The base model under this role's LoRA adapter, as another role on the same workers. Its metrics carry `name`."""
         return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True, owner=self.owner)
 
     def gather(self, method: str, *args: Any) -> Pending:
@@ -150,8 +150,8 @@ class ModelRole:
 
     def optimizer_step(self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0) -> list[Metric]:
         """One optimiser step on all of the samples, or none if the loss counts no token of them. `position` is its place in the
-        learning-rate schedule, `seed` for what a loss draws. Metrics of the strategy get this role's name in its published
-        spelling: `actor_train/grad_norm`, but `actor/lr`."""
+        learning-rate schedule; `seed` seeds the loss's random draws. The strategy's metrics get this role's name, with or
+        without `_train`: `actor_train/grad_norm`, but `actor/lr`."""
         samples, metrics = self.prepare(samples, loss, seed)
         divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens:

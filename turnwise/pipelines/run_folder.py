@@ -23,7 +23,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pydantic", "hydra-
 
 
 class _Place:
-    """A file or folder of the run, by its name."""
+    """A class attribute that gives the path of a file or folder in the run's folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -43,7 +43,7 @@ class RunFolder:
     num_done: int = 0
     """Number of steps done at that checkpoint."""
     lengths: dict[Path, int] = field(default_factory=dict)
-    """Bytes of those steps in the files of metrics and trajectories."""
+    """File of metrics or trajectories → its length in bytes after those steps."""
     log: ExitStack = field(default_factory=ExitStack)
     """Cleans up when the run ends, such as closing the log that `open_log` opened."""
     lock: TextIO | None = None
@@ -52,7 +52,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, output_dir: Path, exp_name: str, is_free: Callable[[Path], bool] = lambda path: True) -> "RunFolder":
-        """A new folder, named by the time, at a path that `is_free`."""
+        """Makes a folder named by the time, at a path for which `is_free` is true."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for attempt in range(1000):
             # Absolute, since an environment may change the folder.
@@ -108,11 +108,11 @@ class RunFolder:
 
     @property
     def timeline(self) -> Path:
-        """The file of the timeline. A resumed run writes its own beside that of the steps before."""
+        """The file of the timeline. A resumed run writes a new one and keeps the timeline of the earlier steps."""
         return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
 
     def go_on(self, checkpoint: Path, num_done: int) -> list[str]:
-        """Notes what the run continues from, before files are opened. Sets damaged files aside; returns notes about them."""
+        """Sets the checkpoint to continue from, before files are opened. Sets damaged files aside; returns notes about them."""
         self.resumed_from, self.num_done, notes = checkpoint, num_done, []
         for file in filter(os.path.lexists, (self.metrics, self.rollouts)):
             try:
@@ -123,8 +123,8 @@ class RunFolder:
         return notes
 
     def begin(self, config_yaml: str) -> None:
-        """Writes the resolved config, the package versions and the git revision. Cuts off the metrics and trajectories after
-        the `num_done` steps that the run continues from, since those steps are run again."""
+        """Writes the resolved config, the package versions and the git revision. Cuts off the metrics and trajectories of all
+        but the first `num_done` steps, since a resumed run plays the later steps again."""
         _replace_text(self.config, config_yaml)
         facts = {
             "packages": {"turnwise": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -163,7 +163,7 @@ class RunFolder:
 
 
 def _length_of_steps(file: Path, num_done: int) -> int:
-    """Bytes before the first line that is of step `num_done` or later, or that a kill has cut."""
+    """Bytes before the first line that is of step `num_done` or later, or that is incomplete because the process was killed."""
     if not file.is_file():  # opening a pipe would wait
         raise CheckpointError(f"{file} isn't a file")
     length = 0

@@ -29,8 +29,8 @@ def log_samples(step: int, groups: Sequence[Group], decode: Decode) -> tuple[str
 
 
 def describe(trajectory: Trajectory, decode: Decode) -> str:
-    """The episode as text: the whole first prompt, then what each turn showed, what the model answered and what it got. An
-    advantage is the mean over the turn's tokens, as far as credit has been given."""
+    """The episode as text: the first prompt, then each turn's observation, answer, action and reward. A turn's advantage is
+    shown if it has been computed, as the mean over the turn's tokens."""
     first = trajectory.turns[0]
     advantages = trajectory.advantages_by_turn
     lines = [headline(trajectory), *_quoted(decode(first.prompt_ids), MAX_PROMPT)]
@@ -65,7 +65,7 @@ def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
 
 
 def _shortened(turns: Sequence[tuple[int, Turn]], max_turns: int) -> list[tuple[int, Turn | None]]:
-    """All turns, or the first and the last with `(how many, None)` in place of what lies between."""
+    """All turns if they fit, else the first and last ones, with `(number left out, None)` for those between."""
     if len(turns) <= max_turns:
         return list(turns)
     head = max_turns // 2

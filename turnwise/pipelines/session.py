@@ -36,8 +36,8 @@ P = TypeVar("P", bound=Pipeline)
 
 @contextmanager
 def session(folder: RunFolder, build: Callable[[], P]) -> Iterator[P]:
-    """Builds a pipeline, runs the body with it, and closes it. After Ctrl-C, SIGTERM, an error, or the end of a generator
-    around it, it saves the finished steps and prints where. A failed start leaves no folder."""
+    """Builds a pipeline, runs the body with it, and closes it. If Ctrl-C, SIGTERM, an error, or the closing of a generator
+    around it ends the body early, it saves the finished steps and prints where. A failed start leaves no folder."""
     with ends_by_signals():
         with ExitStack() as start_that_failed:
             start_that_failed.callback(folder.discard)

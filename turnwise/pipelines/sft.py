@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SFTPipeline:
-    """Trains a model to say what the assistant of its demonstrations says. `build.sft.build_sft` puts one together."""
+    """Trains a model to imitate the assistant turns of demonstrations. `build.sft.build_sft` builds this pipeline."""
 
     pipeline_config: "SFTConfig"
     sft: ModelRole
@@ -76,7 +76,7 @@ class SFTPipeline:
             self.do_checkpoint()
 
     def validate(self, step: int) -> None:
-        """Logs the mean negative log-likelihood of an assistant token of the validation demonstrations, and acts on it."""
+        """Logs the mean loss of the validation demonstrations' assistant tokens; may save the best model or end the run."""
         metrics = []
         with self.log.phase("val"):
             results = self.sft.forward(self.val_samples, "logprobs")

@@ -1,4 +1,4 @@
-"""Text of the built-in environments, for the tokenizer of a new small model."""
+"""Text of FrozenLake episodes and of files, for the tokenizer of a new small model."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _NUM_EPISODES = 200
 
 
 def environment_text() -> Iterator[str]:
-    """The texts that a random player reads and writes in every built-in environment, in each form of its observations."""
+    """The texts that a random player reads and writes in FrozenLake, in each form of its observations."""
     settings = EnvAgentSettings(
         tag="FrozenLake", system_template=DEFAULT_SYSTEM_TEMPLATE, turn_template=DEFAULT_TURN_TEMPLATE, max_steps=10
     )
@@ -34,7 +34,7 @@ def environment_text() -> Iterator[str]:
 
 
 def message_text(rows: Iterable[Sequence[Message]]) -> Iterator[str]:
-    """The texts of each row of messages."""
+    """The contents of each row's messages, joined into one text."""
     for messages in rows:
         yield "\n".join(str(message["content"]) for message in messages)
 

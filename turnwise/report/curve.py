@@ -32,7 +32,7 @@ def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mappi
 
 
 def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> "Figure":
-    """Draws a run's main metric over its steps, in training and in validation, and below it the metrics of its health.
+    """Draws a run's main metric over its steps, in training and in validation, and below it entropy, KL, gradient norm, times.
 
     Success in validation has its 95% Wilson interval, which takes episodes as independent. Panels without data are left out. A
     notebook shows the figure.
@@ -82,7 +82,7 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
 
 
 def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Sequence[str], path: Path) -> Path:
-    """Draws a panel for each metric, with the smoothed curves of all runs; `panels` has the curves by title."""
+    """Draws a panel for each metric, with the smoothed curves of all runs; `panels`: title → curves."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -142,8 +142,8 @@ def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, Panel]:
-    """The small panels that these rows can fill, by title. Metrics that tell whether anything is learnt are drawn even
-    if they are 0 throughout; a KL of 0 is a KL that is off."""
+    """The small panels that these rows can fill, by title. A metric that is 0 throughout is drawn too, except for a KL, where
+    it means that the KL is off."""
     panels: dict[str, Panel] = {}
     for title, names, top in (
         ("entropy (nats per token)", {"": r"actor/entropy"}, None),
@@ -165,7 +165,7 @@ def _panels(rows: Sequence[Row]) -> dict[str, Panel]:
 
 
 def _lines(names: Mapping[str, str], top: float | None) -> Panel:
-    """A panel with a line for each metric, given as label → pattern of its name; its axis ends at `top`, if given."""
+    """A panel with one line per entry of `names` (label → pattern of metric names). `top` ends the y-axis, if given."""
 
     def draw(axes: "Axes", rows: Sequence[Row]) -> None:
         for (label, name), color in zip(names.items(), _COLORS, strict=False):
@@ -187,7 +187,7 @@ def _draw_times(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
-    """`(step, mean over the metrics that fit)` of the rows that have any finite one."""
+    """`(step, mean of the metrics that match the pattern)` of each row that has a finite one."""
     points = []
     for row in rows:
         values = [value for name, value in row.items() if re.fullmatch(pattern, name) and math.isfinite(value)]
@@ -197,7 +197,7 @@ def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
 
 
 def _smooth(points: Sequence[Point]) -> list[Point]:
-    """The mean of each point and as many neighbours to either side: a twentieth of the run, fewer at its ends."""
+    """The means over a window around each point: a twentieth of the run (1 to 10 points) to either side, less at the ends."""
     reach, last = min(max(len(points) // 20, 1), 10), len(points) - 1
     reaches = [min(reach, i, last - i) for i in range(len(points))]
     windows = [points[i - r : i + r + 1] for i, r in enumerate(reaches)]

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 PICTURE_SIDE = 320
-"""Pixels of a picture's longer side: smaller ones are enlarged by whole numbers, larger ones shrunk."""
+"""Most pixels of a picture's longer side: smaller pictures are enlarged by a whole factor, larger ones shrunk."""
 FRAME_MS, LAST_FRAME_MS = 900, 2500
 MAX_LINES = 9
-"""Maximum lines of one text of a caption; further lines are counted."""
+"""Maximum lines of one text; the last line of a longer text tells how many characters are left out."""
 
 _COLUMNS, _LABEL_COLUMNS = 46, 8
 _TEXT_SIZE, _LINE_HEIGHT, _MARGIN = 13, 18, 16

@@ -179,7 +179,7 @@ def _majority_is_correct(answers: Sequence[Answer]) -> bool:
 
 
 def _write_worst(file: Path, rows: Sequence[Sequence[Answer]]) -> None:
-    """Writes a wrong answer of each row, the worst rows and the answers farthest from the truth first."""
+    """Writes the first wrong answer to each of the worst rows: by share of right answers, then by distance from the truth."""
     ordered = sorted(rows, key=lambda of_row: (_mean(a.is_correct for a in of_row) or 0.0, -(of_row[0].distance or 0.0)))
     wrong = [next(a for a in of_row if not a.is_correct) for of_row in ordered if not all(a.is_correct for a in of_row)]
     lines = [json.dumps({**answer._asdict(), "error": answer.error}, ensure_ascii=False) for answer in wrong[:NUM_WORST]]

@@ -23,9 +23,9 @@ class StageError(TurnwiseError):
 
 
 class AgenticRLPipeline:
-    """The six stages of a file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring` (`docs/rl_tool.md`). A
-    stage that is recorded in `training_results.json` isn't done again; an interrupted training run continues. Raises
-    ConfigError for an unknown key, or if two stages have the same folder."""
+    """Runs six stages by a config file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring`
+    (`docs/rl_tool.md`). A stage that is recorded in `training_results.json` isn't done again; an interrupted training run
+    continues. Raises ConfigError for an unknown key, or if two stages have the same folder."""
 
     def __init__(self, config_path: str | Path) -> None:
         self.config = _sections(load_yaml(read_yaml(Path(config_path)), str(config_path)), str(config_path))
@@ -95,7 +95,7 @@ class AgenticRLPipeline:
         return str(file)
 
     def _stage(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-        """The result of a stage, recorded from now on."""
+        """The recorded result of a stage; runs and records the stage if there is none yet."""
         recorded = self.results.get(name)
         if recorded is not None:
             if recorded["parameters"] != asked:

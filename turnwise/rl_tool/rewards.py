@@ -50,8 +50,8 @@ def reward_sections(
     registered: Mapping[str, Any],
     defaults: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """The entries of `data.reward`, with `defaults` of parameters by the reward's name. If answers can be right, accuracy comes
-    first, since the first reward decides what a success is; its weight is 0 unless it was asked for."""
+    """The entries of `data.reward`, with `defaults` of parameters by the reward's name. The first reward decides what a success
+    is, so accuracy comes first. It is added at weight 0 if the rewards asked for are built in, without `format` and `judge`."""
     if custom is not None:
         if not callable(custom):
             raise ConfigError(f"custom_reward: got {custom!r:.60}; it is a function (completions, **columns) -> numbers")

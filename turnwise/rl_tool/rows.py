@@ -20,7 +20,7 @@ from turnwise.rl_tool.parameters import RowChoice
 NUM_GENERATED = 1000
 _CONNECT_S = 3.0
 LONGEST = 2048
-"""A row of more tokens than this (or characters / 4) is called over-long."""
+"""A row of more tokens than this counts as over-long. Without a tokenizer, four characters count as a token."""
 _FORMATS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {"sft": sft_row, "rl": rl_row}
 _READ = ("question", "answer", "prompt", "completion", "messages", "ground_truth")
 """The columns that the formats are made from."""
@@ -107,7 +107,7 @@ def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping
 
 @lru_cache(maxsize=4)
 def _tables(name: str) -> list[TableRow]:
-    """The rows of a data set on the hub; none if it can't be reached, which is tried once, since retries take half a minute."""
+    """The rows of a data set on the hub; none if the hub can't be reached. The result is cached: retries take half a minute."""
     from huggingface_hub.constants import ENDPOINT
 
     try:

@@ -24,8 +24,8 @@ RUN = "run"
 LEARNING_RATES = {("sft", False): 2e-5, ("sft", True): 1e-4, ("rl", False): 1e-6, ("rl", True): 1e-5}
 """Safe defaults, by kind of training and whether LoRA is used."""
 CRITIC_FACTOR, FASTEST_CRITIC = 10, 1e-3
-"""The critic's learning rate as a multiple of the policy's, up to the fastest at which small critics still settle: its head
-begins at 0, and it must be right before the policy can gain from it. With adapters the policy's rate is already that high."""
+"""The critic's rate is this factor times the policy's, up to the highest at which small critics converge: its head starts at 0
+and must fit before the policy can gain from it. With LoRA the critic takes the policy's rate, which is high enough."""
 _RESULTS = (ADAPTER_CONFIG, "config.json")
 _DEFAULT_CONTEXT, _DEFAULT_NEW_TOKENS = 4096, 512
 
@@ -150,7 +150,7 @@ def _share_of_a_step(asked: Train) -> int:
 
 
 def learning_rate(asked: Train) -> float:
-    """The learning rate, or the safe one of its algorithm."""
+    """The learning rate that was asked for, or else the default of the algorithm."""
     return asked.learning_rate or LEARNING_RATES["sft" if asked.algorithm == "sft" else "rl", asked.use_lora]
 
 
@@ -160,7 +160,7 @@ def num_generations(asked: Train) -> int:
 
 
 def sft_config(asked: Train) -> dict[str, Any]:
-    """The keys of `turnwise sft`."""
+    """The config of `turnwise sft` for these parameters."""
     return {
         **_common(asked),
         "num_epochs": asked.num_epochs,
@@ -171,7 +171,7 @@ def sft_config(asked: Train) -> dict[str, Any]:
 
 
 def rl_config(asked: Train, num_rows: int, registered: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of `turnwise train`."""
+    """The config of `turnwise train` for these parameters."""
     group_size = num_generations(asked)
     safe = read_table(__file__, "presets.yaml")["safe_rewards"] if asked.preset else {}
     if asked.algorithm == "grpo" and group_size == 1:
@@ -273,9 +273,9 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> float:
-    """About how long a training run takes on this machine if all answers are as long as they may be: 6 operations for each
-    parameter and token to train, 2 for sampling and 2 for a reference, at a third of a matrix product's speed. A token counts
-    as four characters."""
+    """Roughly how long a training run takes here if all answers have `max_new_tokens` (default 256) tokens: 6 operations per
+    parameter and token to train, 2 to sample and 2 for a reference, at a third of a matrix product's speed. Four characters
+    count as a token. 0 if the model's size is unknown."""
     import torch
 
     shape = read_model_shape(asked.model_name)

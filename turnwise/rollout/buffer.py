@@ -1,4 +1,4 @@
-"""Decides which groups may be admitted, which a step must wait for, and which it takes; without a clock or tasks."""
+"""Decides which groups may be admitted, which a step must wait for, and which it takes. It needs neither clock nor tasks."""
 
 import math
 from collections import Counter
@@ -10,7 +10,7 @@ from turnwise.rollout.source import Rejection
 
 
 class GroupBuffer:
-    """Groups between their admission and the step that takes them. `docs/design/asynchronous.md` proves the bound.
+    """Groups between their admission and the step that takes them. `docs/design/asynchronous.md` proves the bounds below.
 
     Groups are numbered by admission. While a step of G groups is collected, the buffer has at most (1 + ratio)·G groups; during
     training at most ratio·G, where ratio is `async_generation_ratio`. A group admitted in step s is taken in step s + ratio at
@@ -43,7 +43,7 @@ class GroupBuffer:
         self._num_filtered = 0  # groups filtered since the last `close_step`
         self._playing: dict[int, int] = {}  # index of each playing group → the last step that may train on it
         self._finished: dict[int, int] = {}
-        """Index of each finished group that waits for its step → its last step, in the order of finishing."""
+        """Index of each finished group that waits for its step → the last step that may take it, in the order of finishing."""
         self._interrupted: list[int] = []  # interrupted groups, which start again before any new one
         self.selected: list[int] = []
         """Finished groups selected for this step, in selection order."""
@@ -81,8 +81,8 @@ class GroupBuffer:
         self._num_filtered += rejected == "filtered"
 
     def select(self) -> bool:
-        """Selects finished groups for the step; returns whether it has all that it asked for. A selected group stays selected,
-        so it may be trained on before the other groups end. Quick groups come first, unless another would then be late."""
+        """Selects finished groups for the step; returns whether the step is complete. A selected group stays selected, so it
+        may be trained on before the other groups end. Early ones come first, unless another would then miss its last step."""
         num_wanted, candidates = self._num_wanted, list(self._unselected)
         if self.settings.is_ordered:
             lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])
@@ -115,7 +115,7 @@ class GroupBuffer:
         self.selected.append(index)
 
     def _are_in_time(self, num_places: int, last_step: int) -> bool:
-        """Whether all other groups can be in time if a group due in `last_step` leaves `num_places` places in this step."""
+        """Whether no group misses its last step if this step takes a group due in `last_step`, which leaves `num_places`."""
         num_due = 0
         for due in sorted(step for step in self._num_due if step < last_step):
             num_due += self._num_due[due]
@@ -125,7 +125,7 @@ class GroupBuffer:
 
     def close_step(self) -> list[int]:
         """Removes the selected groups, which the step trains on. Also removes and returns stale groups, which no later step may
-        train on. Unless stale groups are dropped, only a run that was resumed with smaller batches has any."""
+        train on. Without `drops_stale`, only a run that was resumed with smaller batches has stale groups."""
         for index in self.selected:
             del self._finished[index]
         stale = [index for index, last_step in (*self._playing.items(), *self._finished.items()) if last_step <= self.step]
@@ -180,7 +180,7 @@ class GroupBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the state. No group plays afterwards; those that did are started again for the same steps."""
+        """Restores the state. No group plays afterwards; those that played at the save start again for the same steps."""
         self.step, self.next_index, self._num_filtered = state["step"], state["next_index"], state["num_filtered"]
         self._playing, self._finished = dict(state["playing"]), dict(state["finished"])
         self._unselected, self._num_due = dict(self._finished), Counter([*self._playing.values(), *self._finished.values()])

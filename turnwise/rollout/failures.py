@@ -35,7 +35,7 @@ class Failures:
 
 
 def _advice(error: str) -> str:
-    """What may be done about an error. Only episodes are tried again, not rewards."""
+    """What to do about an error. A reward's error gets no advice on retries, since only episodes are retried."""
     if reward := re.search(r"data\.reward [^\s;]+", error):
         return f"Fix {reward[0].rstrip(':')}, or raise max_failed_fraction"
     return "Fix the environment, or raise max_failed_fraction or max_env_retries"

@@ -22,7 +22,7 @@ def non_zero_variance(group: Group) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupFilter:
-    """A function `keep(group) -> bool` and its name. It may only depend on the group, since groups come as they end."""
+    """A function `keep(group) -> bool` and its name. It may use nothing but the group, since groups come in any order."""
 
     name: str
     keep: Callable[[Group], bool]

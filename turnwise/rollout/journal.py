@@ -39,7 +39,7 @@ def write_group(step: int, group: Group) -> list[str]:
 
 
 def read_group(lines: Iterable[str], temperature: float | None = None) -> Group:
-    """The group of `write_group`, with its samples for a trainer of this temperature."""
+    """The group that `write_group` wrote, with its samples for a trainer at this temperature."""
     group = _group([read_record(line) for line in lines])
     for trajectory in played_of(group):
         trajectory.samples = build_samples(trajectory, temperature)
@@ -59,7 +59,7 @@ def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The contents of a `rollouts.jsonl`: the complete groups in the order of the file, and a sentence about each loss."""
+    """The contents of a `rollouts.jsonl`: the complete groups in the order of the file, and notes on what was lost."""
 
     path: Path
     groups: list[Group]
@@ -68,7 +68,7 @@ class Recording:
 
 
 def read_groups(path: Path, temperature: float | None = None) -> Recording:
-    """Reads the groups of a file, for a trainer of this temperature. Leaves out and names broken lines and groups."""
+    """Reads a file's groups, for a trainer at this temperature. `losses` names the broken lines and groups it leaves out."""
     lines = list(_lines(path))
     groups, broken = list[Group](), []
     for _, rows in groupby((line.content for line in lines if line.content), lambda row: (row[0][:2], row[1].task.id)):

@@ -1,4 +1,4 @@
-"""Plays one group: sibling episodes with their seeds and retries. Here the failure of an episode becomes data."""
+"""Plays one group: sibling episodes with their seeds and retries. A failed episode becomes a trajectory with an error."""
 
 import asyncio
 import logging
@@ -56,7 +56,7 @@ class GroupPlayer:
 
     async def play(self, task: Task, index: int, note_failure: NoteFailure = lambda failed: None) -> Group:
         """Plays the task's group, number `index`. If cancelled, it leaves no episode running. An episode that fails for good is
-        passed to `note_failure` at once, unless the group can do without it."""
+        passed to `note_failure` at once, unless a redundant sibling can replace it."""
         size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
         samplings = [self.sampling] * (size + redundancy)
         if self.settings.has_greedy_sibling:
@@ -131,7 +131,7 @@ class GroupPlayer:
 
 
 async def _quickest(episodes: Sequence[Episode], num_wanted: int) -> None:
-    """Waits until enough episodes have ended well, or all have ended; raises what an episode raised."""
+    """Waits until `num_wanted` episodes have ended without failure, or all have ended. Raises an episode's exception."""
     num_well, pending = 0, set(episodes)
     while pending and num_well < num_wanted:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -39,7 +39,7 @@ class RecordKey(NamedTuple):
 
 class StateKeyWriter:
     """Writes the state keys of one group. Keys are only compared within a group: equal keys stay equal. A key that JSON can't
-    hold comes back as its number.
+    hold is read back as a number that stands for it.
 
     >>> keys = StateKeyWriter()
     >>> keys.encode(7), keys.encode((1, b"door")), keys.encode(frozenset({3})), keys.encode((1, b"door"))["object"]
@@ -162,7 +162,7 @@ class TurnRecord(Record):
     generate_s: float
     step_s: float
     kept_ids: list[_TokenIds] | None = None
-    """Kept ids of each sampled token."""
+    """For each sampled token, the ids that it was drawn from (after top-k, top-p and min-p)."""
     sampling: SamplingParams | None = None
     tool_results: tuple[str, ...] | None = None
 

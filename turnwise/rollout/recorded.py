@@ -19,7 +19,7 @@ class RecordEnd(RolloutError):
 
 class RecordedServer:
     """Answers with the turns of a trajectory, in order, if the prompt is the recorded context. It has those methods of
-    `PolicyServer` that one conversation needs. Without `is_whole`, the trajectory may continue after its last turn."""
+    `PolicyServer` that one conversation needs. Without `is_whole`, the end of the episode wasn't recorded."""
 
     def __init__(self, trajectory: Trajectory, is_whole: bool = True) -> None:
         self._trajectory = trajectory

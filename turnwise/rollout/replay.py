@@ -1,4 +1,4 @@
-"""Rollouts from a file, which `journal.read_groups` reads, instead of played ones."""
+"""Hands out rollouts that `journal.read_groups` has read from a file, instead of playing episodes."""
 
 import hashlib
 from collections.abc import Generator, Mapping, Sequence

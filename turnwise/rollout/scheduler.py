@@ -32,12 +32,12 @@ class RolloutScheduler:
     not depend on which episode was quickest. With `async_generation_ratio` groups keep playing between two batches, whenever
     the event loop runs; `GroupBuffer` decides which of them a batch takes.
 
-    With `is_fixed` (validation) every batch plays the same first tasks, and a failed episode stays in its group. Otherwise
-    another task replaces a group that has a failed episode or that `keep` drops; it is in `rejected` until the next batch.
+    With `is_fixed` (validation) every batch plays the same first tasks, and a failed episode stays in its group. Otherwise a
+    group that has a failed episode or that `keep` drops is in `rejected` until the next batch; another task replaces it.
 
     `agents` gives the agent that plays a task. `score` rewards a complete group before the filter sees it. `run_async` waits
     for a coroutine on the run's event loop. `watchdog` ends episodes that run past their deadline. `replay_log` records which
-    groups each batch takes, or prescribes it. `stopwatch` learns how many groups play."""
+    groups each batch takes, or prescribes it. `stopwatch` counts the playing groups."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class RolloutScheduler:
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
         """The batch as one part or, if streamed, in several: groups in the order in which they end, each as soon as it is
-        selected for the batch, while the others still play. Raises what `get_batch` raises. A batch that is closed before its
-        last part is played again; `close` closes it too."""
+        selected for the batch, while the others still play. Raises what `get_batch` raises. If the iterator is closed before
+        the last part, the batch is played again; `close` closes the iterator too."""
         self._open_parts = self._parts(num_trajectories, is_streamed)
         return self._open_parts
 
@@ -156,8 +156,8 @@ class RolloutScheduler:
         self._failing.clear()
 
     async def _collect(self, parts: list[list[int]], is_streamed: bool) -> Part:
-        """The next part of the batch; adds its indices to `parts`. The last part removes the batch from the buffer. A part that
-        is the whole batch is ordered by index, so that a synchronous run doesn't depend on the order in which groups end."""
+        """The next part of the batch; adds its indices to `parts`. The last part removes the batch from the buffer. Unless
+        streamed, the batch is ordered by index, so that a synchronous run doesn't depend on the order in which groups end."""
         self._stopwatch.work = self._work
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self._stop)
@@ -227,7 +227,7 @@ class RolloutScheduler:
             task.add_done_callback(partial(self._end, index))
 
     def _end(self, index: int, task: asyncio.Task[Group]) -> None:
-        """Handles the end of a group's task. A task that isn't among the running ones any more was cancelled here."""
+        """Handles the end of a group's task. A task that isn't in `_running` any more was cancelled by the scheduler."""
         if self._running.pop(index, None) is None:
             return
         if task.cancelled():
@@ -272,8 +272,8 @@ class RolloutScheduler:
             self._num_ended[index] += 1
 
     def _num_done(self) -> int:
-        """Episodes done in the batch: groups with a place, plus as many others as are missing. Groups of later
-        batches play too, so a count of all episodes wouldn't tell when the batch is complete."""
+        """Ended episodes of the batch: those of the selected groups, and of as many playing groups as the batch lacks. Groups
+        of later batches play too, so a count of all episodes wouldn't tell when the batch is complete."""
         size, num_missing = self._episodes_of_group, self._buffer.num_missing
         others = [min(num, size) for num in self._num_ended.values()]
         if not self.settings.is_ordered:
@@ -357,6 +357,6 @@ class RolloutScheduler:
                 self._buffer.restart(group.index)
 
     def _fits(self, group: Group) -> bool:
-        """Whether the group fits this run, which may have another group size than before, or a greedy sibling."""
+        """Whether a restored group has this run's group size and, if the run needs one, a greedy sibling."""
         num_siblings = len({trajectory.sibling for trajectory in group.trajectories})
         return num_siblings == self.settings.group_size and (group.greedy is not None or not self.settings.has_greedy_sibling)

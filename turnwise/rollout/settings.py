@@ -8,8 +8,8 @@ from turnwise.errors import counted
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """How many episodes run at once, how far they run ahead of training, and how failures and filtered groups are replaced.
-    `max_failed_fraction` is a share of the trajectories of one batch. Beyond it the run stops with the most frequent error. To
-    replace filtered groups, at most `max_refill_factor` times the groups of a batch are played."""
+    `max_failed_fraction` is a share of the trajectories of one batch. Beyond it the run stops with the most frequent error. At
+    most `max_refill_factor` × (groups of a batch) filtered groups are replaced by new ones."""
 
     group_size: int
     max_concurrent_groups: int

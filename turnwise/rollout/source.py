@@ -21,7 +21,7 @@ class RolloutSource(Protocol):
     """Groups of trajectories, batch by batch: played (`scheduler`), or read from a file (`replay`)."""
 
     rejected: list[Group]
-    """Groups since the previous batch that aren't trained on, for the record."""
+    """Groups rejected since the previous batch. They are written to the journal, but not trained on."""
     score: ScoreGroup | None
     """Scores groups, None if only environments give rewards."""
     num_episodes: int
@@ -32,7 +32,7 @@ class RolloutSource(Protocol):
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether there is no batch after the last one."""
+        """Whether all batches have been handed out."""
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
         """The next `num_trajectories` trajectories in complete groups; fewer, perhaps none, if a filter leaves no more."""

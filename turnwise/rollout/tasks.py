@@ -38,7 +38,7 @@ class TaskSource(Protocol):
 
 
 class FixedTasks:
-    """The part of a `TaskSource` that is the same for all sources without a state."""
+    """Base class of the task sources that don't adapt to the results of played groups."""
 
     num_tasks: int | None = None
     version = 0
@@ -63,7 +63,7 @@ class DataRow:
 
 
 class RowTasks(FixedTasks):
-    """Every row once per epoch; if shuffled, in a different order each epoch. The state tells these rows from others.
+    """Every row once per epoch; if shuffled, in a different order each epoch. The state is a hash that detects changed rows.
 
     >>> rows = [DataRow("sums", "single_turn_agent", {"prompt": text}) for text in ("1+1", "1+2", "2+2")]
     >>> source = RowTasks(42, "train", rows, num_epochs=2)
@@ -124,11 +124,11 @@ class RowTasks(FixedTasks):
 
 @dataclass(frozen=True)
 class SeededTasks(FixedTasks):
-    """The endless sequence of tasks of seeded environments for one split. With `rows` it is mixed with the rows of a data set,
-    under the tag `rows_tag`, and ends with them.
+    """The endless sequence of tasks of seeded environments for one split. With `rows`, the rows of a data set are mixed in
+    under the tag `rows_tag`, and the sequence ends when they do.
 
-    Among every `sum(partition)` consecutive groups, `partition[i]` have the tag `tags[i]`. They are spread evenly, so that a
-    short batch has every tag in its share. A group's slot is its place in such a round; its episode is the number of the round.
+    The groups come in rounds of `sum(partition)`, in which `partition[i]` groups have the tag `tags[i]`, spread evenly, so that
+    a short batch has every tag in its share. A group's slot is its place in its round; its episode is the number of the round.
 
     >>> source = SeededTasks(run_seed=42, split="train", tags=("FrozenLake", "Sokoban"), partition=(4, 2))
     >>> [source.task(i).tag for i in range(6)]
@@ -274,6 +274,6 @@ def _success(trajectory: Trajectory) -> float:
 
 
 def sibling_sampling(sampling: SamplingParams, task: Task, sibling: int) -> SamplingParams:
-    """The group's sampling parameters with a seed of this sibling's own; the conversation derives the turns' seeds from it. A
-    retry of a failed episode uses the same seed, so it samples the same tokens if the cause was outside."""
+    """The group's sampling parameters with the sibling's own seed; the conversation derives the turns' seeds from it. A retry
+    of a failed episode uses the same seed, so it samples the same tokens as long as the observations are the same."""
     return replace(sampling, seed=derive_seed(task.seed, "tokens", sibling))

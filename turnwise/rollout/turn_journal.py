@@ -24,8 +24,8 @@ _CLOSE_S = 10.0  # seconds to write what is left at the end of a run
 
 
 class TurnJournal:
-    """Appends lines to a file in a thread, so that no episode waits for the disk. A file with half of `max_bytes` is renamed to
-    `turns.1.jsonl`, replacing the file before. If the disk fails, the journal logs it and stops."""
+    """Appends lines to a file in a thread, so that no episode waits for the disk. A file that reaches half of `max_bytes` is
+    renamed to `turns.1.jsonl`, which replaces the previous one. If the disk fails, the journal logs it and stops."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path, self._max_bytes = path, max_bytes // 2

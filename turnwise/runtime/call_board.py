@@ -4,7 +4,7 @@ import mmap
 
 _NUM_LINES, _WIDTH = 64, 256
 _IS_DONE, _LAST, _STATUS = 0, 1, 2
-"""Bytes of the first line: whether the command is done, the line of the last call, and the exit status that follows."""
+"""Bytes of line 0: whether the command is done, the line number of the last call, and the coming exit status."""
 
 
 class CallBoard:

@@ -24,14 +24,14 @@ thousands of episodes again and again: a third of the cost of a turn."""
 
 
 class LoopIteration(Wait):
-    """One turn of an event loop: all tasks wait until the running one awaits something."""
+    """The deadline of one iteration of an event loop, in which all other tasks wait until the running one awaits something."""
 
     _timer: asyncio.TimerHandle | None = None
 
     async def keep(self, main: Coroutine[Any, Any, T], results: list[T]) -> None:
-        """Adds the result of `main` to the list. The deadline moves on as long as the loop turns. The result isn't returned:
-        whenever `asyncio.Runner` restores its Ctrl-C handler, `signal` formats the task and its result, which takes half a
-        second for a step's trajectories."""
+        """Awaits `main` and appends its result to `results`. The deadline moves on as long as the loop iterates. The result
+        isn't returned: whenever `asyncio.Runner` restores its Ctrl-C handler, `signal` formats the task and its result, which
+        takes half a second for a step's trajectories."""
         self._loop = asyncio.get_running_loop()
         self._beat()
         try:
@@ -112,8 +112,8 @@ class WatchedRunner:
 
 @contextmanager
 def outer_loop_aside() -> Iterator[None]:
-    """Lets another event loop run in the thread of a running one, which pauses meanwhile: a notebook's kernel runs cells inside
-    its loop. asyncio refuses that, since few programs want their loop to pause."""
+    """Lets another event loop run in a thread whose own loop is running, such as a notebook's. The outer loop pauses meanwhile;
+    asyncio refuses to nest loops by itself, since few programs want their loop to pause."""
     outer = asyncio._get_running_loop()
     if outer is None:
         yield

@@ -1,5 +1,5 @@
-"""Calls of users' code. What such code does to the process is reported with its name. A call is on the `call_board` in case it
-ends the process. An exception that isn't an `Exception` becomes an ordinary error, which doesn't end the run."""
+"""Calls of users' code. If such code harms the process, the report names the code. `call_board` lists running calls in case one
+ends the process. An exception outside `Exception`, such as SystemExit, becomes an ordinary error, which doesn't end the run."""
 
 import asyncio
 import dis
@@ -15,9 +15,9 @@ _HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")  # the signal ha
 
 
 class Foreign:
-    """Surrounds a call: notes it with its `episode`, if given, and turns exceptions that would end the process into an
-    `EnvironmentFault`. Ctrl-C, cancellation and deadlines pass through. So do ordinary exceptions, unless they `are_faults`;
-    the fault then says where they were raised. StopIteration never passes, since no coroutine or future can carry it."""
+    """Surrounds a call: lists it on the `call_board` if it has an `episode`, and turns exceptions that would end the process
+    into an `EnvironmentFault`. Ctrl-C, cancellation and deadlines pass through. So do ordinary exceptions, unless `are_faults`.
+    StopIteration never passes, since no coroutine or future can carry it."""
 
     __slots__ = ("_are_faults", "_call", "_episode", "_line")
 

@@ -11,7 +11,7 @@ from turnwise.runtime.stopwatch import Stopwatch
 
 def launched() -> tuple[int, int]:
     """`(rank, size)`: the number of this process among those that a launcher started, and how many there are; `(0, 1)` without
-    a launcher. Raises ConfigError if they are on several machines, or no launcher sets such variables."""
+    a launcher. Raises ConfigError if they are on several machines, or if RANK and WORLD_SIZE contradict each other."""
     told = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
     if None in told:
         return 0, 1
@@ -42,7 +42,7 @@ class RankContext:
     layout: Mapping[str, int] = field(default_factory=lambda: {"dp": 1})
     """Sizes of the parallel dimensions; their product is `world_size`."""
     peers: tuple[int, ...] = (0,)
-    """Processes that host the role's ranks, in the order of the ranks: their ranks in torch's default process group."""
+    """For each rank of the role, in order: the rank in torch's default process group of the process that hosts it."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)
     """Workers of other roles in this process, by role: a server here can read its trainer's tensors without a copy."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)

@@ -82,7 +82,7 @@ def _relative(file: str) -> str:
 
 
 def _waits_for_work(stack: Stack) -> bool:
-    """Whether no call is turnwise's or a user's (a writer or monitor), or the thread is idle in its pool."""
+    """Whether a thread is idle: all calls are of libraries (as in a writer or monitor), or it waits in its pool."""
     is_of_libraries = all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack)
     return is_of_libraries or (stack[-1].file == _POOLS and stack[-1].function == "_next")
 

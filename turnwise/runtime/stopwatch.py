@@ -14,11 +14,11 @@ class TokenCounts(NamedTuple):
     """
 
     given: int = 0
-    """Tokens of samples."""
+    """Tokens of all samples; a prefix that several samples share counts for each of them."""
     distinct: int = 0
-    """Tokens that no other sample of the same micro-batch has computed: shared prefixes count once."""
+    """Tokens of the samples, where a prefix shared within a micro-batch counts once."""
     computed: int = 0
-    """Positions of the model's input, padding among them."""
+    """Positions of the model's input, including padding."""
 
     @property
     def padding_share(self) -> float:
@@ -36,9 +36,9 @@ class TokenCounts(NamedTuple):
 
 
 LOOP, ENGINE, ENVIRONMENTS = "event loop", "engine", "environments"
-"""Tracks of a turning event loop: the loop itself, the engine's computing, and calls of environments."""
+"""Tracks of the event loop: all the time that it runs, and the parts that the engine and calls of environments take."""
 IDLE, HELD = "idle", "held"
-"""Tracks of an idle loop: while episodes play, and while none does."""
+"""Tracks of the time that the event loop waits with nothing to do: while episodes play, and while no episode plays."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Work:
     tokens: int = 0
     """Tokens of the finished micro-batches."""
     count: Callable[[], int] | None = None
-    """Counts the finished part on demand, if keeping count would cost too much."""
+    """Returns the finished units. It replaces `done` where updating a counter would cost too much."""
 
     @property
     def num_done(self) -> int:
@@ -82,7 +82,7 @@ class Stopwatch:
         """Tokens of all passes of the trained models."""
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
-        """Adds that `name` ran on `track` from `started` to `ended` [now], in seconds of `now`. A track has one thread."""
+        """Records that `name` ran on `track` from `started` to `ended` (times of `now()`; None = now). One thread per track."""
         self._spent(track, (self.now() if ended is None else ended) - started)
 
     def did_batch(self, num_tokens: int) -> None:

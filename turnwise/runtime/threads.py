@@ -27,7 +27,7 @@ class DaemonThread:
         self._thread.start()
 
     def start(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Queues a call. A future that is cancelled before its turn is never called."""
+        """Queues a call. If its future is cancelled before its turn, the call is never made."""
         result: Future[Any] = Future()
         self._calls.put((result, partial(function, *args)))
         return result
@@ -37,13 +37,13 @@ class DaemonThread:
         self._calls.put(None)
 
     def interrupt(self) -> None:
-        """Raises SystemExit in the running call: it ends a busy loop in Python at once, and a wait in C when that returns."""
+        """Raises SystemExit in the running call. A Python loop ends at once; a wait in C code ends when the C code returns."""
         ident = self._thread.ident
         if ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(SystemExit))
 
     def join(self, timeout_s: float) -> None:
-        """Waits up to `timeout_s` until the thread is gone after its `end`."""
+        """Waits at most `timeout_s` seconds for the thread to finish; call `end` first."""
         self._thread.join(timeout_s)
 
     def _serve(self) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from turnwise.errors import WorkerError
 
 _JOIN_S = 120.0
-"""Seconds that a process waits for the others at the start. Later waits, for each other's sums, end by the run's deadlines."""
+"""Seconds that a process waits for the others to join. The run's deadlines, not this, bound later waits in all-reduces."""
 _SUM_S = 24 * 3600.0
 _POLL_S = 0.02
 
@@ -22,20 +22,20 @@ _groups: dict[tuple[int, ...], Any] = {}  # the groups of some of the processes,
 
 
 def form_groups(groups: Sequence[tuple[int, ...]]) -> None:
-    """Forms groups of some of the processes. Every process calls it with the same groups, even one that is in none."""
+    """Makes a process group for each tuple of ranks. All processes must call this with the same groups, members or not."""
     _groups.clear()
     for ranks in groups:
         _groups[ranks] = dist.new_group(list(ranks))
 
 
 def group_of(ranks: tuple[int, ...]) -> Any:
-    """The group of these processes; None if they are all processes, as torch expects."""
+    """The process group of these ranks; None for all ranks, since torch takes None as the default group."""
     return None if len(ranks) == dist.get_world_size() else _groups[ranks]
 
 
 def join_processes(meeting: str | None, rank: int, world_size: int, device: str) -> None:
-    """Joins the default process group of this machine's processes. They meet through the file `meeting`, or their launcher.
-    NCCL connects GPUs; gloo connects the rest over the loopback interface. Raises WorkerError if the others didn't come."""
+    """Joins the default process group of this machine's processes. They meet through the file `meeting`, or at their
+    launcher's address if it is None. NCCL connects GPUs, gloo the rest (loopback only). Raises WorkerError if joining fails."""
     if not os.environ.get("GLOO_SOCKET_IFNAME"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if device.startswith("cuda"):
@@ -61,7 +61,7 @@ def join_processes(meeting: str | None, rank: int, world_size: int, device: str)
 
 
 def _meet(store: dist.Store, rank: int, world_size: int) -> None:
-    """Waits until all processes have arrived. torch itself would wait as long as for a sum, and ignore signals."""
+    """Waits until all processes have arrived. torch's own wait would last up to `_SUM_S` and ignore signals."""
     names = [f"rank {number}" for number in range(world_size)]
     store.set(names[rank], "")
     end = time.monotonic() + _JOIN_S

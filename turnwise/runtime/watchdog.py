@@ -30,7 +30,7 @@ _SIGNAL = signal.Signals.__members__.get("SIGUSR2")
 
 
 _awaiting: ContextVar[Wait | None] = ContextVar("_awaiting", default=None)
-"""The wait that surrounds a task and any tasks it starts."""
+"""The innermost wait around the current task. Tasks that it starts inherit this wait."""
 
 
 _NO_CONTEXT = Context()
@@ -46,9 +46,9 @@ class Wait:
     It raises DeadlineError, or the given `error`, when it is left after its deadline."""
 
     deadline = float("inf")
-    """A time of `time.monotonic()`. Past it the wait is interrupted, and a grace period to unwind becomes the next deadline."""
+    """A time of `time.monotonic()`. Past it the wait is interrupted and gets a new deadline, the end of a grace period."""
     report: str | None = None
-    """Text of the error, after the deadline."""
+    """Text of the error; None until the deadline has passed."""
     outer: Wait | None = None
     is_interrupted = False
     _has_cancelled = False
@@ -116,7 +116,7 @@ class Wait:
             self.deadline = time.monotonic() + self.timeout_s
 
     def expire(self) -> None:
-        """Handles a deadline that passed while the event loop turned."""
+        """Handles the deadline of an awaiting task: keeps the report and cancels the task."""
         if self.report is not None:
             return
         self.report = self._watchdog.describe(self, asyncio.get_running_loop())
@@ -125,23 +125,23 @@ class Wait:
         self._task.cancel()
 
     def is_due_in(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether a deadline of this wait may still pass while the loop turns."""
+        """Whether this wait belongs to a task of `loop` and has a deadline that hasn't expired yet."""
         return self.report is None and self.deadline < float("inf") and self._task.get_loop() is loop
 
     def interrupt(self) -> None:
-        """Ends the call that blocks the main thread, from the signal handler that interrupted it."""
+        """Called by the signal handler: the exception ends the call that blocks the main thread."""
         raise Interrupt
 
 
 class Watchdog:
     """Ends the waits of one thread, the main one, that run past their deadlines.
 
-    Awaiting ends by the event loop's own timers. A call that blocks the thread is found by a daemon thread, which collects
-    the stacks and interrupts the call by a signal (SIGUSR2), as Ctrl-C would. If the thread doesn't come back within
-    `grace_s`, it is stuck in C code, and the process ends with the same text on stderr. Off the main thread, and without
-    Unix signals, nothing can be interrupted: there the process ends after the grace. The deadlines of blocking calls are
-    checked every `poll_s` seconds. While C code holds Python's lock, no Python thread can check: then `faulthandler` ends the
-    process, with bare stacks, after `stall_s` or a longer deadline.
+    A timer of the event loop cancels a task that awaits too long. For a call that blocks the main thread, a daemon thread
+    checks the deadlines every `poll_s` seconds; it collects the stacks and interrupts the call by a signal (SIGUSR2), as
+    Ctrl-C would. If the call doesn't end within `grace_s`, it is stuck in C code, and the process ends with the error's text
+    on stderr. Without Unix signals, or off the main thread, nothing can be interrupted, so the process ends after the grace.
+    While C code holds Python's lock (the GIL), the daemon thread can't check: then `faulthandler` ends the process, with bare
+    stacks, after `stall_s` or a longer deadline, and the grace.
 
     A watchdog that wasn't started interrupts nothing: it finds out late, when the blocking call returns.
 
@@ -158,12 +158,12 @@ class Watchdog:
         self.loop: asyncio.AbstractEventLoop | None = None
         """The loop that the thread runs."""
         self.turn: Wait | None = None
-        """The wait of that loop's tasks for the running one."""
+        """The wait of all tasks of that loop until the running task awaits: the limit on how long a task may block the loop."""
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
         """The innermost wait of each task that awaits something with a deadline."""
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle, float] | None = None
-        """The loop, its timer for the earliest deadline, and that deadline. Waits share one timer, as most end long before
-        theirs."""
+        """The loop, its timer for the earliest deadline, and that deadline. Waits share one timer, because most end long
+        before their deadlines."""
         self._pending: Wait | None = None  # the wait to be interrupted, until the interrupt is raised
         self._stacks, self._stacks_at = "", float("-inf")
         self._stop = threading.Event()
@@ -208,7 +208,7 @@ class Watchdog:
         self.close()
 
     def look_at(self, deadline: float) -> None:
-        """Looks for waits past their deadlines at this time of `time.monotonic()`, on the running event loop."""
+        """Makes the running event loop check all waits at `deadline` of `time.monotonic()`, or earlier if so planned."""
         loop = asyncio.get_running_loop()
         if self._timer is not None and self._timer[0] is loop:
             if self._timer[2] <= deadline:
@@ -227,7 +227,7 @@ class Watchdog:
             wait.expire()
 
     def expired(self) -> Wait | None:
-        """The innermost wait around the running task that is past its deadline."""
+        """The innermost of the waits around the running task that are past their deadlines; None if no wait is."""
         return next((wait for wait in _chain(_awaiting.get()) if wait.report is not None), None)
 
     def describe(self, wait: Wait, loop: asyncio.AbstractEventLoop | None) -> str:
@@ -237,7 +237,7 @@ class Watchdog:
         return f"{wait}\n{self._stacks}"
 
     def _waits(self) -> list[Wait]:
-        """The current waits of the thread, innermost first. A turn of the event loop counts if its task has no deadline."""
+        """The current waits of the thread, innermost first. `turn` is left out if the running task has a deadline."""
         waits = list(_chain(self.innermost))
         if self.loop is None or self.turn not in waits:
             return waits

@@ -1,4 +1,4 @@
-"""The check that any environment must pass before it is trained in."""
+"""The check that any environment must pass before it is used for training."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -9,14 +9,14 @@ from turnwise.errors import EnvironmentFault
 from turnwise.protocols import Env
 
 CALL_S = 60.0
-"""Seconds for one call."""
+"""Maximum seconds of one call of the environment."""
 UNPARSED = ""
 
 
 def check_env_contract(make_env: Callable[[], Env], actions: Sequence[str], seeds: Sequence[int] = (0, 1)) -> None:
     """Plays `actions` under each seed and compares: a seed must fix an episode, in a new environment and after a reset. It also
     checks return types, declared metrics, hashable state keys, an action that couldn't be parsed, and two closes. Raises
-    EnvironmentFault for the first thing that is wrong, and what the environment raises."""
+    EnvironmentFault for the first thing that is wrong. Exceptions of the environment are passed on."""
     with ExitStack() as ended:
         try:
             _check([ended.enter_context(CheckedEnv(make_env, CALL_S, CallTimes(Timings))) for _ in range(2)], actions, seeds)

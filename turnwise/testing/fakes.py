@@ -76,9 +76,9 @@ Script = Callable[[SeenRequest], Sequence[int]]
 class ScriptedServer:
     """An InferenceServer whose responses are given: a list of token lists, in order, or a function of the request.
 
-    A response ends at its first stop token (kept, finish reason `stop`), or is cut at the budget (`length`); a response
-    that stops by itself ends with `length` too. `requests` records what was asked, `released` the conversations that are
-    over. While suspended it holds requests back. `abort` cuts every response that is still held back to nothing.
+    A response ends at its first stop token (kept, finish reason `stop`), or is cut at the budget (`length`); a scripted
+    response that is shorter and has no stop token gets `length` too. `requests` records what was asked, `released` the
+    conversations that are over. A suspended server holds requests back; `abort` ends a held request without tokens.
 
     >>> import asyncio
     >>> server = ScriptedServer([[7, 8, 9, 10]])

@@ -25,7 +25,7 @@ class StatelessTool:
 
 class FunctionTool(StatelessTool):
     """A function without state. A coroutine function is awaited; any other function runs in a thread. A result that isn't text
-    is shown as JSON. Raises ConfigError if the function lacks type hints, or a Google docstring of all parameters.
+    is shown as JSON. Raises ConfigError if the function lacks type hints, or a Google-style docstring of all parameters.
 
     >>> def add(a: int, b: int) -> int:
     ...     '''Adds two numbers.

@@ -1,4 +1,4 @@
-"""The published tool and the published simulated user of GSM8K: the model gives an answer and is told whether it is right."""
+"""verl's tool and simulated user for GSM8K: the model gives an answer and is told whether it is right."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from turnwise.errors import EnvironmentFault
 from turnwise.types import Message, Task
 
 SCHEMA: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-"""The published schema."""
+"""The tool's schema, as verl publishes it."""
 UNIMPROVED = -0.05
 """Reward of a submission that is no better than the one before."""
 
 
 @dataclass(slots=True)
 class Submissions:
-    """The state of a trajectory: its right answer, its best score so far and its reward."""
+    """The state of a trajectory: its right answer, the score of the last submission (`best`) and the reward so far."""
 
     ground_truth: str
     best: float = 0.0
@@ -27,7 +27,7 @@ class Submissions:
 
 class Gsm8kTool:
     """Scores submitted answers against the row's `extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_truth`. Its
-    reward is a penalty for submissions that improve nothing; `data.reward` scores the final answer."""
+    reward is the sum of penalties for submissions that improve nothing; `data.reward` scores the final answer."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         self.schema = tool_schema or SCHEMA

@@ -1,4 +1,4 @@
-"""The launcher of the sandbox: it limits its own process for good, then runs `main.py` of its folder.
+"""The launcher of the sandbox: it restricts its own process irrevocably, then runs `main.py` of the folder.
 
 It is started as `python -I -S jail.py FOLDER {"…": …}` with the limits, and imports nothing but the standard library. Its first
 line of output says how the process is isolated, or why it can't be. The output of the code follows.
@@ -37,9 +37,9 @@ MACHINES = {"x86_64": 0, "aarch64": 1}
 ARCHITECTURES = (0xC000003E, 0xC00000B7)
 with open(os.path.join(os.path.dirname(__file__), "jail.json"), encoding="utf-8") as file:
     CALLS = json.load(file)
-"""`allowed`: system calls with their numbers on `MACHINES`. `only_with`: calls that are allowed for some values of one
-argument: socket pairs, messages without an address, a thread's name, own limits, fcntl without owners of signals, ioctl that
-asks for a terminal or sets non-blocking and inherited files, signals to itself."""
+"""`allowed`: system calls with their numbers on `MACHINES`. `only_with`: calls that are allowed only for some values of one
+argument. They may make socket pairs, send without an address, name a thread, read or set the process's own limits, use fcntl
+(except to send signals) and ioctl (terminal checks, non-blocking, close-on-exec), and signal the process itself."""
 CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000
 
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
@@ -58,7 +58,7 @@ class Refused(Exception):
 
 
 def called(what: str, *arguments: object) -> int:
-    """The result of a system call by number. Raises Refused if it fails."""
+    """Makes a system call (number, then arguments) and returns its result. Raises Refused, naming `what`, if it fails."""
     result: int = libc.syscall(*arguments)
     if result < 0:
         raise Refused(f"{what} failed: {os.strerror(ctypes.get_errno())}")
@@ -84,7 +84,7 @@ def readable_files() -> list[tuple[str, int]]:
 
 
 def become_nobody() -> str:
-    """Changes from root to its own user, drops all capabilities (users may hold some too), and says who runs the code."""
+    """Changes from root to a user of its own, drops all capabilities (users may hold some too), and says who runs the code."""
     if os.geteuid() == 0:
         uid = FIRST_UID + os.getpid() % NUM_UIDS
         try:
@@ -117,7 +117,7 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def rules_of_files() -> int:
-    """Landlock's rules: the readable files and the folder. They take effect with `landlock_restrict_self`."""
+    """Returns a descriptor of Landlock rules for the readable files and the folder; `landlock_restrict_self` applies them."""
     if landlock_version() < MIN_LANDLOCK:
         raise Refused(
             f"the kernel {os.uname().release} has no Landlock of version {MIN_LANDLOCK} (Linux 6.2 or newer, and `landlock` in "
@@ -132,7 +132,7 @@ def rules_of_files() -> int:
 
 
 def filter_of_calls(column: int) -> bytes:
-    """The filter as instructions of classic BPF: code, jump if true, jump if false, operand."""
+    """The seccomp filter for `MACHINES` number `column`: classic BPF (code, jump if true, jump if false, operand)."""
     program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[column]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     for numbers in CALLS["allowed"].values():
         if (number := numbers[column]) is not None:
@@ -149,7 +149,7 @@ def filter_of_calls(column: int) -> bytes:
 
 
 def read_through(folder: str) -> None:
-    """Lets Python find the standard library through an open descriptor of its folder: a path below /root is closed now."""
+    """Points Python at the standard library through an open descriptor: the new user may not enter a path below /root."""
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     sys.path = [path.replace(STDLIB, folder) for path in sys.path]
     for module in list(sys.modules.values()):

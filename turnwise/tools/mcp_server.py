@@ -12,7 +12,7 @@ from turnwise.runtime.threads import DaemonThread
 from turnwise.tools.function_tool import StatelessTool, check_keys
 
 CONNECT_S = 60.0
-"""Seconds in which a server must start and name its tools."""
+"""Seconds within which a server must start and list its tools."""
 KEYS = {"command": list, "url": str, "env": dict, "headers": dict, "tools": list}
 INVALID_PARAMS = -32602
 

@@ -58,7 +58,7 @@ class PythonResult(NamedTuple):
     text: str
     """stdout and stderr in the order of writing, with the traceback. If a limit ended the run, the last sentence says so."""
     outcome: Literal["ok", "error", "timeout", "disk", "killed"]
-    """`error`: an exception, or an exit status that isn't 0. `killed`: a signal, such as that for too much processor time."""
+    """`error`: an exception, or an exit status that isn't 0. `killed`: a signal, e.g. SIGKILL for too much processor time."""
     seconds: float
     isolation: str
     """How the system isolated the process."""

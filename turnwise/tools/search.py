@@ -12,12 +12,12 @@ from turnwise.jsonl import read_jsonl
 from turnwise.tools.function_tool import FunctionTool, check_keys
 
 NUMBERS = {"k": 3, "max_document_length": 2000}
-"""Default numbers: the most documents of a result, and the most characters shown of each."""
+"""Defaults: the maximum number of documents in a result, and the maximum number of characters shown of each."""
 WORD = r"(?u)\b\w+\b"
 
 
 class SearchTool(FunctionTool):
-    """Searches the documents of `config.documents`, a JSONL file of objects with `id` and `text`. The other keys are `NUMBERS`.
+    """Searches the documents of `config.documents`, a JSONL file of objects with `id` and `text`. Other keys: `NUMBERS`.
     Raises ConfigError if the config has another key, lacks the file, or a number isn't positive; DataError if the file has no
     documents, a document without `id` or `text`, or two with the same id; NotAvailableError if bm25s isn't installed."""
 
@@ -62,7 +62,7 @@ def _library() -> Any:
 
 @lru_cache(maxsize=2)
 def _indexed(path: Path, *changes: int) -> tuple[Sequence[tuple[str, str]], Any]:
-    """Ids and texts of a file, and their index; made once, though the start of a run asks for a tool several times."""
+    """Ids and texts of a file, and their index. They are cached until `changes`, the file's time and size, differ."""
     found: dict[str, tuple[str, str]] = {}
     for place, row in read_jsonl(path):
         id, text = row.get("id"), row.get("text")

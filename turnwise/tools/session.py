@@ -49,7 +49,7 @@ class OfferedTool:
 
     tool: Tool
     timeout_s: float | None = None
-    """Seconds of one call; None = `agent.tool_timeout_s`."""
+    """Maximum seconds of one call; None = `agent.tool_timeout_s`."""
     max_concurrency: int | None = None
     """Maximum calls at the same time; None = any number."""
     name: str = field(init=False)
@@ -231,12 +231,12 @@ class Interactions:
 
     by_name: Mapping[str, Interaction] = field(default_factory=dict)
     timeout_s: float | None = None
-    """Seconds of one call."""
+    """Maximum seconds of one call; None = no limit."""
     watchdog: Watchdog = field(default_factory=Watchdog)
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def open(self, task: Task, sibling: int, max_turns: int | None = None) -> "InteractionSession":
-        """The user that the row names (or nobody), with at most `max_turns` messages. Raises ToolFault if there is none."""
+        """The user that the row names, or nobody, with at most `max_turns` messages. Raises ToolFault for an unknown name."""
         kwargs = interaction_kwargs(task.payload)
         name = str(kwargs.get("name", ""))
         if name and name not in self.by_name:
@@ -251,7 +251,7 @@ class InteractionSession:
     limit: Limit | None = None
     """The limit that silenced the user; None if the user ended the conversation."""
     num_turns = 0
-    """Number of messages that the user has said."""
+    """Number of messages that the user has sent."""
 
     def __init__(
         self, box: Interactions, name: str, kwargs: Mapping[str, Any], task: Task, sibling: int, max_turns: int | None
@@ -284,9 +284,9 @@ class InteractionSession:
             logger.warning("%s: %s", self._id, later)
 
     async def reply(self, messages: Sequence[Message], turn: Turn) -> list[Message]:
-        """The user's next message after the answer of `turn`, which gets the user's score as a reward. Empty if there is no
-        user, or the user ends the conversation or has said all it may (then `limit` is set). Raises ToolFault if the user takes
-        too long or answers in another form; EnvironmentFault if the user raises something."""
+        """The user's next message after the answer of `turn`, which gets the user's score as a reward. The list is empty if
+        there is no user, the user ends the conversation, or its messages are used up (then `limit` is set). Raises ToolFault if
+        the user takes too long or answers in another form; EnvironmentFault if the user raises something."""
         if not self.is_there:
             return []
         said = await self._ask("generate_response", self._state, list(messages), **self._kwargs)

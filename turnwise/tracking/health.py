@@ -1,6 +1,6 @@
 """Why a run may learn nothing: conditions over metrics of finished steps, each reported once, with advice. Nothing here looks
 at a single step alone. A share is compared over several steps in a row, and a rise or fall only counts where it exceeds several
-standard errors. These come from how much neighbouring steps differ: they play different tasks, which a binomial would miss."""
+standard errors, estimated from how neighbouring steps differ: steps play different tasks, so a binomial error is too small."""
 
 import math
 from collections import deque
@@ -14,32 +14,32 @@ from turnwise.types import Group
 
 PAGE = "docs/reward_does_not_rise.md"
 MAX_QUOTE = 80
-"""Characters of an answer that a sentence shows."""
+"""Maximum characters of an answer that a sentence quotes."""
 
 FEW, SOME, BLOCK = 3, 5, 10
 """Numbers of steps in a row: for a yes-or-no condition, for a level, and for a mean that is compared."""
 IS_SOLVED = 0.9
-"""Above this success, low entropy and equal scores are desired."""
+"""From this success rate on, the tasks count as solved, and low entropy and equal scores are no problem."""
 MOSTLY = 0.9
 """The share of answers that a sentence calls nearly all."""
 MIN_NATS = 0.1
 """Below this entropy per response, siblings are nearly always the same."""
 BLOWN_FACTOR, BLOWN_NATS = 3.0, 1.0
-"""How far above its lowest level the entropy per token must be, as a factor and in nats: growing exploration doesn't triple."""
+"""How far above its lowest level the entropy per token must be, as a factor and in nats. Mere exploration doesn't triple it."""
 NUM_ERRORS, NUM_RISE_ERRORS, NUM_FOR_NOISE = 5.0, 2.0, 50
-"""Standard errors that a loss must exceed (the best of hundreds of steps is high by chance too), those that a rise must exceed,
-and the number of steps that they are estimated from."""
+"""Standard errors that a fall of success must exceed (the best of hundreds of steps is high by chance too), those that a rise
+must exceed, and the number of recent steps that a standard error is estimated from."""
 LOST_SHARE, LOST_SUCCESS = 0.25, 0.1
-"""Success counts as lost if it fell by this share of its best and by this much."""
+"""Success counts as lost if it fell by this share of its best value, and by at least this much."""
 FELL_BY = 0.05
-"""Held-out success must fall by this much, whatever its interval."""
+"""Held-out success must fall by more than this, however narrow its confidence interval."""
 DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
-"""Mean difference of log-probs per token, and effective share of the tokens: beyond either, importance ratios are noise."""
+"""Mean log-prob gap of sampler and trainer per token, and effective sample size: past either, importance ratios are noise."""
 CUT = 0.5
-"""The share of responses that end at their limit."""
+"""A run is warned if at least this share of its responses ends at the length limit."""
 RANDOM_AFTER, RANDOM_MARGIN, RISE_MARGIN = 20, 0.05, 0.03
-"""Steps before a success is compared with a random player's, and by how much it must be better; and the rise that must be ruled
-out: a run that learns slowly begins at a random player's success, too."""
+"""Steps before success is compared with a random player's, and the margin by which it must be better. They are compared only
+if a rise by more than the third number is ruled out: a run that learns slowly begins at a random player's success, too."""
 
 Row = Mapping[str, float]
 TEXTS = read_table(__file__, "health.yaml")
@@ -53,7 +53,7 @@ class Outcomes(NamedTuple):
 
 
 class Figures(dict[str, float]):
-    """A step's metrics; NaN if not measured, so comparisons are false."""
+    """A step's metrics. A metric that wasn't measured reads as NaN, so every comparison with it is false."""
 
     def __missing__(self, name: str) -> float:
         return math.nan
@@ -79,7 +79,7 @@ class History:
         self.has_differed = False
         self.most_usable, self.lowest_entropy = 0.0, math.inf
         self.best: Sequence[float] = ()
-        """The block of steps with the highest mean success."""
+        """The successes of the `BLOCK` consecutive steps with the highest mean."""
 
     def add(self, row: Row) -> None:
         if (held_out := _mean_of(row, "val/env/", "/success")) == held_out:
@@ -106,7 +106,7 @@ class History:
         return [success for success in self.success[start:stop] if math.isfinite(success)]
 
     def error(self, num_steps: int = BLOCK) -> float:
-        """Standard error of the difference of two means over this many steps; neighbouring steps hardly show a trend."""
+        """Standard error of the difference of two means over `num_steps` each, by neighbouring steps: no trend inflates it."""
         recent = self.successes(-NUM_FOR_NOISE)
         return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / num_steps) if len(recent) > 1 else math.inf
 
@@ -255,7 +255,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 class Health:
-    """Reports each condition once. `play_at_random` gives the successes of a player that draws its actions, or None."""
+    """Reports each condition once. `play_at_random` gives the success of a player that draws its actions at random, or None."""
 
     def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None) -> None:
         self._checks = (*CHECKS, _no_better_than(play_at_random))
@@ -284,7 +284,7 @@ class Health:
 
 
 def _figures(row: Row) -> Figures:
-    """The row with two more metrics: whether all scores were equal (no token has an advantage), the share of valid answers."""
+    """The row with `alike` (no token has an advantage), `usable` (share of valid answers), `success` and `entropy` added."""
     figures = Figures(row)
     figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
     # The advantages of a critic are never all 0: its errors are in them.

@@ -21,7 +21,7 @@ from turnwise.tracking.pace import Pace, duration
 from turnwise.tracking.terminal import TerminalTracker, Ticker
 
 REFRESH_PER_S = 2
-"""How often a thread of rich draws the screen. A drawing takes a few milliseconds of the run's time."""
+"""How many times a second a thread of rich draws the screen. Each time takes a few milliseconds of the run's time."""
 MAX_SHOWN_LINES = 8
 """Maximum lines of a sample, so that the whole stays on one screen."""
 _LABEL_WIDTH, _BAR_WIDTH, _MIN_BAR_WIDTH = 10, 32, 8
@@ -60,7 +60,7 @@ class Screen:
         self._closed_at = now
 
     def render(self, now: float, width: int = 120) -> Group:
-        """The whole screen for a terminal of that width."""
+        """The whole screen for a terminal of `width` columns."""
         rows = Table.grid()
         rows.add_column(width=_LABEL_WIDTH, style="dim")
         if self._closed_at is None:
@@ -85,7 +85,7 @@ class Screen:
         return Group(self._header(now, width), rows, self._shown)
 
     def _header(self, now: float, width: int) -> Text:
-        """On a narrow terminal the bar is left out first, then the title; steps and the time left stay."""
+        """Title, steps, bar and time left. On a narrow terminal the bar is left out first, then the title is cut."""
         num_done, num_steps = self.pace.num_done, self.pace.num_steps
         share = num_done / max(num_steps, 1)
         step, end = f"step {num_done}/{num_steps}  ", f"{share:.0%}  "
@@ -128,11 +128,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 class _ResizableLive(Live):
-    """Also removes the extra lines into which a terminal that became narrower has wrapped the last frame. A terminal that cuts
-    lines instead (xterm) loses as many lines above."""
+    """A Live that also erases the extra lines which appear if a narrowed terminal wraps the last frame. In a terminal that cuts
+    lines instead (xterm), it erases as many lines of other output above the frame."""
 
     _widths: Sequence[int] = ()
-    """Characters of each line of the last frame."""
+    """Width of each line of the last frame, in terminal cells."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         num_wrapped = sum((width - 1) // self.console.width for width in self._widths if width)
@@ -144,7 +144,7 @@ class _ResizableLive(Live):
 
 class LiveTracker:
     """One screen that stays in place; other output appears above it. It appears with the first phase or step, and ends with
-    `close` or with the process, whichever comes first; its last state stays on the terminal, and the cursor is back."""
+    `close` or with the process, whichever comes first; its last state stays on the terminal, and the cursor is shown."""
 
     def __init__(self, screen: Screen, console: Console) -> None:
         self._screen = screen

@@ -10,7 +10,7 @@ from turnwise.package_tables import read_table
 
 
 class MetricColumn(NamedTuple):
-    """One metric to show: its title, the format of its value, and its name, in which `*` stands for any one part."""
+    """One metric to show: its title, the format of its value, and its name, where `*` stands for any part between slashes."""
 
     title: str
     form: str

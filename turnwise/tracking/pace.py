@@ -74,8 +74,8 @@ class Pace:
         return parts
 
     def time_left(self, now: float) -> str:
-        """The time left as text, from the times between recent steps, so that validations and checkpoints count in their share;
-        before the first step has ended, from its progress."""
+        """The time left as text, estimated from the intervals between recent steps, which include validations and checkpoints.
+        Before the first step has ended, it is estimated from the step's progress."""
         num_left, recent = self.num_steps - self.num_done, self._ends[-_NUM_RECENT - 1 :]
         if num_left <= 0:
             return ""
@@ -107,7 +107,7 @@ class Pace:
         return self._stopwatch.num_sampled - self._num_sampled if work.unit == "episodes" else work.tokens
 
     def _phase_left(self, now: float) -> float | None:
-        """Maximum seconds that the phase can still take: running episodes have already done a part of their work."""
+        """Most seconds that the phase can still take, as an episode may end before its token limit; None if unknown."""
         work, elapsed = self._stopwatch.work, now - self._phase_began
         most = work.total * self._tokens_per_episode if work.unit == "episodes" else 0
         done = max(work.num_done / work.total if work.total else 0.0, self._num_tokens / most if most else 0.0)

@@ -90,7 +90,7 @@ class RunLog:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[PhaseTime]:
-        """Measures what runs inside as `time/step_{name}` (or its published name), in seconds. It sets the clock at the end."""
+        """Measures what runs inside as `time/step_{name}` (or its published name), in seconds. Then it sets the PhaseTime."""
         for watcher in self._watchers:
             watcher.begin_phase(name)
         self._num_phases += 1

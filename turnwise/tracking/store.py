@@ -29,7 +29,7 @@ class TrackedRun:
     first_step: int = 0
     """The first step of a resumed run."""
     settings: Mapping[str, object] | None = None
-    """Every resolved setting by its path, without `tracker_kwargs`, which may hold keys."""
+    """Every resolved setting by its path, without `tracker_kwargs`, which may hold API keys."""
 
 
 class Store(Protocol):
@@ -72,7 +72,7 @@ class StoreTracker:
         self._text = text
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Waits for the step's own write only, and not at all while an earlier one is still running."""
+        """Queues the write and waits up to `WRITE_S` for it; doesn't wait if an earlier write is still running."""
         self._settle()
         if self._store is not None:
             self._calls.append(self._thread.start(self._store.write, step, metrics, self._text))
@@ -90,7 +90,7 @@ class StoreTracker:
             self._store = None
 
     def _settle(self, timeout_s: float = 0.0) -> None:
-        """Handles the calls that are over after at most `timeout_s`."""
+        """Waits at most `timeout_s` seconds for the queued calls, then handles those that have ended."""
         wait(self._calls, timeout_s)
         while self._calls and self._calls[0].done():
             fault = self._calls.popleft().exception()

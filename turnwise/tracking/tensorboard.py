@@ -10,7 +10,7 @@ from turnwise.tracking.store import TrackedRun
 
 class TensorBoardStore:
     """Scalars (one event per step), settings as hyperparameters, and texts, in the folder `log_dir` [the run's `tensorboard`];
-    look at them with `tensorboard --logdir FOLDER`. A resumed run replaces what the earlier one wrote from there on."""
+    look at them with `tensorboard --logdir FOLDER`. A resumed run replaces the earlier events from its first step on."""
 
     def __init__(self, run: TrackedRun, log_dir: str | None = None) -> None:
         # Torch's SummaryWriter makes an event of every scalar, which takes ten times as long.

@@ -1,4 +1,4 @@
-"""Plain text on the terminal: one line per step, and warnings; similar ones are printed once."""
+"""Plain text on the terminal: one line per step, and warnings; similar warnings are printed once."""
 
 import logging
 import re
@@ -20,14 +20,14 @@ _TICK_S = 1.0
 
 
 class Ticker:
-    """A thread calls a method every second, from `start` until `end` or until the method's object is gone."""
+    """A thread that calls a method every second, from `start` until `end` or until the method's object is gone."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=_tick, args=(weakref.WeakMethod(call), self._ended), name="ticker", daemon=True)
 
     def start(self) -> None:
-        """Starts the display; a second call is harmless."""
+        """Starts the thread; a second call does nothing."""
         if self._thread.ident is None:
             self._thread.start()
 
@@ -99,9 +99,9 @@ class TerminalTracker:
 
 
 class TerminalHandler(logging.Handler):
-    """Prints warnings to whatever standard error is at that moment: a live view takes its place and prints them above itself.
+    """Prints warnings to the current `sys.stderr`, which a live view replaces so that they appear above the view.
     Warnings that differ only in numbers (episodes, seeds, attempts) are printed once, then counted: the count is printed at the
-    10th, 100th, … and, with `close`, at the end. A message of which `MAX_KINDS` kinds were printed is counted too."""
+    10th, 100th, … and, with `close`, at the end. A message is printed in `MAX_KINDS` kinds; further kinds count as one."""
 
     MAX_KINDS = 5
 
@@ -152,7 +152,7 @@ def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Itera
 
 @contextmanager
 def warnings_on_terminal() -> Iterator[None]:
-    """Prints all warnings, from loggers and from Python, through `TerminalHandler`. A nested one does nothing."""
+    """Prints all warnings, from loggers and from Python, through `TerminalHandler`. A nested call does nothing."""
     root = logging.getLogger()
     if any(isinstance(handler, TerminalHandler) for handler in root.handlers):
         yield

@@ -9,7 +9,7 @@ from turnwise.tracking.store import TrackedRun
 
 
 class WandbStore:
-    """A run of wandb, in the folder `log_dir` [the run's] until it is sent. `api_key` is as in the variable WANDB_API_KEY;
+    """A wandb run, kept in `log_dir` (None = the run's folder) until it is sent. `api_key` replaces the variable WANDB_API_KEY;
     further arguments go to `wandb.init`."""
 
     def __init__(self, run: TrackedRun, api_key: str | None = None, log_dir: str | None = None, **arguments: Any) -> None:

@@ -29,7 +29,7 @@ class Objects:
         self._by_text: dict[str, Any] = {}
 
     def text_of(self, value: Any) -> str:
-        """The string that from now on stands for a class, a function, another callable, or rows."""
+        """The string that stands for a class, a function, another callable, or rows; it is remembered for `install`."""
         named = _named(value)
         owner = f"{_owner(value).__name__}." if isinstance(value, MethodType) else ""
         module, name = (_identifier(part) for part in (named.__module__ or "", f"{owner}{named.__name__}"))
@@ -55,7 +55,7 @@ def _identifier(text: str) -> str:
 
 
 def _digest(value: Any) -> str:
-    """A hash of the source of a callable and of the plain values that it holds, or of rows."""
+    """A hash of rows; for a callable, of its source and of the plain values that it holds."""
     match value:
         case type():
             parts = [_source(value)]
@@ -96,7 +96,7 @@ def _owner(method: MethodType) -> type:
 
 
 def _plain(values: Iterable[tuple[Any, Any]]) -> list[str]:
-    """The values that read the same in every process."""
+    """`key=repr` for the values whose repr is the same in every process."""
     return [f"{key}={value!r}" for key, value in values if isinstance(value, bool | int | float | str | None)]
 
 
@@ -167,7 +167,7 @@ def data_section(
 
 
 def _files(rows: Any, objects: Objects) -> list[str]:
-    """Names of files or of hub data sets as they are; rows become a string that stands for them."""
+    """Names of files or hub data sets, unchanged. Rows become one string that stands for them."""
     if isinstance(rows, str | Path):
         return [str(rows)]
     if isinstance(rows, list | tuple) and rows and all(isinstance(name, str | Path) for name in rows):

@@ -28,7 +28,7 @@ _AT_WORK = Lock()
 class Trainer:
     """Trains a model by reinforcement learning, as `turnwise train` does with a file.
 
-    `docs/python.md` has examples. The config is checked when the Trainer is made; models are loaded when it works.
+    `docs/python.md` has examples. The config is checked when the Trainer is made; models are loaded when it runs.
 
     Args:
         model: folder of the model, or its name on the Hugging Face hub (`pretrain` of the config).
@@ -38,11 +38,11 @@ class Trainer:
         eval_dataset: the same, for validation.
         reward_funcs: functions, or their names, that score what was played, each with one of `reward_weights` [1].
         callbacks: objects with `on_validation`, `on_step_end` or `on_checkpoint` (`turnwise.trainer.callbacks`).
-        is_quiet: whether steps aren't printed.
-        config_file: a YAML whose settings hold where nothing else is said (`from_config`).
+        is_quiet: True prints no steps.
+        config_file: a YAML file; the other arguments replace its settings (`from_config`).
         config: every other key of the config; a section is a dict.
 
-    Raises ConfigError for what `turnwise train` would refuse, in its words."""
+    Raises ConfigError for what `turnwise train` would refuse, with the same message."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Trainer:
 
     @classmethod
     def from_config(cls, path: str | Path, **overrides: Any) -> "Trainer":
-        """A Trainer of a YAML file. `overrides` are a Trainer's arguments, and replace the file's settings."""
+        """A Trainer with the settings of a YAML file. `overrides` are arguments of Trainer that replace the file's settings."""
         folder = str(Path(path).absolute().parent)
         if folder not in sys.path:  # a user's `module:Class` stands beside the config
             sys.path.append(folder)
@@ -130,8 +130,8 @@ class Trainer:
         return next(reversed(all_checkpoints(checkpoints_folder(self.config, self.run_folder))), None)
 
     def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> "Evaluation":
-        """The measurements of `turnwise eval` for the newest checkpoint (or the start, if there is none), or for another
-        `model`. The validation tasks of the config, or their first `num_tasks`, are played as in training."""
+        """The measurements of `turnwise eval` for the newest checkpoint (or the initial model, if there is none), or for
+        another `model`. The validation tasks of the config, or their first `num_tasks`, are played as in training."""
         with _alone():
             self._objects.install()
             from turnwise.build.saved import evaluate_model
@@ -149,9 +149,9 @@ class Trainer:
         return folder if folder and best_facts(folder) else None
 
     def save(self, folder: str | Path, best: bool = False) -> Path:
-        """Writes the newest checkpoint's model, or with `best` the best by `save_best`, as a plain model folder, tokenizer
-        included and adapter merged, and prints its step. A model in the folder is replaced. Raises ConfigError if there is no
-        such model yet, or the folder holds something else."""
+        """Writes the newest checkpoint's model, or with `best` the model that `save_best` kept, as a plain model folder with
+        the tokenizer and merged adapters, and prints its step. A model in the folder is replaced. Raises ConfigError if there
+        is no such model yet, or the folder holds something else."""
         from turnwise.models.load import export_model
         from turnwise.pipelines.by_validation import best_facts
 

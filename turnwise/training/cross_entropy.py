@@ -9,7 +9,7 @@ from turnwise.types import Batch, Metric, ModelOutputs
 
 
 class CrossEntropy:
-    """−Σ weight · log p over the tokens of the mask, divided by their number in the optimiser step."""
+    """−Σ weight · log p over the tokens of the mask, divided by Σ weight of these tokens in the whole optimiser step."""
 
     outputs: frozenset[Output] = frozenset({"logprobs"})
 

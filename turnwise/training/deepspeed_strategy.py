@@ -1,4 +1,4 @@
-"""Training on ranks that share one copy of the optimiser state, gradients and weights between them (ZeRO), by DeepSpeed."""
+"""Training by DeepSpeed on ranks that split one copy of the optimiser state, gradients and weights between them (ZeRO)."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ from turnwise.types import Batch, Metric, ModelOutputs
 
 _DEFAULT_STAGE = 2
 _PARTS: Mapping[MemoryKind, Sequence[str]] = {"weights": ["lp_params"], "optimizer": ["optim_states", "hp_params", "lp_grads"]}
-"""DeepSpeed's names of the memory that it can move away. For the optimiser this includes its fp32 copy of the weights."""
+"""DeepSpeed's names of the memory that it can offload. For `optimizer` this includes its fp32 copy of the weights."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's names of its two moments
 
 
@@ -39,9 +39,9 @@ class DeepSpeedStrategy(TorchStrategy):
     copy of the weights. Schedule, loss scale, denominators and checkpoints are turnwise's own. Checkpoints hold whole tensors,
     so a run can continue with another number of ranks, another stage, or `torch_train`.
 
-    All ranks pass over the same number of micro-batches, even those of weight 0, since ZeRO 3 gathers weights for each. The
-    parts of an optimiser step are kept until the last one, which computes all of them. Raises ConfigError if the role isn't on
-    all processes of the run, or DeepSpeed refuses the options; NotAvailableError if DeepSpeed isn't installed."""
+    All ranks pass over the same number of micro-batches, even those of weight 0, since ZeRO 3 gathers weights for each. Each
+    `train_step` stores its part of an optimiser step; the call with the last part computes all. Raises ConfigError if the role
+    isn't on all processes of the run, or DeepSpeed refuses the options; NotAvailableError if DeepSpeed isn't installed."""
 
     _uses_kernels = False
 
@@ -140,7 +140,7 @@ class DeepSpeedStrategy(TorchStrategy):
                 yield name, parameter.detach()
 
     def _whole(self, parameters: Sequence[Tensor], changing_rank: int | None = None) -> AbstractContextManager[Any]:
-        """Gathers parameters from all ranks; all ranks must call this. Afterwards they have what `changing_rank` wrote."""
+        """Gathers parameters inside the context; all ranks must enter it. On leaving, they get what `changing_rank` wrote."""
         if self.stage < 3:
             return nullcontext()
         gathered: AbstractContextManager[Any] = self._deepspeed.zero.GatheredParameters(list(parameters), changing_rank)
@@ -167,7 +167,7 @@ class DeepSpeedStrategy(TorchStrategy):
             self.engine.offload_states(include=[part for kind in kinds for part in _PARTS.get(kind, ())])
 
     def onload(self, kinds: Iterable[MemoryKind]) -> None:
-        """DeepSpeed brings back everything that was moved away."""
+        """Brings back everything that was offloaded, not only `kinds`: DeepSpeed has no finer call."""
         if self.device.type != "cpu" and set(kinds) & _PARTS.keys():
             self.engine.reload_states()
 
@@ -193,7 +193,7 @@ class _Forward(nn.Module):
 
 class _Moments:
     """AdamW's moments as whole tensors, under the numbers that plain AdamW gives the parameters. All ranks call its methods
-    together; the first one has the state. Make it before the engine, which removes the parameters from their groups."""
+    together; only the first rank keeps the state. Make it before the engine, which removes the parameters from their groups."""
 
     def __init__(self, adam: AdamW) -> None:
         self._adam = adam
@@ -244,7 +244,7 @@ class _Moments:
 
 
 def _import_deepspeed(device: torch.device) -> ModuleType:
-    """Imports DeepSpeed for this kind of device, which it reads at its import."""
+    """Imports DeepSpeed for this kind of device, which DeepSpeed reads from the environment when it is imported."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     try:
         with redirect_stdout(sys.stderr):

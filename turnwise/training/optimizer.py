@@ -19,7 +19,7 @@ _SCHEDULES = {
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules, in planned optimiser steps (see `LRSchedule`).
+    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules, over planned optimiser steps (see `LRSchedule`).
     `warmup_steps` takes precedence over `warmup_ratio`, a share of `total_steps`. Raises ConfigError if the schedule is
     unknown, or needs `total_steps` and there is none."""
 
@@ -100,7 +100,7 @@ class LRSchedule:
 
 
 def _factor(settings: OptimizerSettings) -> Callable[[float], float]:
-    """A function from the position to the factor of the peak rate. transformers needs an optimiser to give its functions."""
+    """The schedule as a function: position → factor of the peak rate. transformers gives it only with a (dummy) optimiser."""
     warms_up = settings.scheduler == "constant" and settings.num_warmup_steps > 0
     scheduler = get_scheduler(
         "constant_with_warmup" if warms_up else settings.scheduler,
@@ -132,7 +132,7 @@ class LossScale:
 
     @property
     def is_lowest(self) -> bool:
-        """Whether a smaller factor couldn't help, because the gradient isn't finite even without one."""
+        """Whether the factor can't fall further: a gradient that isn't finite now isn't finite without loss scaling either."""
         return self.factor <= 1.0
 
     def update(self, is_skipped: bool) -> None:
@@ -146,9 +146,9 @@ class LossScale:
             self.factor, self._num_good = self.factor * 2, 0
 
     def state_dict(self) -> dict[str, float]:
-        return {"factor": self.factor, "num_good": self._num_good}
+        return {"factor": self.factor, "num_good": self._num_good} if self.is_on else {}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continues with a saved factor, unless this run or the saved one has no loss scale."""
+        """Continues with a saved factor if this run scales its loss and the saved state isn't empty."""
         if self.is_on and state:
             self.factor, self._num_good = state["factor"], int(state["num_good"])

@@ -1,4 +1,4 @@
-"""The state that a strategy saves with its weights, so that training continues bit by bit."""
+"""The state that a strategy saves with its weights, so that training continues bit for bit."""
 
 import errno
 import os
@@ -96,7 +96,7 @@ def load_moments(optimizer: Optimizer, state: dict[int, Any]) -> None:
 
 
 def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
-    """The contents of a trainer's file; if it `is_mapped`, read on use. Raises ModelError if `save_state` didn't write it."""
+    """The contents of a trainer's file; `is_mapped` memory-maps it. Raises ModelError if `save_state` didn't write it."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
         if not {"optimizer", "random", "cuda_rng"} <= state.keys():

@@ -181,7 +181,7 @@ class TorchStrategy:
             save_state(folder, self.model, moments, self._adapters, self._loss_scale, self.device)
 
     def load(self, folder: Path) -> None:
-        """Continues from what `save` wrote, bit by bit. Raises ModelError if the folder holds no such state."""
+        """Continues from what `save` wrote, bit for bit. Raises ModelError if the folder holds no such state."""
         restore = None if self._optimizer is None else partial(load_moments, self._optimizer)
         load_state(folder, self.model, restore, self._adapters, self._loss_scale, self.device)
 
@@ -190,7 +190,7 @@ class TorchStrategy:
         self._move(kinds, torch.device("cpu"))
 
     def onload(self, kinds: Iterable[MemoryKind]) -> None:
-        """Moves them back. Fused projections must be fused again, since views don't survive the move."""
+        """Moves them back to the device. Afterwards call `fuse_projections` again if it was used: the move breaks its views."""
         self._move(kinds, self.device)
 
     def info(self) -> StrategyInfo:
@@ -219,8 +219,8 @@ class TorchStrategy:
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
         """Turns gradient checkpointing on. transformers checkpoints a layer only in training mode, where it drops its cache. So
-        the flag is set for the two passes only (an engine may sample from the same model between steps), and on the layers
-        only: the modules inside them stay in evaluation mode, without dropout."""
+        `training` is set only for forward and backward (an engine may sample from the same model between steps), and only on
+        the layers: the modules inside them stay in evaluation mode, without dropout."""
         for layer in self._checkpointed:
             layer.training = True
         try:

@@ -1,1 +1,1 @@
-"""`turnwise check-env`: plays an environment, compares it with itself and measures it before anybody trains in it."""
+"""`turnwise check-env`: plays an environment before training, checks that episodes can be replayed, and measures it."""

@@ -33,12 +33,12 @@ class CheckSettings:
     """How an environment is examined."""
 
     num_episodes: int = 64
-    """Number of episodes of the random and of the scripted player, and of starts of each split."""
+    """Number of episodes that the random and the scripted player each play, and of starts in each split."""
     max_steps: int = 10
     timeout_s: float = 20.0
     """Seconds for one call; a longer call counts as hanging."""
     play_s: float = 30.0
-    """Seconds after which a check begins no further episode. It always plays two."""
+    """Seconds after which a check begins no further episode. Every check plays at least two."""
     actions: tuple[str, ...] = ()
     """The random player's actions, if the environment has no `actions`."""
     count_tokens: Callable[[str], int] | None = None

@@ -25,7 +25,7 @@ _MAX_SHOWN = 40
 
 
 class CallResult(NamedTuple):
-    """Everything that an agent, or credit, sees of one call."""
+    """Everything that the agent and credit assignment see of one call."""
 
     text: str
     images: tuple[bytes, ...]
@@ -89,7 +89,7 @@ class BrokenCall(EnvironmentFault):
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds of the calls of one method over all environments: by the clock, and of processor time."""
+    """Wall-clock and CPU seconds of each call of one method, over all environments."""
 
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
@@ -101,8 +101,8 @@ CallTimes = defaultdict[str, Timings]
 
 
 class CheckedEnv(AbstractContextManager["CheckedEnv"]):
-    """An environment in its own thread, so that a call that never returns can be abandoned. Every method raises BrokenCall. The
-    constructor raises TurnwiseError if the environment's own refuses its arguments."""
+    """An environment in its own thread, so that a call that never returns can be abandoned. A failed call raises BrokenCall.
+    The constructor raises TurnwiseError if the environment's constructor refuses its arguments."""
 
     def __init__(self, make: Callable[[], Env], timeout_s: float, clock: CallTimes) -> None:
         self._thread = DaemonThread("check-env")
@@ -155,7 +155,7 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
         self.call("close", lambda: self.env.close())
 
     def __exit__(self, *exception: object) -> None:
-        """Ends the thread; one with a stuck call ends once that returns."""
+        """Ends the thread. If a call is stuck in it, the thread ends when the call returns."""
         if self._runner is not None:
             self._thread.start(self._runner.close)
         self._thread.end()

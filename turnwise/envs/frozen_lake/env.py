@@ -31,7 +31,7 @@ class FrozenLakeEnv(GridEnv):
     Args:
         size: cells of a side, at least 2.
         p: probability that a cell is ice and not a hole, in (0, 1]. A map without a way to the goal is drawn again.
-        is_slippery: a step goes where it should, or to either side of that, with probability 1/3 each.
+        is_slippery: a step goes in the chosen direction, or to either side of it, with probability 1/3 each.
         render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both modes.
         observation: the form of the text: a `grid` of symbols, `coordinates` (`P0,0 G3,3 O1,2`), or `both`.
         format_penalty: reward of an invalid action.
@@ -84,7 +84,7 @@ class FrozenLakeEnv(GridEnv):
         """The player's cell: row · width + column."""
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Draws the map of `seed`; without one, the seed after the last episode's is used."""
+        """Draws the map of `seed`. Without a seed, the next one is derived from the last episode's."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         self.rows = self._fixed_rows or random_map(self._seed, self._size, self._p, self._split)
         self._letters = "".join(self.rows)

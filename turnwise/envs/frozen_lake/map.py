@@ -58,7 +58,7 @@ def map_hash(rows: Sequence[str]) -> int:
 
 
 def in_split(rows: Sequence[str], split: Split | None) -> bool:
-    """Whether a map belongs to `split`. By its content: a quarter of all maps are for validation."""
+    """Whether a map belongs to `split`. Its content decides: a quarter of all maps are for validation."""
     return split is None or (map_hash(rows) % 4 == 0) == (split == "val")
 
 
@@ -71,7 +71,7 @@ def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = N
 
 @lru_cache(maxsize=1024)
 def _drawn(seed: int, size: int, p: float, split: Split | None) -> Rows:
-    """Cached, since all siblings of a group draw the same map."""
+    """The map of `random_map`, cached since all siblings of a group draw the same one."""
     rng = np.random.default_rng(seed)
     for _ in range(MAX_DRAWS):
         is_ice = rng.random((size, size)) < p

@@ -30,7 +30,7 @@ class HasMetadata(Protocol):
 
 
 def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing | None) -> tuple[Any, bool]:
-    """The environment `env_id`, or `package:env_id` of a package that registers its own; and whether it draws as asked."""
+    """The environment `env_id`, or `package:env_id` of a package that registers its own; and whether it supports `drawing`."""
     package, _, name = env_id.rpartition(":")
     if package:
         _import(package)

@@ -44,12 +44,12 @@ def check_observations(space: Any, env_name: str) -> None:
 
 
 def is_number(space: Any) -> bool:
-    """Whether its elements are whole numbers."""
+    """Whether the elements of a space are whole numbers."""
     return isinstance(space, spaces.Discrete)
 
 
 def describe(space: Any, value: Any) -> str:
-    """An element of a space as text: numbers with four digits, a line per row of an array, parts of a Dict with their names.
+    """An element of a space as text: floats with four digits, a line per row of an array, parts of a Dict with their names.
 
     >>> describe(spaces.Dict({"at": spaces.Box(0, 9, (2,)), "left": spaces.Discrete(3)}), {"at": np.array([1, 2.5]), "left": 2})
     'at: 1 2.5\\nleft: 2'

@@ -45,7 +45,7 @@ class SokobanEnv(GridEnv):
     episode continues. The environment has no step limit of its own; the agent's `max_steps` is one.
 
     Args:
-        dim_room: height and width in cells, the walls around included, each at least 3.
+        dim_room: height and width in cells, outer walls included, each at least 3.
         num_boxes: number of boxes, and of targets.
         search_depth: moves of the backward game that finds the start; fewer make easier rooms.
         render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both modes.
@@ -120,7 +120,7 @@ class SokobanEnv(GridEnv):
         return shortest_solution(self.layout, self.state) is not None
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Draws the room of `seed`; without one, the seed after the last episode's is used."""
+        """Draws the room of `seed`. Without a seed, the next one is derived from the last episode's."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         self._layout, self.state = self._fixed_room or random_room(
             self._seed, self._dim_room, self._num_boxes, self._search_depth, self._split

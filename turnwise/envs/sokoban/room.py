@@ -95,7 +95,7 @@ def random_room(
 ) -> tuple[Layout, State]:
     """A solvable, unsolved room of `dim_room` (height, width; walls included); it depends on the arguments alone. A floor grows
     cell by cell and gets targets. Then a game is played backwards from the solved room, by `search_depth` random moves that
-    pull. The room starts in the state without a box on a target that this game discovered last."""
+    pull. The room starts in the last new state of this game in which no box is on a target."""
     check_room_arguments(dim_room, num_boxes, search_depth)
     height, width = dim_room
     rng = random.Random(seed)
@@ -171,8 +171,8 @@ def _grown_floor(rng: random.Random, height: int, width: int) -> list[int]:
 
 
 def _played_backwards(rng: random.Random, layout: Layout, state: State, search_depth: int) -> State | None:
-    """The state without a box on a target that the backward game discovered last, None if there is none. Each move undoes one
-    of `move`, so the same moves in reverse solve every state that is reached."""
+    """The last new state of the backward game in which no box is on a target; None if there is none. Each backward move can be
+    undone by `move`, so every state that is reached can be solved."""
     seen: set[State] = set()
     last = None
     for _ in range(search_depth):

@@ -15,8 +15,8 @@ from turnwise.models.fused import FusedLinear
 from turnwise.types import IntArray
 
 _DECODE_SPREAD = 2
-"""Decoding rows are computed in place, with the idle slots between them, if the range of slots is at most this many times their
-number: reading a slot once more is cheaper than copying the others."""
+"""Decoding rows are computed in place, with the idle slots between them, if they span at most this many slots per row: reading
+an idle slot is cheaper than copying the others."""
 _PIECE = 512  # queries of one row that are computed together; a piece only reads the keys up to its own end
 _BLOCK = 2**22  # pairs of queries and keys that are computed together, padding and masked pairs included
 _KEPT_MASK = 2**20  # the most pairs of a block whose mask is kept for the next layer
@@ -37,7 +37,7 @@ class AttentionGroup:
     kept_mask: Tensor | None
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """The summand of the scores [R, 1, width, length] that lets a query see the keys up to its own position."""
+        """The additive attention mask [R, 1, width, length]: a query sees the keys up to its own position."""
         if self.kept_mask is not None:
             return self.kept_mask
         is_ahead = torch.arange(self.length, device=self.positions.device) > self.positions

@@ -1,6 +1,6 @@
 """The synchronous core of the embedded server: requests in, tokens out, one step at a time. A step takes the uncomputed tokens
 of running rows through one forward pass: the last sampled token, the tail of a new prompt, or a chunk of a long one. It samples
-one token for each completed row. The engine has no clock, no thread and no text."""
+a token for each row whose context is then fully computed. The engine has no clock, no thread and no text."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,7 +22,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class StepSize(NamedTuple):
-    """The size of a step: its rows, and their tokens from prompts and from sampling."""
+    """The size of a step: the numbers of its rows, of their prompt tokens, and of their sampled tokens."""
 
     batch_size: int
     prefill_tokens: int
@@ -41,7 +41,7 @@ class StepSize(NamedTuple):
 
 class Engine:
     """Continuous batching over a runner. A conversation's cache is kept for its next request. A forward pass computes one token
-    of each decoding row, and prompt tokens up to the rest of `max_step_tokens`. A cache depends on token ids and weights alone,
+    of each decoding row, and fills up to `max_step_tokens` with prompt tokens. A cache depends on token ids and weights alone,
     so any conversation with the same prefix can use it."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Engine:
         self._scheduler.add(request)
 
     def step(self) -> list[Finished]:
-        """Makes one forward pass and samples one token for every complete row. Returns the requests that this ends, by slot."""
+        """Makes one forward pass and samples one token for every complete row. Returns the requests that ended, by slot."""
         with torch.inference_mode():
             self._plan()
             state, slots = self._rows.state, self._rows.computing()
@@ -140,8 +140,8 @@ class Engine:
         return requests
 
     def update(self, version: int) -> None:
-        """The weights are now those of `version`. Frozen requests that have sampled keep their caches, which no other request
-        will read; all other caches are dropped. Raises ServerError if requests run that aren't frozen."""
+        """The weights are now those of `version`. Paused requests that have sampled keep their caches, but no other request
+        will read those. All other caches are dropped. Raises ServerError if requests run and aren't paused."""
         if not self.is_frozen:
             self._require_idle()
         state, kept = self._rows.state, [slot for slot in self._scheduler.running if slot not in self._prefill]

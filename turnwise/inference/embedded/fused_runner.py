@@ -1,6 +1,6 @@
 """The fast path: turnwise's own forward pass of the Llama, Qwen2, Qwen3 and Mistral shape over fused projections. It reads the
-parameters of its model. Those of a small model in float32 on a CPU are copied at every `refresh`, in the order in which
-turnwise's own kernels read them."""
+parameters of the model itself. Only for a small model in float32 on a CPU, every `refresh` copies the parameters into the order
+that turnwise's own kernels read."""
 
 from collections.abc import Sequence
 from typing import Any

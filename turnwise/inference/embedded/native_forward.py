@@ -13,7 +13,7 @@ from turnwise.inference.embedded.runner import PackedStep
 from turnwise.models.fused import FusedLinear
 
 PANEL = 16
-"""The number of outputs whose weights lie together, the same as in `kernels/products.h`."""
+"""The number of output rows of a weight matrix that are stored interleaved; must equal that in `kernels/products.h`."""
 
 
 class _Linear(ctypes.Structure):
@@ -110,7 +110,7 @@ class NativeForward:
         return self._kept[-1].data_ptr()
 
     def __call__(self, step: PackedStep) -> Tensor:
-        """Logits [C, V] after the contexts that end with this step. Raises IndexError if cache or model are too small."""
+        """Logits [C, V] after the contexts that end with this step. Raises IndexError for ids or positions out of range."""
         cache, num_tokens = self._cache, len(step.token_ids)
         if step.token_ids.min() < 0 or step.token_ids.max() >= self._num_embeddings:
             raise IndexError(f"a step has token ids beyond the {self._num_embeddings} that the model embeds")

@@ -1,4 +1,4 @@
-"""Chooses which prompt tokens each new row computes in a step: a chunk within a budget, and nothing computed by another row."""
+"""Chooses which prompt tokens each new row computes in a step: a chunk within a budget, without what it can copy."""
 
 from bisect import bisect_left, insort
 
@@ -14,7 +14,7 @@ from turnwise.types import IntArray
 class PrefixIndex:
     """Contexts of slots, sorted by their bytes, so that the context with the longest common prefix is a neighbour.
 
-    Finding costs a binary search, however many slots there are and however long their contexts.
+    A lookup is one binary search, for any number of slots and any length of their contexts.
 
     >>> index = PrefixIndex()
     >>> index.put(0, np.array([5, 6, 7]))
@@ -32,7 +32,7 @@ class PrefixIndex:
         return slot in self._key_of
 
     def put(self, slot: int, context_ids: IntArray) -> None:
-        """Sets the ids that the slot's context begins with."""
+        """Sets the slot's context."""
         self.discard(slot)
         key = _key(context_ids)
         self._key_of[slot] = key
@@ -83,7 +83,7 @@ class Prefill:
         return slot in self._slots
 
     def start(self, slot: int, request: Request, max_length: int) -> None:
-        """Loads a request into a slot and keeps the cached prefix that they share."""
+        """Loads a request into a slot. Cached tokens stay as far as the old and the new context agree."""
         rows, context_ids = self._rows, request.context_ids
         num_cached = int(rows.state["cached"][slot])
         # The last token is always computed: sampling needs its logits.
@@ -109,7 +109,7 @@ class Prefill:
         self._index.discard(slot)
 
     def forget_all(self) -> None:
-        """Stops offering other slots what is cached now. What is computed from now on is offered."""
+        """From now on, no slot copies what is cached now. It can still copy what is computed later."""
         self._index.clear()
 
     def plan(self, budget: int) -> int:

@@ -1,4 +1,4 @@
-"""The state of every slot as arrays, so that the token loop touches no request one by one."""
+"""The state of every slot as arrays, so that the token loop handles all rows at once."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ _NO_TOKEN = -1
 
 class Rows:
     """The arrays of S slots: `state` [S] of dtype `ROW`, `ids` and `logprobs` [S, capacity], `stop_ids` [S, K] padded with −1.
-    Between steps every running row has `cached < length`. The tokens in between are computed next, `num_new` at a time."""
+    Between steps every running row has `cached < length`. Later steps compute the tokens between them, `num_new` in each."""
 
     def __init__(self) -> None:
         self.state = np.zeros(0, ROW)
@@ -40,7 +40,7 @@ class Rows:
         self.stop_ids: IntArray = np.zeros((0, 1), np.int64)
 
     def reserve(self, num_slots: int, capacity: int) -> None:
-        """Makes room for at least this many slots, and tokens per slot. Sizes are powers of two, so arrays seldom grow."""
+        """Makes room for at least `num_slots` slots of `capacity` tokens. Sizes are powers of two, so arrays seldom grow."""
         if num_slots <= len(self.state) and capacity <= self.ids.shape[1]:
             return
         num_slots = 1 << (max(num_slots, len(self.state)) - 1).bit_length()
@@ -51,7 +51,7 @@ class Rows:
         self.stop_ids = _grown(self.stop_ids, (num_slots, self.stop_ids.shape[1]), _NO_TOKEN)
 
     def common_prefix(self, slot: int, context_ids: IntArray) -> int:
-        """The number of the context's first tokens that the slot's own context begins with, computed or not."""
+        """How many first tokens `context_ids` shares with the slot's own context, whether they are cached or not."""
         length = min(int(self.state["length"][slot]), len(context_ids))
         own, other = self.ids[slot, :length], context_ids[:length]
         if own.tobytes() == other.tobytes():
@@ -92,7 +92,7 @@ class Rows:
         self.stop_ids[slot, :num_stops] = sampling.stop_token_ids
 
     def clear(self, slot: int) -> None:
-        """Drops a slot's cache."""
+        """Sets a slot's state to zero: nothing is cached, nothing runs."""
         self.state[slot] = np.zeros((), ROW)
 
     def computing(self) -> IntArray:

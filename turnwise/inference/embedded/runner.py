@@ -31,7 +31,7 @@ class PackedStep:
 
     @classmethod
     def pack(cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray, lengths: IntArray) -> "PackedStep":
-        """The step over `counts` tokens from `starts` on of the contexts `ids` [S, L] of `lengths` [B] in `slots`.
+        """The step of `counts` tokens from `starts` on in `slots`, all [B]. `ids` [S, L] are contexts of `lengths` [B] tokens.
 
         >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
         >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 2]), lengths=np.array([3, 3]))
@@ -63,7 +63,7 @@ class PackedStep:
         return PackedStep(slots, positions, ones, order, order * 0, positions, token_ids, ones.astype(np.bool_), order)
 
     def cut(self, max_tokens: int) -> "Iterator[PackedStep]":
-        """Cuts the rows, in order, into steps of limited tokens; a longer row is its own step."""
+        """Cuts the rows, in order, into steps of at most `max_tokens` tokens. A row with more is a step of its own."""
         ends = np.cumsum(self.counts)
         first, num_before = 0, 0
         while first < len(ends):
@@ -98,11 +98,11 @@ class Runner(Protocol):
     """Whether one slot's cache can be copied to another."""
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Makes room for at least this many slots, and tokens per slot. What is cached stays."""
+        """Makes room for at least `num_slots` slots of `length` tokens. What is cached stays."""
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
-        """Cached tokens that can stay if the next context shares `num_common` of the slot's `num_cached`; the rest is
-        overwritten."""
+        """How many of the slot's `num_cached` tokens can stay if the next context begins with the first `num_common` of them.
+        The others will be overwritten."""
 
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
         """Copies the cache of positions `start` to `stop` from slot `source` to slot `target`, if `can_copy`."""
@@ -119,8 +119,8 @@ class Runner(Protocol):
 
 class GenericRunner:
     """Forward passes through `model(input_ids, past_key_values)`. Caches of some architectures (windows, recurrent states)
-    can't be cut back, so a prefix is used whole or not at all. The memory bound counts as many key heads as there are query
-    heads. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of `max_length` tokens."""
+    can't be cut back, so a prefix is used whole or not at all. The memory bound assumes as many key heads as query heads.
+    Raises ConfigError if `kv_cache_bytes` has no room for one sequence of `max_length` tokens."""
 
     def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int) -> None:
         config = model.config

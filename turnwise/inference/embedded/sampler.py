@@ -46,8 +46,8 @@ class Drawn(NamedTuple):
 
 def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Drawn:
     """Draws a token for each row. `logits` [B, V] float32 may be overwritten; `rows` [B] has dtype `rows.ROW`; the context of
-    row i is the first `rows["length"][i]` tokens of `ids[slots[i]]`. The order is: repetition penalty, temperature, top-k,
-    top-p, min-p. Raises FloatingPointError if logits aren't finite."""
+    row i is the first `rows["length"][i]` tokens of `ids[slots[i]]`. Logits are changed in this order: repetition penalty,
+    temperature, top-k, top-p, min-p. Raises FloatingPointError if logits aren't finite."""
     kept: dict[int, KeptIds] = {}
     scores = logits if rows["is_plain"].all() else _processed(logits, rows, ids, slots, kept)
     numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])
@@ -90,8 +90,8 @@ def _draw(scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray) -> 
 
 
 def _running_sums(probs: Tensor) -> Tensor:
-    """Running sums over the last dimension. On a GPU torch adds floats up in no fixed order, so a deterministic run adds whole
-    multiples of 2⁻⁴⁰ there."""
+    """Running sums over the last dimension. On a GPU, torch's order of addition varies, so a deterministic run adds integers
+    there: multiples of 2⁻⁴⁰."""
     if not (probs.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return probs.cumsum(-1)
     return (probs.double() * 2**40).long().cumsum(-1).double().mul_(2**-40).to(probs.dtype)

@@ -8,7 +8,7 @@ from turnwise.inference.request import Request
 
 
 class Scheduler:
-    """Serves requests in order of arrival, in at most `max_slots` slots. One conversation owns a slot, and keeps it between its
+    """Serves requests in order of arrival, in at most `max_slots` slots. A slot belongs to a conversation, also between
     requests. If no slot is free, the least recently used idle conversation loses its slot; if all run, requests wait."""
 
     def __init__(self, *, max_slots: int, max_concurrency: int) -> None:
@@ -99,7 +99,7 @@ class Scheduler:
         return slot
 
     def _take_slot(self) -> int | None:
-        """The lowest free slot, so that running rows lie close together, or that of the least recently used conversation."""
+        """The lowest free slot, so that running rows lie close together; else the least recently used idle one; else None."""
         if not self._free and self._num_fresh < self.max_slots:
             self._num_fresh += 1
             return self._num_fresh - 1

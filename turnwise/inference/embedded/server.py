@@ -30,12 +30,12 @@ _QUIET_ROUNDS = 3  # turns of the event loop without a new request after which t
 class EmbeddedServer(HoldsModel):
     """Samples from a Hugging Face causal LM in this process, on its device and in its dtype.
 
-    It samples with the parameters of its construction or of the last `resume`. Suspend it before you change them in place, and
-    resume it afterwards. Up to `max_concurrency` requests are decoded together, in contexts of up to `max_length` tokens
-    (default: the model's own). `kv_cache_bytes` bounds the cache of running and idle conversations. `decode` turns ids into
-    text, for stop strings. With `reads_trainer` the model is the trainer's own. `replay_log` records which requests each step
-    admits, or prescribes them. Responses include the stop token, or the token that completed a stop string. Raises ConfigError
-    if `kv_cache_bytes` has no room for one sequence of `max_length` tokens."""
+    To change the model's parameters in place, call `suspend` before and `resume` afterwards. Up to `max_concurrency` requests
+    are decoded together, in contexts of up to `max_length` tokens (default: the model's own). `kv_cache_bytes` bounds the cache
+    of running and idle conversations. `decode` turns ids into text, for stop strings. With `reads_trainer` the model is the
+    trainer's own. `replay_log` records which requests each step admits, or prescribes them. Responses include the stop token,
+    or the token that completed a stop string. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of
+    `max_length` tokens."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class EmbeddedServer(HoldsModel):
         return request.completion(reason, version, time.perf_counter() - started)
 
     async def abort(self, request_id: str) -> None:
-        """Ends the conversation's request, running or waiting, with its tokens so far. Without one it does nothing."""
+        """Ends the conversation's request, running or waiting, with its tokens so far. Does nothing if it has none."""
         finished = self._engine.abort(request_id)
         if finished is not None:
             self._deliver(finished)
@@ -192,7 +192,7 @@ class EmbeddedServer(HoldsModel):
             await self._has_stepped.wait()
 
     async def _let_callers_run(self) -> None:
-        """Gives every coroutine that can run its chance to bring its next request, so that batches are large."""
+        """Lets every coroutine that can run submit its next request before the step, so that batches are large."""
         num_requests, quiet_rounds = self._num_requests, 0
         while quiet_rounds < _QUIET_ROUNDS:
             await asyncio.sleep(0)

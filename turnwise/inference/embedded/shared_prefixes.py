@@ -45,7 +45,7 @@ class SharedPrefixes:
         self.bases, self.splits = np.arange(len(self.bases)), np.zeros_like(self.splits)
 
     def share(self, source: int, target: int, start: int, stop: int) -> None:
-        """Gives `target` the positions `start` to `stop` of `source`. Before them both slots already have the same."""
+        """Gives `target` the positions `start` to `stop` of `source`. Before `start`, both slots already hold the same."""
         split = int(self.splits[source])
         base = int(self.bases[source]) if split else source
         length = _whole_vectors(min(split or stop, stop))
