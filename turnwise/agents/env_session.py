@@ -54,7 +54,7 @@ class CallSettings:
 
 
 class EnvSession:
-    """An environment that is called on the event loop. Every method raises EnvironmentFault if the call takes too long."""
+    """An environment that is called on the event loop. `make`, `reset`, `step` and `close` raise EnvironmentFault when late."""
 
     env: Env
 

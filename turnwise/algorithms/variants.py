@@ -27,7 +27,7 @@ class PolicyInputs:
     advantages: Tensor
     spans: Spans
     granularity: Granularity = "token"
-    """The span over which the ratio is averaged."""
+    """The span over which the log-ratios are averaged (`sequence`: summed) before `ratio` is taken."""
     selected_mask: Tensor | None = None  # bool [N]: the tokens that `choices` has chosen for this variant
 
     @property

@@ -96,7 +96,7 @@ def _resolve_algorithm(config: "AgenticConfig") -> None:
 
 
 def published_clips(config: "AgenticConfig") -> dict[str, Any]:
-    """The published clip keys as parameters of the variant, if it has them."""
+    """The clip keys of published configs (`pg_clip` and others) as `pg_args`; only those that the loss variant takes."""
     variant = config.variant
     asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
     if config.use_pg_clip_range:

@@ -87,7 +87,7 @@ class FunctionReward:
         self._given = tuple(name for name in GIVEN if name in parameters or takes_all)
 
     def check(self, rows: Sequence[TableRow]) -> None:
-        """Raises DataError if a row lacks a column that the function needs, or if another argument would hide a column."""
+        """Raises DataError if a row lacks a column that the function needs, or an argument would hide a column."""
         self.wanted.check(rows, f"data.reward {self.name}")
         function: object = self.function
         if isinstance(function, ChecksRows):

@@ -29,8 +29,8 @@ class RolloutScheduler:
     """The source of rollouts of one split.
 
     Groups are numbered in the order of their admission. A synchronous run hands them out in that order, so that training does
-    not depend on which episode was quickest. With `async_generation_ratio` groups keep playing between two batches, whenever
-    the event loop runs; `GroupBuffer` decides which of them a batch takes.
+    not depend on which episode was quickest. If `async_generation_ratio` is above 0, groups keep playing between
+    two batches, whenever the event loop runs; `GroupBuffer` decides which of them a batch takes.
 
     With `is_fixed` (validation) every batch plays the same first tasks, and a failed episode stays in its group. Otherwise a
     group that has a failed episode or that `keep` drops is in `rejected` until the next batch; another task replaces it.

@@ -86,7 +86,7 @@ class RowTasks(FixedTasks):
         return self.of_row(int(self._order(epoch)[place]) if self._shuffle else place, index, epoch)
 
     def of_row(self, row: int, index: int, epoch: int) -> Task:
-        """The task of a row as group `index`."""
+        """The task of group `index` if it plays this row."""
         tag, split = self.rows[row].tag, self._split
         return Task(
             id=f"{split}/{tag}/{index}",

@@ -39,8 +39,8 @@ _EVENT_LOOP = str(Path(asyncio.__file__).parent)  # the folder of asyncio, whose
 
 
 def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Thread | None = None) -> str:
-    """The stacks of all threads except `but` and the calling one, and of the tasks of `loop` that don't run right now. Equal
-    stacks are shown once. Every line is indented, so that the text can follow a message of its own."""
+    """The stacks of the busy threads, except `but`, the calling one and watchdogs, and of the suspended tasks of `loop`: at
+    most `MAX_STACKS` of each. Equal stacks are shown once. Every line is indented, so that the text can go below a heading."""
     running = None if loop is None else asyncio.current_task(loop)
     frames = sys._current_frames()
     left_out = (but, threading.current_thread())
