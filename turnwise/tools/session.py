@@ -129,7 +129,9 @@ class ToolBox:
 
 class ToolSession:
     """The tools of one episode. Entering the session creates their states; leaving it always releases them. `num_calls`,
-    `num_errors` and `seconds` count by the tool's name."""
+    `num_errors` and `seconds` count by the tool's name; `num_unknown` counts calls of tools that don't exist."""
+
+    num_unknown = 0
 
     def __init__(self, box: ToolBox, tools: Sequence[OfferedTool], task: Task) -> None:
         self._box, self._task = box, task
@@ -161,7 +163,8 @@ class ToolSession:
         the tool takes too long or doesn't return a text, and passes on other exceptions of the tool."""
         offered = self._tools.get(name)
         if offered is None:
-            return ToolResult(f"Unknown function {name!r}. Available tools: {', '.join(self._tools) or 'none'}", is_error=True)
+            self.num_unknown += 1
+            return _undecoded(f"Unknown function {name!r}. Available tools: {', '.join(self._tools) or 'none'}")
         self.num_calls[name] += 1
         started = self._box.stopwatch.now()
         try:
@@ -181,7 +184,7 @@ class ToolSession:
 
     async def _executed(self, offered: OfferedTool, arguments: Mapping[str, Any]) -> ToolResult:
         if problem := offered.problem_of(arguments):
-            return ToolResult(f"Invalid arguments for {offered.name!r}: {problem}", is_error=True)
+            return _undecoded(f"Invalid arguments for {offered.name!r}: {problem}")
         execute = partial(self._answer, offered, "execute", self._states[offered.name], arguments)
         try:
             result = await offered.in_turn(execute)
@@ -201,6 +204,11 @@ class ToolSession:
             async with limit:
                 result = getattr(offered.tool, method)(*arguments)
                 return await result if inspect.isawaitable(result) else result
+
+
+def _undecoded(text: str) -> ToolResult:
+    logger.info("Failed to decode tool call: %s", text)
+    return ToolResult(text, is_error=True)
 
 
 def finite(number: Any, what: str) -> float:
