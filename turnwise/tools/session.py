@@ -65,15 +65,17 @@ class OfferedTool:
             )
         self.name = function["name"]
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        what = f"the schema of the tool {self.name}"
         try:
+            text = json.dumps(self.tool.schema)
             Draft202012Validator.check_schema(parameters)
         except SchemaError as fault:
-            raise ConfigError(f"the schema of the tool {self.name}: parameters isn't a JSON schema: {fault.message}") from fault
-        for section, name in re.findall(r'"\$ref": "#/(\$defs|definitions)/([^"/]+)"', json.dumps(parameters, default=str)):
+            raise ConfigError(f"{what}: parameters isn't a JSON schema: {fault.message}") from fault
+        except (TypeError, ValueError) as fault:
+            raise ConfigError(f"{what} isn't JSON: {fault}; write it as JSON can (a date as a text)") from fault
+        for section, name in re.findall(r'"\$ref": "#/(\$defs|definitions)/([^"/]+)"', text):
             if name not in parameters.get(section, {}):
-                raise ConfigError(
-                    f"the schema of the tool {self.name}: $ref names {name}, which its {section} don't have; add it"
-                )
+                raise ConfigError(f"{what}: $ref names {name}, which its {section} don't have; add it")
         if isinstance(parameters, Mapping) and "additionalProperties" not in parameters:
             parameters = {**parameters, "additionalProperties": False}
         self._arguments = Draft202012Validator(parameters)
