@@ -136,7 +136,7 @@ def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
                 f"the column {data.agent_name_key} (tool_agent), or set data.default_agent: tool_agent"
             )
         if agent == "tool_agent" and not names:
-            what = f"agent.tool_config_path {path} names none" if path else "set agent.tool_config_path or agent.function_tool_path"
+            what = f"{path} (agent.tool_config_path) names none" if path else "set agent.tool_config_path or function_tool_path"
             raise DataError(f"{row.place}: tool_agent has no tools; {what}")
         for name in _named_by(row) if agent == "tool_agent" else ():
             if name not in names:

@@ -11,7 +11,7 @@ from turnwise.spec import MAX_KEPT
 RULES: dict[str, list[dict[str, Any]]] = read_table(__file__, "rules.yaml")
 PHRASES: dict[str, list[dict[str, Any]]] = read_table(__file__, "phrases.yaml")
 _CUT = (
-    "with top_k {c.train_sampling.top_k} and repetition_penalty {c.train_sampling.repetition_penalty:g} the sampler doesn't say "
+    "with top_k {c.train_sampling.top_k} and repetition_penalty {c.train_sampling.repetition_penalty:g} the sampler hides "
     f"which tokens were left to draw from, so exp(old − sampled) isn't an importance ratio. Take top_k 1 to {MAX_KEPT} beside "
     "top_p and min_p, or top_p 1, top_k 0, min_p 0; repetition_penalty must be 1"
 )

@@ -133,7 +133,11 @@ CALCULATOR = {"tools": [{"class_name": "calculator"}]}
     [
         (CALCULATOR, {}, r"rows.jsonl.* the tools calculator are configured, and this row would be played without them"),
         (None, {"agent_name": "tool_agent"}, "tool_agent has no tools; set agent.tool_config_path"),
-        ({"tools": []}, {"agent_name": "tool_agent"}, "tool_agent has no tools; agent.tool_config_path tools.yaml names none"),
+        (
+            {"tools": []},
+            {"agent_name": "tool_agent"},
+            r"tool_agent has no tools; tools.yaml \(agent.tool_config_path\) names none",
+        ),
         (CALCULATOR, {"agent_name": "tool_agnet"}, "agent 'tool_agnet' isn't one of .* Did you mean 'tool_agent'"),
         (
             CALCULATOR,
