@@ -19,12 +19,12 @@ test: $(VENV)/.installed-dev
 test-extras: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/extras --durations=8
 
-# The environments of Ray, DeepSpeed, Megatron, vLLM and the trackers, made once outside this folder: some 10 GB.
+# The environments of Ray, DeepSpeed, Megatron, vLLM and the trackers, and SGLang's wheel, made once outside this folder: some 10 GB.
 engines: $(VENV)/.installed-dev
 	$(BIN)/python tests/engines/environment.py
 
-# Each engine's own smoke test and a check of its numbers against plain torch; with TURNWISE_FULL=1 their long tests too. What is
-# skipped is said, with what this machine lacks.
+# Each engine's own smoke test and a check of its numbers against plain torch; with TURNWISE_FULL=1 their long tests too; and what
+# we ask of SGLang against its source. What is skipped is said, with what this machine lacks.
 test-engines: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines -s -rs --durations=0 --durations-min=1
 

@@ -31,7 +31,7 @@ Message = dict[str, Any]
 
 Split = Literal["train", "val"]
 Status = Literal["finished", "truncated", "failed"]
-Limit = Literal["max_steps", "sequence_length", "environment", "time"]
+Limit = Literal["max_steps", "max_new_tokens", "sequence_length", "environment", "time"]
 Reduction = Literal["mean", "sum", "max", "min", "last"]
 """How numbers combine into one."""
 PooledReduction = Literal["p99", "ess"]
@@ -197,8 +197,8 @@ class Sample:
 @dataclass(slots=True)
 class Trajectory(ViewedTrajectory):
     """One episode: its turns, its samples and how it ended. A failure is data here, not an exception. `limit` names the limit
-    that cut a `truncated` episode. For credit, an episode that the task's own limits cut (`max_steps`, `sequence_length`)
-    is over; after a truncation from outside (`environment`, `time`) an estimator with values bootstraps."""
+    that cut a `truncated` episode. For credit, an episode that the task's own limits cut (`max_steps`, `max_new_tokens`,
+    `sequence_length`) is over; after a truncation from outside (`environment`, `time`) an estimator with values bootstraps."""
 
     task: Task
     sibling: int

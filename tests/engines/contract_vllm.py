@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import AsyncIterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -32,14 +33,23 @@ from turnwise.types import SamplingParams, VersionRun
 ENGINES_OWN = (contract.a_continuation_draws_the_same, contract.stop_strings_need_text)
 """What is asked only of servers that seed each token and are handed a `decode`."""
 MAX_LENGTH = 512
+BLOCK = 128
+"""Tokens of a block of the prefix cache on a CPU."""
 contract.mean_bound = 1e-5
 
 
 class Kept:
-    """The engine, which a server that is closed leaves running."""
+    """The engine, which a server that is closed leaves running. `num_cached` has the prompt tokens of each answered request
+    that came from the prefix cache."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
+        self.num_cached: list[int] = []
+
+    async def generate(self, *request: Any) -> AsyncIterator[Any]:
+        async for answer in self.engine.generate(*request):
+            self.num_cached.append(answer.num_cached_tokens)
+            yield answer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -53,17 +63,19 @@ class Slow(VLLMServer):
 
 
 async def logprobs_after_updates(server: VLLMServer, model: PreTrainedModel) -> None:
-    """Prompts longer than a block of the prefix cache (128 tokens), whose prefixes older weights have computed."""
+    """Prompts longer than a block of the prefix cache, whose prefixes older weights have computed; the second time from it."""
     worst, differences = 0.0, []
     prompts = contract.prompts_of(model, 4, low=200, high=300)
     for version in (1, 2, 3):
-        for _ in range(2):  # The second time from the cache.
+        for is_again in (False, True):
             choices = [SamplingParams(20, temperature=0.7 + 0.3 * index, seed=version) for index in range(len(prompts))]
             asked = [server.generate(p, s, f"v{version}.{i}") for i, (p, s) in enumerate(zip(prompts, choices, strict=True))]
             for p, s, completion in zip(prompts, choices, await asyncio.gather(*asked), strict=True):
                 assert completion.versions == (VersionRun(version - 1, 20),)
                 expected = contract.reference_logprobs(model, p, completion.token_ids, s)
                 differences.append(np.abs(completion.logprobs - expected))
+            num_cached = server._engine.num_cached[-len(prompts) :]
+            assert not is_again or min(num_cached) >= BLOCK, f"prompt tokens from the prefix cache: {num_cached}"
         await server.suspend()
         contract.perturb(model)
         await contract._update(server, model, version)

@@ -4,7 +4,8 @@ It prints the minutes and MB of each that wasn't there.
 
 The environments lie outside the checkout, in TURNWISE_ENGINES (else ~/.cache/turnwise/engines): one for each engine and content
 of constraints.txt. They hold the engine and what turnwise needs, but not turnwise itself: tests put the checkout on PYTHONPATH.
-That of the trackers holds them alone, in front of what the Python at hand has.
+That of the trackers holds them alone, in front of what the Python at hand has. That of SGLang holds its wheel alone, to be
+read: it doesn't import on a CPU.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ TESTING = {"deepspeed": ["pytest", "peft", "accelerate"]}
 """What an engine's tests need beside it."""
 NEEDED_MB = 8000
 """Free space for making two environments at a time, and for what pip unpacks beside them."""
+NEEDED_MB_TO_READ = 500
 UNUSED_S = 14 * 24 * 3600
 TRACKERS = ("wandb", "swanlab", "mlflow")
 """The extras of `trackers`."""
@@ -80,9 +82,9 @@ def made() -> list[str]:
 def lacking(engine: str) -> str | None:
     """A sentence about what this machine lacks to run the engine, or None."""
     home = _home()
-    free_mb = shutil.disk_usage(home).free / 1e6
-    if not (_folder(engine) / "complete").exists() and free_mb < NEEDED_MB:
-        return f"{home} has {free_mb:.0f} MB of free space; an environment of {engine} needs {NEEDED_MB} MB while it is made"
+    free_mb, needed_mb = shutil.disk_usage(home).free / 1e6, NEEDED_MB_TO_READ if engine == "sglang" else NEEDED_MB
+    if not (_folder(engine) / "complete").exists() and free_mb < needed_mb:
+        return f"{home} has {free_mb:.0f} MB of free space; an environment of {engine} needs {needed_mb} MB while it is made"
     if engine == "vllm" and platform.machine() != "x86_64":
         return f"the CPU build of vLLM that is pinned is for x86_64, and this machine is {platform.machine()}"
     return None
@@ -95,7 +97,7 @@ def _home() -> Path:
 
 
 def _folder(engine: str) -> Path:
-    behind = f"{TRACKERS} {sysconfig.get_path('purelib')}" if engine == "trackers" else EXTRAS[engine]
+    behind = f"{TRACKERS} {sysconfig.get_path('purelib')}" if engine == "trackers" else EXTRAS.get(engine, engine)
     behind += "".join(TESTING.get(engine, []))
     pins = hashlib.sha256(CONSTRAINTS.read_bytes() + behind.encode()).hexdigest()[:12]
     return _home() / f"{engine}-{sys.version_info.major}.{sys.version_info.minor}-{pins}"
@@ -117,6 +119,8 @@ def _make(engine: str, folder: Path) -> None:
         wanted = [requirement for extra in TRACKERS for requirement in extras[extra]]
         [packages] = folder.glob("lib/python*/site-packages")
         (packages / "behind.pth").write_text(sysconfig.get_path("purelib"))
+    elif engine == "sglang":
+        wanted = ["--no-deps", *extras[engine]]
     else:
         wanted = project["dependencies"] + extras[EXTRAS[engine]] + TESTING.get(engine, [])
     # Only what is imported is compiled, when it is first imported: less than half of it.
@@ -157,4 +161,4 @@ def main(engines: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or [*EXTRAS, "trackers"]))
+    sys.exit(main(sys.argv[1:] or [*EXTRAS, "trackers", "sglang"]))

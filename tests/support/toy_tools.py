@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
+from datetime import date
 from typing import Any
 
 from turnwise.errors import ToolError
@@ -103,3 +104,12 @@ def blocking(path: str) -> str:
     """
     with os.fdopen(os.open(path, os.O_RDWR)) as pipe:
         return pipe.readline()
+
+
+class Undated(Notebook):
+    """Its schema holds a date, as YAML reads 2020-01-01."""
+
+    def __init__(self, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config)
+        self.schema = schema("undated")
+        self.schema["function"]["parameters"]["properties"]["text"]["default"] = date(2020, 1, 1)

@@ -51,8 +51,10 @@ class SingleTurnAgent:
         for turn_idx in count(1):
             reply = await conversation.generate(messages, CallOptions(settings.max_new_tokens))
             # If the user's last message leaves no room, the context ends before it.
-            if reply is None or conversation.turns[-1].finish_reason == "length":
+            if reply is None:
                 return "sequence_length"
+            if conversation.turns[-1].finish_reason == "length":
+                return cut_by(conversation)
             said += [*messages, reply]
             messages = await user.reply(said, conversation.turns[-1])
             if not messages:
@@ -60,3 +62,8 @@ class SingleTurnAgent:
             if turn_idx == settings.max_assistant_turns:
                 return "max_steps"
         raise AssertionError("count never ends")
+
+
+def cut_by(conversation: Conversation) -> Limit:
+    """The limit that cut the last response: its own, unless its context is full."""
+    return "max_new_tokens" if conversation.remaining_tokens() > 0 else "sequence_length"

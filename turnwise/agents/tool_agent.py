@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
 
-from turnwise.agents.single_turn_agent import RowAgentSettings
+from turnwise.agents.single_turn_agent import RowAgentSettings, cut_by
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import Conversation, OpenConversation
 from turnwise.tools.session import Interactions, InteractionSession, ToolBox, ToolSession
@@ -74,7 +74,7 @@ class ToolAgent:
             calls, errors = reply.get("tool_calls") or (), reply.get("call_errors") or ()
             turn.metrics = {"tool_calls": float(len(calls) + len(errors)), "unreadable_calls": float(len(errors))}
             if turn.finish_reason == "length":
-                return "sequence_length"
+                return cut_by(conversation)
             said += [*messages, reply]
             started = time.perf_counter()
             if not calls and not errors:
@@ -143,6 +143,7 @@ def shortened(text: str, limit: int, side: Side) -> str:
 def _metrics(session: ToolSession, conversation: Conversation) -> dict[str, float]:
     turns = conversation.turns
     found = {name: sum(turn.metrics[name] for turn in turns) for name in ("tool_calls", "unreadable_calls")}
+    found["unknown_tools"] = float(session.num_unknown)
     for name in session.num_calls:
         found[f"tool/{name}/calls"] = float(session.num_calls[name])
         found[f"tool/{name}/errors"] = float(session.num_errors[name])

@@ -122,14 +122,12 @@ def _own_loops(config: AgenticConfig) -> Mapping[str, LoopEntry]:
 def _agent_of(config: AgenticConfig, row: TableRow, loops: Mapping[str, LoopEntry]) -> str:
     name = row.columns.get(config.data.agent_name_key) or config.data.default_agent
     name = AGENT_ALIASES.get(str(name), str(name))
-    if name in loops:
+    if name in loops or AGENTS.get(name) or ":" in name:
         return name
-    if name not in AGENTS and ":" not in name:
-        known = ", ".join([*AGENTS, *loops])
-        raise DataError(f"{row.place}: agent {name!r} isn't one of {known}, nor module:Class.{nearest(name, AGENTS)}")
-    if AGENTS.get(name) == "":
-        raise NotAvailableError(f"{row.place}: the agent {name} isn't in this version")
-    return name
+    known = ", ".join([*(agent for agent, target in AGENTS.items() if target), *loops])
+    if name in AGENTS:
+        raise NotAvailableError(f"{row.place}: the agent {name} isn't in this version, which has {known}")
+    raise DataError(f"{row.place}: agent {name!r} isn't one of {known}, nor module:Class.{nearest(name, AGENTS)}")
 
 
 def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> TaskSource:

@@ -125,7 +125,7 @@ def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
 
 def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
     """Checks that the rows name tools that exist, and have what the tools need."""
-    box, data = build_tools(config), config.data
+    box, data, path = build_tools(config), config.data, config.agent.tool_config_path
     names = box.names
     for row in rows:
         named = row.columns.get(data.agent_name_key)
@@ -136,7 +136,8 @@ def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
                 f"the column {data.agent_name_key} (tool_agent), or set data.default_agent: tool_agent"
             )
         if agent == "tool_agent" and not names:
-            raise DataError(f"{row.place}: tool_agent has no tools; set agent.tool_config_path or agent.function_tool_path")
+            what = f"{path} (agent.tool_config_path) names none" if path else "set agent.tool_config_path or function_tool_path"
+            raise DataError(f"{row.place}: tool_agent has no tools; {what}")
         for name in _named_by(row) if agent == "tool_agent" else ():
             if name not in names:
                 raise DataError(f"{row.place}: extra_info names the tool {name!r}; there are {', '.join(names)}")

@@ -2,20 +2,26 @@
 
 import argparse
 import json
+from collections.abc import Iterator
+from functools import partial
 
 from turnwise.build.prepare import lacking_here, problems_here
 from turnwise.cluster.placement import place
 from turnwise.config import AgenticConfig, SFTConfig, describe, load_any_config
 from turnwise.config.dump import dump_yaml, resolved_values
+from turnwise.config.problems import Problem
+from turnwise.errors import NotAvailableError
 from turnwise.pipelines.interrupt import ends_at_once
 
 
 @ends_at_once()
 def run(arguments: argparse.Namespace) -> int:
     """Prints the config and what it applies. Returns 0 for every valid config, even if it can't run here."""
-    config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=problems_here)
+    missing = list[str]()
+    examine = partial(_examine, missing=missing)
+    config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=examine)
     applied = describe(config)
-    applied.missing.extend(lacking_here(config))
+    applied.missing.extend([*missing, *lacking_here(config)])
     notes = [note for note in notes if note not in applied.warnings]
     if arguments.json:
         content = {
@@ -32,6 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
     print("\n".join(["# what this applies", applied.render(), *(f"note: {note}" for note in notes)]))
     print(f"\n# where the roles run\n{placement_table(config)}")
     return 0
+
+
+def _examine(config: AgenticConfig | SFTConfig, missing: list[str]) -> Iterator[Problem]:
+    try:
+        yield from problems_here(config)
+    except NotAvailableError as error:
+        missing.append(str(error))
 
 
 def placement_table(config: AgenticConfig | SFTConfig) -> str:

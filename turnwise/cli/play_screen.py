@@ -29,7 +29,8 @@ _RULE = 96
 
 ENDS = {
     "max_steps": "cut by max_steps",
-    "sequence_length": "cut by sequence_length: the context has no room for the next prompt and one token",
+    "max_new_tokens": "cut by max_new_tokens, the limit of one response",
+    "sequence_length": "cut by sequence_length: the context has no room left",
     "environment": "cut by the environment (truncated)",
     "time": "cut by episode_timeout_s",
 }

@@ -133,10 +133,9 @@ def _parse(
             for problem in examine(config):
                 problems.append(problem)  # one by one, so that those before an error are kept
             config.note_examined()
-        except NotAvailableError as error:
-            if purpose != "show" and not problems:
+        except NotAvailableError:
+            if not problems:
                 raise
-            notes.append(str(error))
     if translation.is_published and isinstance(config, AgenticConfig):
         notes += filter(None, [differing_defaults(config)])
     if problems or config is None:

@@ -11,9 +11,9 @@ from turnwise.spec import MAX_KEPT
 RULES: dict[str, list[dict[str, Any]]] = read_table(__file__, "rules.yaml")
 PHRASES: dict[str, list[dict[str, Any]]] = read_table(__file__, "phrases.yaml")
 _CUT = (
-    "without a top_k the sampler doesn't say which tokens top_p or min_p left, and repetition_penalty changes each token's "
-    f"distribution: exp(old − sampled) isn't an importance ratio then. Sample with top_k 1 to {MAX_KEPT} beside top_p and "
-    "min_p, or with top_p 1, top_k 0, min_p 0; repetition_penalty must be 1"
+    "with top_k {c.train_sampling.top_k} and repetition_penalty {c.train_sampling.repetition_penalty:g} the sampler hides "
+    f"which tokens were left to draw from, so exp(old − sampled) isn't an importance ratio. Take top_k 1 to {MAX_KEPT} beside "
+    "top_p and min_p, or top_p 1, top_k 0, min_p 0; repetition_penalty must be 1"
 )
 
 
@@ -39,7 +39,7 @@ def impossible(table: str, config: Section) -> Iterator[Problem]:
     """A problem for each impossible combination in the config, by the rows of one table of `rules.yaml`."""
     for row in RULES[table]:
         if all(holds(condition, config) for condition in row["when"]):
-            yield Problem.at(row["key"], row["says"].format(c=config, cut=_CUT))
+            yield Problem.at(row["key"], row["says"].replace("{cut}", _CUT).format(c=config))
 
 
 def phrases(row: str, config: Section) -> list[str]:

@@ -65,15 +65,17 @@ class OfferedTool:
             )
         self.name = function["name"]
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        what = f"the schema of the tool {self.name}"
         try:
+            text = json.dumps(self.tool.schema)
             Draft202012Validator.check_schema(parameters)
         except SchemaError as fault:
-            raise ConfigError(f"the schema of the tool {self.name}: parameters isn't a JSON schema: {fault.message}") from fault
-        for section, name in re.findall(r'"\$ref": "#/(\$defs|definitions)/([^"/]+)"', json.dumps(parameters, default=str)):
+            raise ConfigError(f"{what}: parameters isn't a JSON schema: {fault.message}") from fault
+        except (TypeError, ValueError) as fault:
+            raise ConfigError(f"{what} isn't JSON: {fault}; write it as JSON can (a date as a text)") from fault
+        for section, name in re.findall(r'"\$ref": "#/(\$defs|definitions)/([^"/]+)"', text):
             if name not in parameters.get(section, {}):
-                raise ConfigError(
-                    f"the schema of the tool {self.name}: $ref names {name}, which its {section} don't have; add it"
-                )
+                raise ConfigError(f"{what}: $ref names {name}, which its {section} don't have; add it")
         if isinstance(parameters, Mapping) and "additionalProperties" not in parameters:
             parameters = {**parameters, "additionalProperties": False}
         self._arguments = Draft202012Validator(parameters)
@@ -129,7 +131,9 @@ class ToolBox:
 
 class ToolSession:
     """The tools of one episode. Entering the session creates their states; leaving it always releases them. `num_calls`,
-    `num_errors` and `seconds` count by the tool's name."""
+    `num_errors` and `seconds` count by the tool's name; `num_unknown` counts calls of tools that don't exist."""
+
+    num_unknown = 0
 
     def __init__(self, box: ToolBox, tools: Sequence[OfferedTool], task: Task) -> None:
         self._box, self._task = box, task
@@ -161,7 +165,8 @@ class ToolSession:
         the tool takes too long or doesn't return a text, and passes on other exceptions of the tool."""
         offered = self._tools.get(name)
         if offered is None:
-            return ToolResult(f"Unknown function {name!r}. Available tools: {', '.join(self._tools) or 'none'}", is_error=True)
+            self.num_unknown += 1
+            return _undecoded(f"Unknown function {name!r}. Available tools: {', '.join(self._tools) or 'none'}")
         self.num_calls[name] += 1
         started = self._box.stopwatch.now()
         try:
@@ -181,7 +186,7 @@ class ToolSession:
 
     async def _executed(self, offered: OfferedTool, arguments: Mapping[str, Any]) -> ToolResult:
         if problem := offered.problem_of(arguments):
-            return ToolResult(f"Invalid arguments for {offered.name!r}: {problem}", is_error=True)
+            return _undecoded(f"Invalid arguments for {offered.name!r}: {problem}")
         execute = partial(self._answer, offered, "execute", self._states[offered.name], arguments)
         try:
             result = await offered.in_turn(execute)
@@ -201,6 +206,11 @@ class ToolSession:
             async with limit:
                 result = getattr(offered.tool, method)(*arguments)
                 return await result if inspect.isawaitable(result) else result
+
+
+def _undecoded(text: str) -> ToolResult:
+    logger.info("Failed to decode tool call: %s", text)
+    return ToolResult(text, is_error=True)
 
 
 def finite(number: Any, what: str) -> float:

@@ -111,7 +111,7 @@ def test_the_user_hears_answers_and_no_calls() -> None:
         ({"max_user_turns": 2}, None, 3, 2),
         ({"max_assistant_turns": 2}, "max_steps", 2, 2),
         ({"max_assistant_turns": 3}, None, 3, 2),
-        ({"max_new_tokens": 3}, "sequence_length", 1, 0),
+        ({"max_new_tokens": 3}, "max_new_tokens", 1, 0),
     ],
 )
 def test_limits_are_outcomes(tools: Any, limits: dict[str, int], outcome: Any, num_turns: int, num_said: int) -> None:
@@ -122,6 +122,17 @@ def test_limits_are_outcomes(tools: Any, limits: dict[str, int], outcome: Any, n
     assert trajectory.metrics["user_turns"] == num_said and user.num_open == 0
     # The user has heard the last answer, and so scored it, unless that was cut.
     assert len(user.heard) == (0 if "max_new_tokens" in limits else num_turns)
+
+
+@pytest.mark.parametrize("tools", [None, [FunctionTool(divide)]], ids=["single_turn_agent", "tool_agent"])
+@pytest.mark.parametrize(("room", "limit"), [(3, "sequence_length"), (4, "sequence_length"), (5, "max_new_tokens")])
+def test_a_cut_response_is_told_what_cut_it(tools: Any, room: int, limit: str) -> None:
+    """A response has four tokens at most. Where it fills its context too, more of them would not help."""
+    whole, _ = play(agent_of(Asker(), tools), ["a", "b", "c"])
+    max_length = len(whole.turns[0].prompt_ids) + room
+    trajectory, _ = play(agent_of(Asker(), tools, max_new_tokens=4), ["long answer"], max_length=max_length)
+    assert (trajectory.status, trajectory.limit) == ("truncated", limit)
+    assert len(trajectory.turns[0].response_ids) == min(room, 4)
 
 
 @pytest.mark.parametrize("tools", [None, [FunctionTool(divide)]], ids=["single_turn_agent", "tool_agent"])

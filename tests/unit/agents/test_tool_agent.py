@@ -93,7 +93,9 @@ def test_what_can_not_be_read_is_answered_counted_and_said(caplog: pytest.LogCap
         ("error", "a", "Unknown function 'nothing'. Available tools: divide, note"),
     ]
     assert trajectory.metrics["unreadable_calls"] == 1 and trajectory.metrics["tool_calls"] == 2
+    assert trajectory.metrics["unknown_tools"] == 1
     assert "Failed to decode tool call: the call isn't closed" in caplog.text
+    assert "Failed to decode tool call: Unknown function 'nothing'" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -102,9 +104,9 @@ def test_what_can_not_be_read_is_answered_counted_and_said(caplog: pytest.LogCap
         ([[call("divide", a=6, b=3)]] * 3, {"max_assistant_turns": 2}, None, "max_steps"),
         ([[call("divide", a=6, b=3)]], {}, None, "sequence_length"),
         ([[]], {}, 0, "sequence_length"),
-        ([[call("divide", a=6, b=3)], [call("divide", a=6, b=3)], []], {}, 1, "sequence_length"),
+        ([[call("divide", a=6, b=3)], [call("divide", a=6, b=3)], []], {}, 1, "max_new_tokens"),
     ],
-    ids=["turns", "no room for the result", "a cut response", "a cut response with a call"],
+    ids=["turns", "no room for the result", "a response that the context cuts", "a cut response with a call"],
 )
 def test_limits_are_outcomes(responses: Any, limits: dict[str, Any], cut: int | None, limit: str) -> None:
     trajectory = play(Calling(responses, cut), **limits)

@@ -188,6 +188,21 @@ def test_config_names_files_of_rows_and_tools_that_are_not_there(config, tmp_pat
     assert "agent.function_tool_path: tools.py: there is no such file." in said
 
 
+def test_config_says_that_the_agent_of_a_row_is_missing(config, tmp_path, capsys):
+    rows = [{"prompt": "1", "answer": "1", "agent_name": name} for name in ("single_turn_agent", "react_agent")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = ["~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}"]
+    changes.append("actor_train.model_args.lora_rank=null")
+    said = "rows.jsonl, line 2: the agent react_agent isn't in this version, which has env_agent, single_turn_agent, tool_agent"
+    assert main(["config", config, *changes]) == 0
+    assert f"missing to run this config here:\n  - {said}" in capsys.readouterr().out
+    assert main(["config", config, *changes, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["missing"] == [said] and said not in shown["notes"]
+    assert main(["train", config, *changes]) == 2
+    assert said in capsys.readouterr().err
+
+
 NO_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 HERMES = "{% if tools %}{# <tool_call> #}{% endif %}"
 PARSER = "++agent={{tool_config_path: tools.yaml, tool_parser: 'own_parts:{}'}}"

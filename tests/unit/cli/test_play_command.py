@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import yaml
@@ -19,6 +20,8 @@ from sglang_fake import SGLangFake
 from transformers import AutoModelForCausalLM
 
 from turnwise.cli.main import main
+from turnwise.cli.play_screen import ENDS
+from turnwise.types import Limit
 
 TOYS = "toy_envs"
 
@@ -343,3 +346,7 @@ def test_a_simulated_user_replies_to_a_person(played, folder, products):
     first, second = (line.partition("reward ")[2] for line in rows(said, "does"))
     assert float(first.split(",")[0]) < float(second.split(",")[0]), "the user scores each answer"
     assert rows(said, "score")[0].endswith("after 2 turns, finished")
+
+
+def test_play_has_a_sentence_for_every_limit() -> None:
+    assert set(ENDS) == set(get_args(Limit))

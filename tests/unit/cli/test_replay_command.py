@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from turnwise.cli.main import main
+from turnwise.tracking.jsonl import read_metrics
 
 
 @pytest.fixture
@@ -43,6 +44,28 @@ def test_a_run_is_repeated_with_its_config(job, capsys):
         for run in (first, second)
     ]
     assert sampled[0] == sampled[1]
+
+
+CUT = "actor_infer.generating_args={top_p: 0.9, top_k: 20}"
+
+
+def test_a_run_under_top_p_and_top_k_is_repeated_with_the_ids_that_were_kept(job, capsys):
+    assert main(["train", job, CUT, "train_infer_correction={is_weight: {}}", "use_kl_loss=true"]) == 0
+    [first] = Path("runs/job").iterdir()
+    assert main(["train", "--replay", str(first)]) == 0
+    [second] = Path("runs/job-replay").iterdir()
+    turns, metrics = [], []
+    for run in (first, second):
+        rows = [json.loads(line) for line in (run / "rollouts.jsonl").open()]
+        names = ("response_ids", "logprobs", "kept_ids")
+        turns.append([[turn[name] for name in names] for row in rows for turn in row["turns"]])
+        measured = read_metrics(run / "metrics.jsonl")
+        metrics.append([{name: row[name] for name in row if name.startswith("actor/")} for row in measured])
+    assert turns[0] == turns[1] and metrics[0] == metrics[1]
+    kept = [ids for _, _, of_turn in turns[0] for ids in of_turn]
+    assert kept and all(1 <= len(ids) <= 20 for ids in kept) and max(map(len, kept)) > 1
+    ratios = [row["actor/train_infer_ratio_token_mean"] for row in metrics[0] if "actor/train_infer_ratio_token_mean" in row]
+    assert ratios and ratios == pytest.approx([1.0] * len(ratios), abs=0.05), "over the whole vocabulary it is below 0.9"
 
 
 @pytest.mark.parametrize(

@@ -215,3 +215,16 @@ def test_a_replay_goes_through_the_loop_and_stops_at_the_first_difference(job, c
     assert f"{where}turn 1, reward: expected" in said
     where, said = complaint(lambda turns: turns.append(turns[-1]))
     assert ", the loop ended before it, and the record continues" in said and where in said
+
+
+def test_a_replay_reads_the_ids_that_top_p_and_top_k_kept(job, capsys):
+    config = job(actor_infer={"generating_args": {"top_p": 0.9, "top_k": 20}})
+    assert main(["rollout", config, "--out", "played.jsonl"]) == 0
+    records = [json.loads(line) for line in Path("played.jsonl").read_text().splitlines()]
+    assert all(len(turn["kept_ids"]) == len(turn["response_ids"]) for record in records for turn in record["turns"])
+    assert main(["rollout", config, "--replay", "played.jsonl"]) == 0
+    assert "8 trajectories, all as recorded" in capsys.readouterr().out
+    del records[2]["turns"][0]["kept_ids"][0]
+    Path("changed.jsonl").write_text("\n".join(map(json.dumps, records)))
+    assert main(["rollout", config, "--replay", "changed.jsonl"]) != 0
+    assert "kept_ids: each sampled token needs a list that is empty or holds the token" in capsys.readouterr().err

@@ -91,17 +91,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"actor_infer": {"generating_args": {"top_p": 0.9}}, "train_infer_correction": {"is_weight": {}}},
         "exp\\(old − sampled\\) isn't an importance ratio",
     ),
-    ({"actor_infer": {"generating_args": {"top_k": 257}}, "use_rollout_log_probs": True}, "Sample with top_k 1 to 256 beside"),
+    (
+        {"actor_infer": {"generating_args": {"top_k": 257}}, "use_rollout_log_probs": True},
+        "with top_k 257 and .* Take top_k 1 to 256 beside",
+    ),
     (
         {"actor_infer": {"generating_args": {"min_p": 0.1}}, "use_rollout_log_probs": True},
-        "log_probs: without a top_k",
+        "log_probs: .*with top_k 0 and repetition_penalty 1",
     ),
     (
         {
             "actor_infer": {"generating_args": {"top_k": 50, "repetition_penalty": 1.1}},
             "train_infer_correction": {"is_weight": {}},
         },
-        "repetition_penalty must be 1",
+        "with top_k 50 and repetition_penalty 1.1 .*repetition_penalty must be 1",
     ),
     (
         {

@@ -62,6 +62,10 @@ def refusal(**keys: Any) -> str:
         ("peft_config", "actor_train.model_args", "r is lora_rank"),
         ("actor_rollout_ref.actor.optim.total_training_steps", "max_steps", "the same number"),
         ("reward_model.enable", "data.reward", "{name: reward_model}"),
+        ("actor_rollout_ref.rollout.multi_turn.format", "agent.tool_parser", "the same names"),
+        ("actor_rollout_ref.rollout.agent.default_agent_loop", "data.default_agent", "the same names"),
+        ("actor_rollout_ref.rollout.agent.agent_loop_config_path", "agent.agent_config_path", "{name, _target_}"),
+        ("actor_rollout_ref.rollout.engine_kwargs", "actor_infer.strategy_args.strategy_config", "own names"),
     ],
 )
 def test_a_key_of_another_system_is_answered_with_ours(key: str, ours: str, how: str) -> None:

@@ -66,10 +66,21 @@ def test_a_mistake_of_the_model_becomes_an_error_that_it_reads(tool: Any, argume
     assert list(session.num_errors.values()) == list(session.num_calls.values()) == [1]
 
 
-def test_an_unknown_tool_is_answered_with_the_known_ones() -> None:
-    assert called(box_of(divide, Notebook()), "nothing")[0] == ToolResult(
-        "Unknown function 'nothing'. Available tools: divide, note", is_error=True
-    )
+def test_an_unknown_tool_is_answered_with_the_known_ones_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    result, session = called(box_of(divide, Notebook()), "nothing")
+    assert result == ToolResult("Unknown function 'nothing'. Available tools: divide, note", is_error=True)
+    assert (session.num_unknown, session.num_calls) == (1, {"divide": 0, "note": 0})
+    assert f"Failed to decode tool call: {result.text}" in caplog.text
+
+
+@pytest.mark.parametrize(("b", "is_said"), [("2", True), (0, False), (2, False)])
+def test_the_log_says_which_arguments_the_schema_refused(b: Any, is_said: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """What the tool itself refuses, such as a division by zero, was decoded."""
+    caplog.set_level("INFO")
+    called(box_of(divide), "divide", a=1, b=b)
+    said = "Failed to decode tool call: Invalid arguments for 'divide': '2' is not of type 'number'"
+    assert (said in caplog.text, "Failed to decode" in caplog.text) == (is_said, is_said)
 
 
 @pytest.mark.parametrize(

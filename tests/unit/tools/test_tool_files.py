@@ -102,6 +102,10 @@ def test_the_python_tool_by_its_name(folder: Path) -> None:
         ({"tools": [{"class_name": "toy_tools.Any"}]}, "Any"),
         ({"tools": [{"class_name": "calculator", "config": {"a": 1}}]}, "is a function, which takes no config"),
         ({"tools": [{"class_name": "calculator", "tool_schema": {"type": "function"}}]}, "has no function with a name"),
+        (
+            {"tools": [{"class_name": "toy_tools.Undated"}]},
+            "the schema of the tool undated isn't JSON: Object of type date is not JSON serializable",
+        ),
         ({"tools": [{"class_name": "calculator", "timeout": 1}]}, r"tools\[0\].timeout: unknown key.*mean 'timeout_s'"),
         ({"tools": [{"class_name": "calculator"}, {"class_name": "calculator"}]}, "two tools are called calculator"),
     ],
@@ -129,6 +133,11 @@ CALCULATOR = {"tools": [{"class_name": "calculator"}]}
     [
         (CALCULATOR, {}, r"rows.jsonl.* the tools calculator are configured, and this row would be played without them"),
         (None, {"agent_name": "tool_agent"}, "tool_agent has no tools; set agent.tool_config_path"),
+        (
+            {"tools": []},
+            {"agent_name": "tool_agent"},
+            r"tool_agent has no tools; tools.yaml \(agent.tool_config_path\) names none",
+        ),
         (CALCULATOR, {"agent_name": "tool_agnet"}, "agent 'tool_agnet' isn't one of .* Did you mean 'tool_agent'"),
         (
             CALCULATOR,

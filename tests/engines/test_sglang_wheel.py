@@ -1,0 +1,125 @@
+"""What we ask of SGLang and read from it stands in its published wheel, whose source is read: it doesn't import on a CPU."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sglang_fake import REQUEST, SAMPLING
+
+from turnwise.inference import sglang_server
+
+sys.path.insert(0, str(Path(__file__).parent))
+from environment import LackingError, engine_python
+
+CLASSES = {
+    "managers/io_struct.py": {
+        "GenerateReqInput": REQUEST,
+        "BatchStrOutput": {"output_token_sampling_mask", "weight_versions"},
+        "UpdateWeightFromDiskReqInput": {"model_path", "load_format", "flush_cache"},
+        "UpdateWeightVersionReqInput": {"new_version", "abort_all_requests"},
+        "PauseGenerationReqInput": {"mode"},
+        "ReleaseMemoryOccupationReqInput": {"tags"},
+        "ResumeMemoryOccupationReqInput": {"tags"},
+        "BaseReq": {"rid"},
+    },
+    "sampling/sampling_params.py": {"SamplingParams": SAMPLING},
+}
+"""The fields of requests, and of what engine processes answer."""
+REPLY = {"output_ids", "meta_info", "finish_reason", "output_token_logprobs", "output_token_sampling_logprobs"}
+REPLY |= {"output_token_sampling_mask"}
+"""The keys that the client reads in the answer to `/generate`, beside those of a span of `weight_versions`."""
+
+
+@pytest.fixture(scope="module")
+def source() -> Path:
+    try:
+        python = engine_python("sglang")
+    except LackingError as error:
+        pytest.skip(str(error))
+    [folder] = python.parents[1].glob("lib/python*/site-packages/sglang")
+    return folder / "srt"
+
+
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def named(tree: ast.AST, name: str) -> ast.AST:
+    """The class or function of this name."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    [found] = [node for node in ast.walk(tree) if isinstance(node, kinds) and node.name == name]
+    return found
+
+
+def keys_of(tree: ast.AST) -> set[str]:
+    """The texts that are keys of written mappings or of assignments, such as `meta_info["id"] = …`."""
+    nodes = list(ast.walk(tree))
+    keys = [key for node in nodes if isinstance(node, ast.Dict) for key in node.keys]
+    keys += [node.slice for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+
+
+@pytest.mark.parametrize("file", CLASSES)
+def test_the_fields_are_those_of_the_published_classes(file: str, source: Path) -> None:
+    tree = tree_of(source / file)
+    for name, asked in CLASSES[file].items():
+        body = getattr(named(tree, name), "body", [])
+        assert asked - {n.target.id for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)} == set()
+
+
+def test_the_answer_has_the_keys_that_the_client_reads(source: Path) -> None:
+    manager = named(tree_of(source / "managers/tokenizer_manager.py"), "TokenizerManager")
+    assert REPLY - keys_of(manager) == set()
+    spans = named(tree_of(source / "utils/weight_versions.py"), "add_weight_versions_to_meta_info")
+    assert keys_of(spans) >= {"weight_versions", "version", "start", "end"}
+
+
+def test_a_log_prob_comes_first_in_its_triple_and_is_of_the_sampled_token(source: Path) -> None:
+    manager = tree_of(source / "managers/tokenizer_manager.py")
+    triples = [node for node in ast.walk(named(manager, "detokenize_logprob_tokens")) if isinstance(node, ast.ListComp)]
+    assert "(logprob, token_id, None)" in [ast.unparse(node.elt) for node in triples]
+    # Only a mode that we don't ask for gives a list for each token.
+    assert "support_logprobs=state.obj.sampling_logprobs_mode == 'support'" in ast.unparse(manager)
+
+
+def test_the_reasons_of_an_end_are_those_that_the_client_knows(source: Path) -> None:
+    tree = tree_of(source / "managers/schedule_batch.py")
+    written = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "to_json"]
+    told = [node for function in written for node in ast.walk(function) if isinstance(node, ast.Dict)]
+    pairs = [pair for node in told for pair in zip(node.keys, node.values, strict=True)]
+    types = {ast.literal_eval(value) for key, value in pairs if isinstance(key, ast.Constant) and key.value == "type"}
+    assert types == set(sglang_server._REASONS)
+
+
+def test_server_info_tells_the_version_and_the_configuration(source: Path) -> None:
+    info = named(tree_of(source / "entrypoints/http_server.py"), "server_info")
+    assert "version" in keys_of(info) and "**build_server_info(server_args" in ast.unparse(info)
+    assert "server_args.resolved_dict()" in ast.unparse(named(tree_of(source / "utils/common.py"), "build_server_info"))
+    fields = ast.walk(tree_of(source / "arg_groups/field_order.py"))
+    assert {"max_running_requests", "enable_memory_saver"} <= {n.value for n in fields if isinstance(n, ast.Constant)}
+
+
+def asked_routes() -> Iterator[tuple[str, str]]:
+    """Each path that the client asks, with its method: a GET has no body."""
+    for node in ast.walk(tree_of(Path(sglang_server.__file__))):
+        match node:
+            case ast.Call(args=[ast.Constant(value=str(path)), *body]) if path.startswith("/"):
+                yield path, "POST" if body else "GET"
+
+
+def test_each_route_that_the_client_asks_is_published(source: Path) -> None:
+    published: set[tuple[str, str]] = set()
+    for node in ast.walk(tree_of(source / "entrypoints/http_server.py")):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("app"), "get" | "post" as method), [ast.Constant(value=path), *_]):
+                published.add((path, method.upper()))
+            case ast.Call(ast.Attribute(ast.Name("app"), "api_route"), [ast.Constant(value=path), *_], keywords):
+                [methods] = [ast.literal_eval(keyword.value) for keyword in keywords if keyword.arg == "methods"]
+                published |= {(path, method) for method in methods}
+    asked = set(asked_routes())
+    assert {("/generate", "POST"), ("/server_info", "GET")} <= asked and len(asked) == 11
+    assert asked - published == set()
