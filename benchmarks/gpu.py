@@ -8,7 +8,7 @@ At the shape of Qwen2.5-0.5B with random weights, in bf16:
   prefix cache), at 64 and 256 prompts of 200 tokens with 128 new tokens each. They run by turns; ratios are medians of pairs.
 - *train*: tokens/s and model FLOPs utilisation on 4,096 packed tokens a micro-batch, all of them trained on. FLOPs are 6 times
   the parameters a token, plus attention's 6·layers·hidden·length (causal). The peak is the card's dense bf16 rate.
-- *step*: the seconds of one step of GRPO over a toy environment, by phase.
+- *step*: the seconds of one step of GRPO over a toy environment, by phase, in fp32.
 
 `--size toy` runs the same code at a size that a CPU manages in seconds: its figures mean nothing.
 """
@@ -98,7 +98,7 @@ def main() -> None:
     parts: dict[str, Callable[[], Any]] = {
         "decode": lambda: decode(size, device, options.rounds),
         "train": lambda: train(size, device, card, options.rounds),
-        "step": lambda: grpo_step(device),
+        "step": lambda: grpo_step(size, device),
     }
     for name, part in parts.items():
         result[name] = part()
@@ -232,7 +232,7 @@ def train(size: Size, device: torch.device, card: str, rounds: int) -> dict[str,
     peak = next((tera * 1e12 for part, tera in PEAK_TFLOPS.items() if part in card), None)
     used = {"mfu": round(flops / peak, 3)} if peak else {"mfu": None, "why": f"the peak of {card} isn't listed"}
     memory = {"peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1)} if device.type == "cuda" else {}
-    return {"tokens_per_s": round(rate), "tflops": round(flops / 1e12, 2), **used, **memory}
+    return {"parameters": num_parameters, "tokens_per_s": round(rate), "tflops": round(flops / 1e12, 2), **used, **memory}
 
 
 def random_sample(size: Size, seed: int) -> Sample:
@@ -241,18 +241,19 @@ def random_sample(size: Size, seed: int) -> Sample:
     return Sample(ids, mask, np.zeros(size.sample, np.float32), (TurnSpan(0, 1, size.sample),))
 
 
-def grpo_step(device: torch.device) -> dict[str, Any]:
-    """Seconds of the third step of a small run, by phase."""
+def grpo_step(size: Size, device: torch.device) -> dict[str, Any]:
+    """Seconds of the third step of a small run of the size's model, by phase."""
     sys.path.insert(0, str(HERE.parent / "tests" / "support"))
     from small_runs import run_small, small_config
 
     from turnwise.tracking.jsonl import read_metrics
 
     with tempfile.TemporaryDirectory() as folder:
-        made = make_model("tiny", Path(folder) / "model", ["P _ G O Left Right Up Down"])
+        made = make_model("qwen2.5-0.5b", Path(folder) / "model", ["P _ G O Left Right Up Down"], overrides=size.shape)
         config = small_config(made.folder, folder, max_steps=3, save_steps=0)
         row = read_metrics(run_small(config).folder.metrics)[2]
-    return {"device": str(device), **{name: round(value, 3) for name, value in row.items() if name.startswith("time/")}}
+    times = {name: round(value, 3) for name, value in row.items() if name.startswith("time/")}
+    return {"device": str(device), "parameters": made.num_parameters, **times}
 
 
 if __name__ == "__main__":

@@ -191,4 +191,5 @@ def test_the_benchmark_runs_at_toy_size(tmp_path):
         result["decode"]["4"]["tokens_per_s"]["embedded"] > 0
         and result["decode"]["4"]["embedded / generate"] > 0
         and result["train"]["tokens_per_s"] > 0
+        and result["step"]["parameters"] == result["train"]["parameters"]
     )

@@ -181,7 +181,7 @@ def test_what_accelerate_asks_for_in_vain_is_refused(rows, told, said, monkeypat
             1,
             "3 processes can't share",
         ),
-        ({"WORLD_SIZE": "999"}, {"batch_size": 999}, 1, "device_mapping"),
+        ({"WORLD_SIZE": "999"}, {"batch_size": 999}, 1, "the launcher started 999 processes"),
         ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, {}, 2, "8 processes, 4 of them on this machine"),
     ],
 )
@@ -190,7 +190,7 @@ def test_wrong_process_counts_are_refused_before_the_model_is_loaded(
 ):
     shutil.copytree(tiny_model, "broken")
     save_file({"nothing": np.zeros(1, np.float32)}, "broken/model.safetensors")
-    for name, value in {"RANK": "0", **environment}.items():
+    for name, value in {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **environment}.items():
         monkeypatch.setenv(name, value)
     assert script(*words(**{**rows, "model_name": "broken", **asked})) == status
     told = capsys.readouterr()

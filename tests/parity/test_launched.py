@@ -88,9 +88,18 @@ def test_a_launched_script_trains_on_all_its_processes_and_goes_on_in_the_first(
     same_as_processes_of_their_own("train", "actor_train.device_mapping=[0,1]")
 
 
+def test_what_cannot_start_under_a_launcher_announces_no_folder(folder, monkeypatch, capsys):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "99", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["sft", "sft.yaml", "num_gpus_per_node=4"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "the launcher started 99 processes" in said.err and not list(Path("runs").glob("*/2*"))
+
+
 def test_other_commands_are_refused_under_a_launcher(folder, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     assert main(["config", "train.yaml"]) == 2
     assert "only train and sft use" in capsys.readouterr().err
 

@@ -31,19 +31,17 @@ def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P]
         sys.exit()
     use_launched(config)
     folder = start_run(config)
-    if not is_quiet:
-        print(f"run folder: {folder.path}", flush=True)
 
     def built() -> P:
         pipeline = build(folder)
         if not is_quiet:
+            print(f"run folder: {folder.path}", flush=True)
             applied_settings(pipeline).show()
         return pipeline
 
     with session(folder, built) as pipeline:
         yield pipeline
-    model = pipeline.checkpoints.newest
-    if model is not None:
+    if model := pipeline.checkpoints.newest:
         print(f"model: {model}")
     learning_curve(read_metrics(folder.metrics), folder.curve, config.exp_name)
     print(f"learning curve: {folder.curve}")

@@ -128,17 +128,16 @@ def place(
     default = tuple(mappings[main] or range(num_launched))
     devices = {role: tuple(mapping) if mapping else default for role, mapping in mappings.items()}
     for role, named in devices.items():
-        require_devices(role if mappings[role] else main, named, num_devices, accelerator)
+        require_devices(role if mappings[role] else main, named, num_devices, accelerator, num_launched)
     numbers = sorted({device for named in devices.values() for device in named})
-    if num_launched > 1:
-        found: ClusterName = "launched"
-    else:
-        found = "process" if is_apart or len(numbers) > 1 else "local"
+    alone: ClusterName = "process" if is_apart or len(numbers) > 1 else "local"
+    found: ClusterName = "launched" if num_launched > 1 else alone
     if cluster not in ("auto", found):
         found = _asked(cluster, found, len(numbers), is_apart)
     if found == "launched" and len(numbers) != num_launched:
+        keys = [_key(role) for role, mapping in mappings.items() if mapping and [*mapping] != [*range(num_launched)]]
         raise ConfigError(
-            f"{main}.device_mapping names {counted(len(numbers), 'device')}, and the launcher started "
+            f"the roles have {counted(len(numbers), 'device')} with {', '.join(keys)}, and the launcher started "
             f"{counted(num_launched, 'process')}; start one process for each device, or leave device_mapping out"
         )
     if found == "launched" and is_apart:
@@ -167,17 +166,20 @@ def _asked(cluster: str, found: ClusterName, num_devices: int, is_apart: bool) -
     raise ConfigError(f"cluster.name: {cluster} can't hold this run: {reason}; leave cluster.name out (auto takes {found})")
 
 
-def require_devices(role: str, devices: Sequence[int], num_devices: int, accelerator: str) -> None:
-    """Raises ConfigError if the `device_mapping` of a role names a device that doesn't exist."""
+def _key(role: str) -> str:
+    return "device_mapping" if role == "sft" else f"{role}.device_mapping"
+
+
+def require_devices(role: str, devices: Sequence[int], num_devices: int, accelerator: str, num_launched: int = 1) -> None:
+    """Raises ConfigError if a role's `device_mapping`, or the number of launched processes, asks for a missing device."""
     if max(devices) < num_devices:
         return
+    asked, fewer = f"{_key(role)} names device {max(devices)}", "name others"
+    if num_launched > 1 and [*devices] == [*range(num_launched)]:
+        asked, fewer = f"the launcher started {num_launched} processes for as many devices", "start fewer"
     if accelerator:
-        raise ConfigError(
-            f"{role}.device_mapping names device {max(devices)}, and this machine has {num_devices} CUDA devices (0 to "
-            f"{num_devices - 1}); name those"
-        )
+        raise ConfigError(f"{asked}, and this machine has {num_devices} CUDA devices (0 to {num_devices - 1}): {fewer}")
     raise ConfigError(
-        f"{role}.device_mapping names device {max(devices)}, and this machine has {counted(num_devices, 'slot')}: without "
-        f"accelerators a device is a slot of the CPU, one for each core; name fewer, or set num_gpus_per_node: "
-        f"{max(devices) + 1} for more slots than cores"
+        f"{asked}, and this machine has {counted(num_devices, 'slot')} (without accelerators a device is a slot of the CPU, "
+        f"one for each core): {fewer}, or set num_gpus_per_node: {max(devices) + 1} for more slots than cores"
     )

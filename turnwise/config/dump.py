@@ -1,8 +1,9 @@
 """Writes a resolved config as YAML that loads to the same config, and compares configs when a run resumes (`resume.yaml`)."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatch
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import yaml
 
@@ -46,15 +47,13 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
         for key in (key for keys in UNREAD[name].values() for key in keys):
             section, _, last = key.rpartition(".")
             (values[name][section] if section else values[name]).pop(last, None)
-    splits: tuple[Split, ...] = ("train", "val")
-    for split in splits:
+    for split in get_args(Split):
         # The resolved values, so that those from actor_infer stay the same when this is loaded again.
         sampling = _without_null(config.sampling(split).model_dump())
         values[f"{split}_env_manager"]["generating_args"] = sampling
-    if not config.is_set("data"):
-        del values["data"]
-    if not config.is_set("agent"):
-        del values["agent"]
+    for key in ("data", "agent"):
+        if not config.is_set(key):
+            del values[key]
     return values
 
 
@@ -66,15 +65,9 @@ def dump_yaml(config: AgenticConfig | SFTConfig) -> str:
 
 def _without_null(value: dict[str, Any]) -> dict[str, Any]:
     """The mapping without unset values; `action_pattern: null` has a meaning and stays."""
-    result: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict) and key not in _VERBATIM:
-            inner = _without_null(item)
-            if inner or not item:
-                result[key] = inner
-        elif item is not None or key == "action_pattern":
-            result[key] = item
-    return {key: item for key, item in result.items() if item != {}}
+    nested = {key: _without_null(item) for key, item in value.items() if isinstance(item, dict) and key not in _VERBATIM}
+    found = (value | nested).items()
+    return {key: item for key, item in found if item != {} and (item is not None or key == "action_pattern")}
 
 
 RESUMED: dict[str, Any] = read_table(__file__, "resume.yaml")
@@ -97,7 +90,8 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         reason = self._reason("refused") or self._reason("taken_over")
-        return f"{self.key}: {_show(self.saved)} → {_show(self.now)}" + (f" ({reason})" if reason else "")
+        saved, now = ("unset" if value is None else repr(value) for value in (self.saved, self.now))
+        return f"{self.key}: {saved} → {now}" + (f" ({reason})" if reason else "")
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
@@ -107,6 +101,10 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
     ['seed: 1 → 2 (tasks, tokens and the order of training follow from it)', 'critic.b: unset → True']
     """
     before, after = dict(leaves(saved)), dict(leaves(now))
+    for flat in (before, after):
+        with suppress(KeyError, TypeError):  # only fine-tuning has these at the top
+            sizes = [flat[f"training_args.{name}"] for name in ("per_device_train_batch_size", "gradient_accumulation_steps")]
+            flat["samples of an optimiser step"] = sizes[0] * sizes[1] * len(flat.get("device_mapping") or [0])
     keys = [key for key in dict.fromkeys([*after, *before]) if key not in RESUMED["places"]]
     return [Difference(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
 
@@ -119,7 +117,3 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from leaves(value, f"{key}.")
         else:
             yield key, value
-
-
-def _show(value: Any) -> str:
-    return "unset" if value is None else repr(value)

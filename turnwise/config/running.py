@@ -72,9 +72,9 @@ class CpuSplit(Section):
 class ClusterArgs(Section):
     """The processes that train."""
 
-    name: Literal["auto", "local", "process", "launched"] = "auto"
+    name: Literal["auto", "local", "process", "launched", "ray"] = "auto"
     """`local` = this process, `process` = one for each device, besides this one, `launched` = those that torchrun or accelerate
-    started; `auto` takes what the devices need."""
+    started; `auto` takes what the devices need. `ray` is refused, since it isn't in this version."""
 
 
 class SaveBest(Section):

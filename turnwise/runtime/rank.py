@@ -11,17 +11,23 @@ from turnwise.runtime.stopwatch import Stopwatch
 
 def launched() -> tuple[int, int]:
     """`(rank, size)`: the number of this process among those that a launcher started, and how many there are; `(0, 1)` without
-    a launcher. Raises ConfigError if they are on several machines, or if RANK and WORLD_SIZE contradict each other."""
-    told = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
-    if None in told:
+    a launcher. Raises ConfigError if they are on several machines, or if the launcher's variables are wrong or incomplete."""
+    told = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") if name in os.environ}
+    if not {"RANK", "WORLD_SIZE"} <= told.keys():
         return 0, 1
-    rank, size = (int(text) if text and text.isdecimal() else -1 for text in told)
-    if not 0 <= rank < size:
+    numbers = [int(text) if text.isdecimal() else -1 for text in told.values()]
+    rank, size, here = (*numbers, numbers[1])[:3]
+    if not 0 <= rank < size or here < 1:
         raise ConfigError(
-            f"the environment has RANK={told[0]} and WORLD_SIZE={told[1]}, which no launcher sets (RANK counts from 0 up to "
-            "WORLD_SIZE - 1); unset both to train without one"
+            f"the environment has {' and '.join(map('='.join, told.items()))}, which no launcher sets (RANK counts from 0 up "
+            f"to WORLD_SIZE - 1, LOCAL_WORLD_SIZE from 1); unset {', '.join(told)} to train without one"
         )
-    if (here := int(os.environ.get("LOCAL_WORLD_SIZE", size))) != size:
+    if size > 1 and (missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]):
+        raise ConfigError(
+            f"the environment has RANK and WORLD_SIZE but not {' and '.join(missing)}, where the processes meet; start them "
+            "with torchrun or accelerate launch, which set all four, or unset RANK and WORLD_SIZE to train without a launcher"
+        )
+    if here != size:
         raise ConfigError(
             f"a launcher started {size} processes, {here} of them on this machine, and this version trains on one machine; "
             "start all of them here (--nnodes 1 of torchrun, --num_machines 1 --machine_rank 0 of accelerate)"

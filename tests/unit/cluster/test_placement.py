@@ -49,12 +49,29 @@ def test_a_rank_is_told_its_device_and_its_peers():
 @pytest.mark.parametrize(
     ("mappings", "options", "message"),
     [
-        ({"actor_train": [0, 2]}, {}, "names device 2, and this machine has 2 slots.*num_gpus_per_node: 3"),
+        (
+            {"actor_train": [0, 2]},
+            {},
+            r"^actor_train\.device_mapping names device 2, and this machine has 2 slots.*num_gpus_per_node: 3",
+        ),
         ({"actor_train": [4]}, {"accelerator": "cuda"}, r"names device 4, and this machine has 2 CUDA devices \(0 to 1\)"),
         ({"actor_train": [0, 1]}, {"cluster": "local"}, "cluster.name: local can't hold this run: the roles have 2 devices"),
         ({"actor_train": None}, {"cluster": "launched"}, "no launcher started this process"),
         ({"actor_train": None}, {"is_apart": True, "cluster": "local"}, "async_generation_ratio above 0 trains beside"),
-        ({"actor_train": [0]}, {"num_launched": 2}, "names 1 device, and the launcher started 2 processes"),
+        ({"sft": [0, 2]}, {}, "^device_mapping names device 2, and this machine"),
+        (
+            {"actor_train": [0]},
+            {"num_launched": 2},
+            r"1 device with actor_train\.device_mapping, and the launcher started 2 processes",
+        ),
+        ({"sft": [1]}, {"num_launched": 2}, "the roles have 1 device with device_mapping, and the launcher started 2"),
+        (
+            {"actor_train": [0, 1], "critic": [2]},
+            {"num_launched": 2, "num_devices": 3},
+            r"3 devices with critic\.device_mapping, and the launcher started 2 processes",
+        ),
+        ({"sft": [0, 1, 2]}, {"num_launched": 3}, "^the launcher started 3 processes.* 2 slots .*start fewer, or set num_gpus"),
+        ({"sft": None}, {"num_launched": 3, "accelerator": "cuda"}, "^the launcher started 3 processes.* 2 CUDA .*start fewer"),
         ({"actor_train": None}, {"num_launched": 2, "cluster": "process"}, "a launcher started this process"),
         ({"actor_train": None}, {"num_launched": 2, "is_apart": True}, "async_generation_ratio must be 0"),
     ],
@@ -114,10 +131,30 @@ def test_the_config_tells_roles_by_devices_without_having_them(overrides, lines,
     assert json.loads(capsys.readouterr().out)["placement"] == lines
 
 
-def test_processes_on_several_machines_are_refused(monkeypatch):
-    for name, value in {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}.items():
+LAUNCHED = {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_a_launcher_of_one_machine_is_followed(monkeypatch):
+    for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
     assert launched() == (1, 8)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="8 processes, 4 of them on this machine"):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert launched() == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"LOCAL_WORLD_SIZE": "4"}, "8 processes, 4 of them on this machine"),
+        ({"LOCAL_WORLD_SIZE": "x"}, "RANK=1 and WORLD_SIZE=8 and LOCAL_WORLD_SIZE=x, which no launcher sets"),
+        ({"LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE=, which no launcher sets.*unset RANK, WORLD_SIZE, LOCAL_WORLD_SIZE to"),
+        ({"RANK": "8"}, "RANK=8 and WORLD_SIZE=8 .*which no launcher sets"),
+        ({"MASTER_ADDR": None, "MASTER_PORT": None}, "but not MASTER_ADDR and MASTER_PORT.*torchrun or accelerate launch"),
+        ({"MASTER_PORT": None}, "but not MASTER_PORT, where the processes meet"),
+    ],
+)
+def test_an_environment_that_no_launcher_of_one_machine_sets_is_refused(changes, message, monkeypatch):
+    for name, value in (LAUNCHED | changes).items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
         launched()

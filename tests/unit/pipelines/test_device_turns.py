@@ -1,4 +1,5 @@
-"""Roles take turns on a device whose memory is counted, and which fails where optimiser state and KV are there together."""
+"""Roles take turns on a device whose memory is counted. It fails where optimiser state and KV are there together, and where a
+role computes without the weights that it reads."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ class FakeDevice:
 
     def __init__(self) -> None:
         self.present: set[tuple[str, str]] = set()
+        self.served = ""
+        """The role whose weights the server samples from: its own, or the trainer's."""
         self.num_moves = 0
+        self.faults: list[str] = []
+        """What was wrong. An error in the engine would end the server's loop, and the run would wait for it."""
         self.computed: dict[str, int] = {}
         self.crowds: set[frozenset[tuple[str, str]]] = set()
         """What was there while something computed."""
@@ -32,18 +37,22 @@ class FakeDevice:
     def bring(self, role: str, kinds: Any) -> None:
         self.num_moves += 1
         self.present |= {(role, kind) for kind in kinds}
-        assert not {"optimizer", "kv_cache"} <= {kind for _, kind in self.present}, f"out of memory: {sorted(self.present)}"
+        if {"optimizer", "kv_cache"} <= {kind for _, kind in self.present}:
+            self.faults.append(f"out of memory: {sorted(self.present)}")
 
     def take(self, role: str, kinds: Any) -> None:
         self.num_moves += 1
         self.present -= {(role, kind) for kind in kinds}
 
-    def compute(self, role: str, *needed: str, first: bool = False) -> None:
-        """`role` computes with these kinds of its memory, which its first computation allocates."""
+    def compute(self, role: str, *needed: str, first: bool = False, model: str = "") -> None:
+        """`role` computes with these kinds of its memory, which its first computation allocates, and with the weights of
+        `model`, its own by default."""
         if first:
             self.bring(role, needed)
-        missing = {(role, kind) for kind in needed} - self.present
-        assert not missing, f"{role} computes without {sorted(missing)}"
+        missing = {(role, kind) for kind in needed} | {(model or role, "weights")}
+        missing -= self.present
+        if missing:
+            self.faults.append(f"{role} computes without {sorted(missing)}")
         self.computed[role] = self.computed.get(role, 0) + 1
         self.crowds.add(frozenset(self.present))
 
@@ -69,16 +78,23 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
         device.compute(role(strategy), "optimizer", first=role(strategy) not in stepped)
         stepped.add(role(strategy))
 
+    def decode(_: Engine) -> None:
+        device.compute("actor_infer", "kv_cache", first="actor_infer" not in device.computed, model=device.served)
+
     noted(TorchStrategy, "train_step", step)
     noted(TorchStrategy, "forward", lambda strategy, *_: device.compute(role(strategy)))
     noted(TorchStrategy, "offload", lambda strategy, kinds: device.take(role(strategy), kinds))
     noted(TorchStrategy, "onload", lambda strategy, kinds: device.bring(role(strategy), kinds))
     noted(EmbeddedServer, "sleep", lambda _, kinds: device.take("actor_infer", kinds))
     noted(EmbeddedServer, "wake", lambda _, kinds: device.bring("actor_infer", kinds))
-    noted(Engine, "step", lambda _: device.compute("actor_infer", "kv_cache", first="actor_infer" not in device.computed))
+    noted(Engine, "step", decode)
 
-    def on_it(config: Any, placement: Any, *others: Any) -> Any:
-        return give_turns(config, replace(placement, accelerator="fake"), *others)
+    def on_it(config: Any, placement: Any, policy: Any, roles: Any) -> Any:
+        """The weights of all roles are on the device from the start. A reference in the policy has none of its own."""
+        device.served = "actor_infer" if policy.servers.info().needs_weights else "actor_train"
+        for name in {device.served, *(name for name, role in roles.items() if not role.is_base)}:
+            device.bring(name, ["weights"])
+        return give_turns(config, replace(placement, accelerator="fake"), policy, roles)
 
     monkeypatch.setattr(agentic, "give_turns", on_it)
     return device
@@ -99,6 +115,7 @@ RUNS = {
 def test_a_run_never_has_optimiser_state_and_kv_on_a_device(tiny_model, tmp_path, device, changes) -> None:
     own = {"max_steps": 4, "save_steps": 2, "eval_steps": 2, "val_batch_size": 2, "actor_train": training(1e-3, 8)}
     run_small(small_config(tiny_model, tmp_path / "runs", **own | changes))
+    assert not device.faults
     trained = {"actor_train", "critic"} if "critic" in changes else {"actor_train"}
     assert trained < set(device.computed) and device.computed["actor_train"] >= 4
     kinds = [{kind for _, kind in crowd} for crowd in device.crowds]

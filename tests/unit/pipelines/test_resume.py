@@ -262,7 +262,9 @@ def test_a_run_without_the_parts_of_this_config_is_refused(make_config):
         run(make_config(resume_from_checkpoint=True))
 
 
-def test_fine_tuning_goes_on_as_well(tiny_model, tmp_path):
+@pytest.fixture
+def fine_tune(tiny_model, tmp_path):
+    """Runs fine-tuning on twelve rows, four a step, with the given changes."""
     rows = [
         json.dumps({"messages": [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": f"walk {i}"}]})
         for i in range(12)
@@ -285,6 +287,10 @@ def test_fine_tuning_goes_on_as_well(tiny_model, tmp_path):
         }
         return run(parse_config(values | changes, SFTConfig)[0], build_sft)
 
+    return fine_tune
+
+
+def test_fine_tuning_goes_on_as_well(fine_tune, tmp_path):
     whole = fine_tune(output_dir=str(tmp_path / "whole"))
     stopped = fine_tune(max_steps=4)
     resumed = fine_tune(resume_from_checkpoint=True)
@@ -292,3 +298,18 @@ def test_fine_tuning_goes_on_as_well(tiny_model, tmp_path):
     assert measured(resumed.folder) == measured(whole.folder)
     ours, theirs = weights(resumed), weights(whole)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_fine_tuning_goes_on_with_another_number_of_devices_if_its_steps_keep_their_size(fine_tune, tmp_path):
+    def cut(size, num=1):
+        names = ("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps")
+        return {"training_args": dict(zip(names, (1e-3, size, num), strict=True))}
+
+    whole = fine_tune(output_dir=str(tmp_path / "whole"), **cut(4))
+    fine_tune(max_steps=2, device_mapping=[0, 1], num_gpus_per_node=2, **cut(2))
+    with pytest.raises(CheckpointError, match=r"config:\n  - samples of an optimiser step: 4 → 2 \(per_device.*\)\nSet them"):
+        fine_tune(max_steps=3, resume_from_checkpoint=True, **cut(2))
+    fine_tune(max_steps=3, resume_from_checkpoint=True, **cut(2, 2))
+    resumed = fine_tune(resume_from_checkpoint=True, **cut(4))
+    losses = [[row["sft/loss"] for row in measured(made.folder)[:6]] for made in (whole, resumed)]
+    assert len(losses[0]) == 6 and losses[1] == pytest.approx(losses[0], rel=1e-3)

@@ -12,6 +12,7 @@ from toy_model import toy_batches, toy_model, toy_samples
 
 from turnwise.errors import ModelError, NotAvailableError
 from turnwise.models.lora import Adapters, LoRASettings
+from turnwise.runtime.rank import RankContext
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 
@@ -19,11 +20,17 @@ BATCHES = toy_batches(toy_samples(6), [[0, 3, 5], [1, 2, 4]])
 
 
 def make_strategy(
-    dropout: float = 0.0, seed: int = 0, attention: str = "turnwise_packed", rate: float = 1e-2, is_twice: bool = False
+    dropout: float = 0.0,
+    seed: int = 0,
+    attention: str = "turnwise_packed",
+    rate: float = 1e-2,
+    is_twice: bool = False,
+    rank: int = 0,
 ) -> TorchStrategy:
     model = toy_model(seed, attn_implementation=attention)
     adapters = Adapters(model, LoRASettings(rank=4, alpha=8, dropout=dropout, seed=1))
-    return TorchStrategy(model, adapters=adapters, optimizer=OptimizerSettings(rate), is_gradient_checkpointing=is_twice)
+    optimizer, context = OptimizerSettings(rate), RankContext(rank=rank)
+    return TorchStrategy(model, adapters=adapters, optimizer=optimizer, is_gradient_checkpointing=is_twice, rank=context)
 
 
 @pytest.mark.parametrize("attention", ["turnwise_packed", "sdpa"])
@@ -131,3 +138,15 @@ def test_each_rank_drops_other_elements_and_the_same_when_it_repeats_itself() ->
         assert rank not in drawn or torch.equal(drawn[rank], numbers)
         drawn[rank] = numbers
     assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_a_step_on_another_rank_drops_other_elements() -> None:
+    """The ranks are made apart, and none sums gradients with others: what differs between their steps is what is dropped."""
+    steps = []
+    for rank in (0, 1, 1):
+        strategy = make_strategy(dropout=0.5, rank=rank)
+        strategy.train_step(BATCHES, WeightedLoss())
+        steps.append(weights_of(strategy))
+    zero, one, again = steps
+    assert all(torch.equal(weight, again[name]) for name, weight in one.items())
+    assert any(not torch.equal(weight, zero[name]) for name, weight in one.items())
