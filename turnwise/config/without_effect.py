@@ -31,7 +31,7 @@ def never_works(key: str) -> bool:
 
 
 def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
-    """The keys that were set without effect, each with the reason. If a section has no effect, its keys aren't named."""
+    """The keys that have no effect, or undo that of others, each with the reason. In a section without effect no key is named."""
     if isinstance(config, SFTConfig):
         return list(without_effect(SFT_REQUIREMENTS, config))
     found = [

@@ -47,7 +47,7 @@ class Foreign:
 
 
 def _is_from_outside(fault: BaseException) -> bool:
-    """Whether something outside ended the call: Ctrl-C, a cancelled task, a deadline, a discarded coroutine."""
+    """Whether the fault passes unchanged: an error of turnwise, Ctrl-C, a cancelled task, a deadline, a discarded coroutine."""
     match fault:
         case TurnwiseError() | Interrupt():
             return True
