@@ -245,7 +245,7 @@ class ChatTemplate:
         )
 
     def _called(self, result: Message) -> tuple[Message, Message]:
-        """`_prefix` for templates that show a result only after a call, which is made up. The sentinel is the call's argument."""
+        """`_prefix` for templates that show a result only after a call (made up). The sentinel is the call's argument."""
         function = {"name": result.get("name") or "error", "arguments": {"a": SENTINEL}}
         call = {"id": result.get("tool_call_id", "call00000"), "type": "function", "function": function}
         return self._prefix[0], {"role": "assistant", "content": "", "tool_calls": [call]}

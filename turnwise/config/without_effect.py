@@ -31,7 +31,7 @@ def never_works(key: str) -> bool:
 
 
 def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
-    """The keys that have no effect, or undo that of others, each with the reason. In a section without effect no key is named."""
+    """The keys that have no effect, or undo that of others, with reasons. A section without effect is named as a whole."""
     if isinstance(config, SFTConfig):
         return list(without_effect(SFT_REQUIREMENTS, config))
     found = [
