@@ -52,7 +52,7 @@ class ReplayLog:
             events = _read(recorded)
             self._conditions = next((event["on"] for event in events if "on" in event), {})
             batches = (event for event in events if "batch" in event)
-            self._batches = {event["batch"]: _taken(event) for event in batches}
+            self._batches = {e["batch"]: Taken(e.get("parts") or [e["groups"]], e.get("rejected", [])) for e in batches}
             self._validations = {event["validation"] for event in events if "validation" in event}
             self._task_versions = {event["task"]: event["version"] for event in events if "task" in event}
             self._events = (_decode(event) for event in events if not event.keys() & {"batch", "validation", "on", "task"})
@@ -177,10 +177,6 @@ class ReplayLog:
         if self._file is not None:
             self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
             self._file.flush()
-
-
-def _taken(event: Mapping[str, Any]) -> Taken:
-    return Taken(event.get("parts") or [event["groups"]], event.get("rejected", []))
 
 
 def _decode(event: dict[str, Any]) -> EngineSteps | int:

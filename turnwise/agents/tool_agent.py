@@ -58,7 +58,8 @@ class ToolAgent:
         status: Status = "truncated" if limit else "finished"
         trajectory = Trajectory(task, sibling, conversation.turns, status=status, limit=limit)
         trajectory.outcome_rewards = {f"tool/{name}": reward for name, reward in rewards.items()}
-        trajectory.metrics = _metrics(session, conversation) | metrics
+        counts = {name: sum(turn.metrics[name] for turn in conversation.turns) for name in ("tool_calls", "unreadable_calls")}
+        trajectory.metrics = counts | session.metrics | metrics
         return [trajectory]
 
     async def _converse(
@@ -138,14 +139,3 @@ def shortened(text: str, limit: int, side: Side) -> str:
         case "middle":
             tail = limit - limit // 2
             return f"{text[: limit // 2]}...{_MARK}...{text[-tail:]}"
-
-
-def _metrics(session: ToolSession, conversation: Conversation) -> dict[str, float]:
-    turns = conversation.turns
-    found = {name: sum(turn.metrics[name] for turn in turns) for name in ("tool_calls", "unreadable_calls")}
-    found["unknown_tools"] = float(session.num_unknown)
-    for name in session.num_calls:
-        found[f"tool/{name}/calls"] = float(session.num_calls[name])
-        found[f"tool/{name}/errors"] = float(session.num_errors[name])
-        found[f"tool/{name}/seconds"] = session.seconds[name]
-    return found

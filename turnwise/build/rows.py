@@ -52,10 +52,14 @@ def rows_plug_ins(
     config: AgenticConfig, may_miss: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], Callable[[], object]]]:
     """The checks of `data`: a key, and a function that raises TurnwiseError on a fault. `may_miss` skips missing files."""
+
+    def are_there(*paths: str | None) -> bool:
+        return not may_miss or all(path is None or Path(path).expanduser().exists() for path in paths)
+
     yield ("data", "reward"), partial(load_rewards, config)
-    if not may_miss or all(map(_is_there, (config.agent.tool_config_path, config.agent.function_tool_path))):
+    if are_there(config.agent.tool_config_path, config.agent.function_tool_path):
         yield ("agent", "tool_config_path"), partial(build_tools, config)
-    if not may_miss or _is_there(config.agent.interaction_config_path):
+    if are_there(config.agent.interaction_config_path):
         yield ("agent", "interaction_config_path"), partial(build_interactions, config)
     if config.needs_reward_role and folder_here(config.reward.model_args.model_name_or_path):
         yield ("reward_pretrain",), partial(check_reward_role, config)
@@ -64,10 +68,6 @@ def rows_plug_ins(
         is_there = not may_miss or all(Path(name).exists() or not Path(name).suffix for name in files)
         if config.env_manager(split).has_rows and (split == "train" or config.uses_validation) and is_there:
             yield ("data", f"{split}_files"), partial(_check_rows, config, split)
-
-
-def _is_there(path: str | None) -> bool:
-    return path is None or Path(path).expanduser().exists()
 
 
 def _check_rows(config: AgenticConfig, split: Split) -> None:

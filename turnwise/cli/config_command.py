@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Iterator
-from functools import partial
 
 from turnwise.build.prepare import lacking_here, problems_here
 from turnwise.cluster.placement import place
@@ -18,7 +17,13 @@ from turnwise.pipelines.interrupt import ends_at_once
 def run(arguments: argparse.Namespace) -> int:
     """Prints the config and what it applies. Returns 0 for every valid config, even if it can't run here."""
     missing = list[str]()
-    examine = partial(_examine, missing=missing)
+
+    def examine(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+        try:
+            yield from problems_here(config)
+        except NotAvailableError as error:
+            missing.append(str(error))
+
     config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=examine)
     applied = describe(config)
     applied.missing.extend([*missing, *lacking_here(config)])
@@ -38,13 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     print("\n".join(["# what this applies", applied.render(), *(f"note: {note}" for note in notes)]))
     print(f"\n# where the roles run\n{placement_table(config)}")
     return 0
-
-
-def _examine(config: AgenticConfig | SFTConfig, missing: list[str]) -> Iterator[Problem]:
-    try:
-        yield from problems_here(config)
-    except NotAvailableError as error:
-        missing.append(str(error))
 
 
 def placement_table(config: AgenticConfig | SFTConfig) -> str:

@@ -20,10 +20,6 @@ class _Dumper(yaml.SafeDumper):
     """Writes short mappings on one line, and texts of several lines as blocks."""
 
 
-def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-
 def _represent_mapping(dumper: yaml.SafeDumper, value: dict[str, Any]) -> yaml.Node:
     node = dumper.represent_mapping("tag:yaml.org,2002:map", value.items())
     is_flat = not any(isinstance(item, dict) or "\n" in str(item) for item in value.values())
@@ -31,7 +27,9 @@ def _represent_mapping(dumper: yaml.SafeDumper, value: dict[str, Any]) -> yaml.N
     return node
 
 
-_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(
+    str, lambda dumper, value: dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+)
 _Dumper.add_representer(dict, _represent_mapping)
 
 

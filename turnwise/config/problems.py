@@ -36,14 +36,11 @@ class Problem:
 
 def config_error(source: str, problems: Sequence[Problem], location: Callable[[Path], str]) -> ConfigError:
     """One error that lists the problems, each once, with its place."""
-    lines = list(dict.fromkeys(_line(problem, location(problem.path)) for problem in problems))
+    parts = ((location(problem.path), problem.key, problem.message) for problem in problems)
+    lines = list(dict.fromkeys("  " + ": ".join(filter(None, of_problem)) for of_problem in parts))
     count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     hidden = [f"  … and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
     return ConfigError("\n".join([f"{source} can't be used: {count}.", *lines[:MAX_SHOWN], *hidden]))
-
-
-def _line(problem: Problem, place: str) -> str:
-    return "  " + ": ".join(part for part in (place, problem.key, problem.message) if part)
 
 
 def as_sentences(problems: Iterable[Problem]) -> list[str]:

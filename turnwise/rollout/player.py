@@ -89,7 +89,8 @@ class GroupPlayer:
             await cancel(episodes)
         # The trajectories of one run share its score, so any of them can be the baseline.
         greedy = next(iter(played.pop()), None) if self.settings.has_greedy_sibling else None
-        group = Group(task, [t for trajectories in _best(played, size) for t in trajectories], index, greedy)
+        best = sorted(sorted(range(len(played)), key=lambda sibling: _has_failed(played[sibling]))[:size])
+        group = Group(task, [trajectory for sibling in best for trajectory in played[sibling]], index, greedy)
         _check_same_start(group)
         return group
 
@@ -136,11 +137,6 @@ async def _quickest(episodes: Sequence[Episode], num_wanted: int) -> None:
     while pending and num_well < num_wanted:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         num_well += sum(not _has_failed(episode.result()) for episode in done)
-
-
-def _best(played: Sequence[list[Trajectory]], size: int) -> list[list[Trajectory]]:
-    chosen = sorted(range(len(played)), key=lambda sibling: _has_failed(played[sibling]))[:size]
-    return [played[sibling] for sibling in sorted(chosen)]
 
 
 def _has_failed(trajectories: Iterable[Trajectory]) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.errors import CheckpointError
-from turnwise.types import Group, SamplingParams, Split, Task, Trajectory, derive_seed
+from turnwise.types import Group, SamplingParams, Split, Task, derive_seed
 
 
 class TaskSource(Protocol):
@@ -226,7 +226,8 @@ class CurriculumTasks:
         successes = dict(self._history[self.version])
         for group in groups:
             task = group.task
-            shares = [_success(trajectory) for trajectory in group.trajectories if trajectory.status != "failed"]
+            ended = [trajectory for trajectory in group.trajectories if trajectory.status != "failed"]
+            shares = [min(1.0, max(0.0, t.metrics.get("success", float(t.score > 0)))) for t in ended]
             keys = [task.tag] if task.row is None else [self.rows_tag, f"row {task.row}"]
             for key in keys if shares else ():
                 s, n = successes.get(key, (0.0, 0.0))
@@ -267,10 +268,6 @@ class CurriculumTasks:
 def _draw(limits: NDArray[np.float64], draw: float) -> int:
     """The index that a draw in [0, 1) falls on, given cumulative weights."""
     return min(int(np.searchsorted(limits, draw * limits[-1], side="right")), len(limits) - 1)
-
-
-def _success(trajectory: Trajectory) -> float:
-    return min(1.0, max(0.0, trajectory.metrics.get("success", float(trajectory.score > 0))))
 
 
 def sibling_sampling(sampling: SamplingParams, task: Task, sibling: int) -> SamplingParams:

@@ -130,19 +130,16 @@ class ToolBox:
 
 
 class ToolSession:
-    """The tools of one episode. Entering the session creates their states; leaving it always releases them. `num_calls`,
-    `num_errors` and `seconds` count by the tool's name; `num_unknown` counts calls of tools that don't exist."""
-
-    num_unknown = 0
+    """The tools of one episode. Entering the session creates their states; leaving it always releases them. `metrics` counts
+    `calls`, `errors` and `seconds` of each tool, and calls of tools that don't exist, `unknown_tools`."""
 
     def __init__(self, box: ToolBox, tools: Sequence[OfferedTool], task: Task) -> None:
         self._box, self._task = box, task
         self._tools = {offered.name: offered for offered in tools}
         self._states: dict[str, Any] = {}
         self._stack = AsyncExitStack()
-        self.num_calls = dict.fromkeys(self._tools, 0)
-        self.num_errors = dict.fromkeys(self._tools, 0)
-        self.seconds = dict.fromkeys(self._tools, 0.0)
+        counted = (f"tool/{name}/{what}" for name in self._tools for what in ("calls", "errors", "seconds"))
+        self.metrics = dict.fromkeys(["unknown_tools", *counted], 0.0)
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
@@ -165,16 +162,16 @@ class ToolSession:
         the tool takes too long or doesn't return a text, and passes on other exceptions of the tool."""
         offered = self._tools.get(name)
         if offered is None:
-            self.num_unknown += 1
+            self.metrics["unknown_tools"] += 1
             return _undecoded(f"Unknown function {name!r}. Available tools: {', '.join(self._tools) or 'none'}")
-        self.num_calls[name] += 1
+        self.metrics[f"tool/{name}/calls"] += 1
         started = self._box.stopwatch.now()
         try:
             result = await self._executed(offered, arguments)
         finally:
             self._box.stopwatch.add(TRACK, name, started)
-            self.seconds[name] += self._box.stopwatch.now() - started
-        self.num_errors[name] += result.is_error
+            self.metrics[f"tool/{name}/seconds"] += self._box.stopwatch.now() - started
+        self.metrics[f"tool/{name}/errors"] += result.is_error
         return result
 
     async def rewards(self) -> dict[str, float]:

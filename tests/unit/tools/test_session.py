@@ -63,14 +63,15 @@ def test_a_mistake_of_the_model_becomes_an_error_that_it_reads(tool: Any, argume
     box = box_of(tool)
     result, session = called(box, *box.names, **arguments)
     assert result.is_error and said in result.text
-    assert list(session.num_errors.values()) == list(session.num_calls.values()) == [1]
+    [name] = box.names
+    assert session.metrics[f"tool/{name}/errors"] == session.metrics[f"tool/{name}/calls"] == 1
 
 
 def test_an_unknown_tool_is_answered_with_the_known_ones_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     result, session = called(box_of(divide, Notebook()), "nothing")
     assert result == ToolResult("Unknown function 'nothing'. Available tools: divide, note", is_error=True)
-    assert (session.num_unknown, session.num_calls) == (1, {"divide": 0, "note": 0})
+    assert session.metrics["unknown_tools"] == 1 and sum(session.metrics.values()) == 1
     assert f"Failed to decode tool call: {result.text}" in caplog.text
 
 
