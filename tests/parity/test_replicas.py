@@ -104,8 +104,8 @@ def test_a_device_that_is_not_there_is_named(make_config):
 def test_replicas_under_a_launcher_are_refused(make_config, monkeypatch):
     """Before a model is loaded."""
     monkeypatch.setattr(agentic, "open_policy", None)
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="a launcher started this run: servers in their own processes need a run without"):
         run_small(make_config("launched", actor_infer=TWO))
 

@@ -47,8 +47,8 @@ def test_the_critic_s_rate_follows_the_policy_s(use_lora, rate, critic):
 
 
 def test_launched_processes_share_a_step_s_samples(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
     asked = parse(Train, {"model_name": "models/none", "algorithm": "grpo", "batch_size": 3, "num_generations": 4})
     assert rl_config(asked, 10, {})["actor_train"]["training_args"]["per_device_train_batch_size"] == 6
     assert rl_config(asked, 10, {})["rollout_batch_size"] == 12
