@@ -331,6 +331,7 @@ def test_keys_that_work_or_ask_for_their_default_are_silent() -> None:
     assert ineffective(config_of(use_kl_loss=True, kl_loss_coef=0.1, reference=reference)) == []
     own = {"gamma": 0.9, "lambd": 0.5, "reward_placement": "turn", "reward_normalization": {"grouping": "batch"}}
     assert ineffective(config_of(adv_estimator="mine:Credit", **own)) == []
+    assert ineffective(config_of(adv_estimator="mine:Credit", step_reward_weight=0, step_reward_gamma=0.5)) == []
     assert ineffective(config_of(reward_pretrain="models/none", sequence_length=4096, prompt_length=64, response_length=64))
     assert ineffective(config_of(sequence_length=128, prompt_length=64, response_length=64)) == []
     assert config_of(tracker_kwargs={"log_dir": "x"}).tracker_kwargs == {"log_dir": "x"}
