@@ -221,8 +221,7 @@ def weight_shapes(folder: Path) -> Shapes:
         return _header(folder / _WEIGHTS)
     if not (folder / _INDEX).is_file():
         return {}
-    index = read_object(folder / _INDEX)
-    weight_map = index.get("weight_map")
+    weight_map = read_object(folder / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{folder / _INDEX} has no weight_map of tensors and files; fetch it again")
     shapes: Shapes = {}

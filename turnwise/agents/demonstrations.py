@@ -3,6 +3,7 @@ player answers in place of the model. So prompts and limits are the same as in t
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -116,9 +117,13 @@ def played_by(
     runner: WatchedRunner, play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterable[Task], num_at_once: int
 ) -> Iterator[Episode]:
     """The episode that `play_one` plays for each task, in the order of the tasks; `num_at_once` are played at the same time."""
-    remaining = iter(tasks)
-    while some := list(islice(remaining, num_at_once)):
-        yield from runner.run(_gathered(map(play_one, some)))
+    remaining, is_over = iter(tasks), False
+    while not is_over:
+        played: list[Episode] = []
+        try:
+            is_over = runner.run(_play_some(play_one, remaining, num_at_once, played))
+        finally:
+            yield from played
 
 
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
@@ -135,6 +140,19 @@ def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
 def outcome_of(trajectory: Trajectory) -> DemonstrationResult:
     """How the episode ended."""
     return DemonstrationResult(is_success=trajectory.metrics.get("success", trajectory.score) > 0, score=trajectory.score)
+
+
+async def _play_some(
+    play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterator[Task], num_at_once: int, played: list[Episode]
+) -> bool:
+    """Plays for a tenth of a second, as starting an event loop takes a fifth of a short episode. Returns whether it was all."""
+    end = time.monotonic() + 0.1
+    while time.monotonic() < end:
+        some = list(islice(tasks, num_at_once))
+        if not some:
+            return True
+        played += await _gathered(map(play_one, some))
+    return False
 
 
 async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:

@@ -55,6 +55,7 @@ class EnvAgent:
         self._settings = settings
         self._prompt = EnvPrompt(settings.system_template, settings.turn_template, settings.mode, settings.history_length)
         self._open_session = settings.calls.opener(settings.tag)
+        self._options = CallOptions(settings.max_tokens_per_step)
 
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
@@ -104,7 +105,7 @@ class EnvAgent:
             )
             if settings.mode == "step" and turn_idx > 1:
                 conversation = open_context()
-            reply = await conversation.generate(messages, CallOptions(settings.max_tokens_per_step))
+            reply = await conversation.generate(messages, self._options)
             if settings.mode == "step":
                 await conversation.close()
             if reply is None:
@@ -123,11 +124,11 @@ class EnvAgent:
         self, session: EnvSession, turn_idx: int, observation: Observation, turn: Turn, text: str
     ) -> StepResult:
         turn.observation, turn.media = observation.text, observation.media
-        turn.state_key = session.state_key(observation)
         turn.action = parse_action(text, self._settings.action_pattern)
         started = time.perf_counter()
         step = await session.step(turn.action or "", turn_idx)
         turn.step_s = time.perf_counter() - started
+        turn.state_key = observation.text if session.state_key is None else session.state_key
         turn.reward, turn.metrics = step.reward, step.metrics
         return step
 

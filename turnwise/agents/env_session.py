@@ -57,6 +57,8 @@ class EnvSession:
     """An environment that is called on the event loop. `make`, `reset`, `step` and `close` raise EnvironmentFault when late."""
 
     env: Env
+    state_key: Hashable = None
+    """The environment's own key of its true state before the last step; None if it has no such key."""
 
     def __init__(self, tag: str, settings: CallSettings) -> None:
         self.tag = tag
@@ -81,20 +83,20 @@ class EnvSession:
 
     async def step(self, action: str, turn_idx: int) -> StepResult:
         """The result of an action; `turn_idx` is for messages."""
-        return read_step(await self._answer(self._step, self.env.step, action), self.name, turn_idx, self.env.metric_reductions)
-
-    def state_key(self, observation: Observation) -> Hashable:
-        """The environment's own key of its true state; the observation's text if it has no such key."""
-        if self._keyed is None:
-            return observation.text
-        with Foreign(f"{self._class}.state_key", self._episode):
-            return ask_state_key(self._keyed)
+        return read_step(
+            await self._answer(self._step, self._take_step, action), self.name, turn_idx, self.env.metric_reductions
+        )
 
     async def close(self) -> None:
         await self._answer(f"{self._class}.close", self.env.close)
 
     def end(self) -> None:
         """Releases the session's own resources."""
+
+    def _take_step(self, action: str) -> Any:
+        if self._keyed is not None:
+            self.state_key = ask_state_key(self._keyed)
+        return self.env.step(action)
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """The result of a method, which may be a coroutine function. If it tries to end the process, only its episode fails."""

@@ -137,5 +137,4 @@ def shortened(text: str, limit: int, side: Side) -> str:
         case "right":
             return f"{text[:limit]}...{_MARK}"
         case "middle":
-            tail = limit - limit // 2
-            return f"{text[: limit // 2]}...{_MARK}...{text[-tail:]}"
+            return f"{text[: limit // 2]}...{_MARK}...{text[-(limit - limit // 2) :]}"

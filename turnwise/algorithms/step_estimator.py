@@ -52,8 +52,7 @@ class StepReinforce(StepEstimator):
 
     def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
         ids, owner = group_ids(groups, self.normalizer.grouping), tokens.trajectory_of_turn
-        normalized = self.normalizer(returns, ids[owner], weights_of(groups)[owner])
-        return self._bounded("step", normalized)
+        return self._bounded("step", self.normalizer(returns, ids[owner], weights_of(groups)[owner]))
 
 
 def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:

@@ -115,8 +115,7 @@ class ReMax(TokenEstimator):
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
         baselines = np.array([self._baseline(group) for group in groups], dtype=np.float64)
         of_token = np.repeat(baselines[groups_of(groups)], tokens.lengths)
-        returns = discounted_sums(rewards, tokens.lengths, self.settings.gamma)
-        return returns - of_token, []
+        return discounted_sums(rewards, tokens.lengths, self.settings.gamma) - of_token, []
 
     def _baseline(self, group: Group) -> float:
         if group.greedy is None:

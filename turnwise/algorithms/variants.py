@@ -42,8 +42,7 @@ class PolicyInputs:
     @property
     def ratio(self) -> Tensor:
         """exp(lp − old) [N], with the exponent averaged over the span of `granularity` and clamped to ±20."""
-        exponent = self.averaged(self.logprobs - self.old_logprobs)
-        return torch.exp(exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT))
+        return torch.exp(self.averaged(self.logprobs - self.old_logprobs).clamp(-MAX_EXPONENT, MAX_EXPONENT))
 
     def averaged(self, x: Tensor) -> Tensor:
         """The mean of `x` [N] over each token's turn or sequence, by `granularity`; `x` itself for tokens."""

@@ -88,11 +88,9 @@ def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Wa
             raise ModelError(f"reward_pretrain {path}: {_NO_HEAD}")
         return TorchStrategy(model, dtype=parse_dtype(arguments.dtype), rank=rank)
 
-    cluster = LocalCluster(stopwatch, watchdog, config.deadlines.train_s, str(device))
-    workers = cluster.spawn("reward", made)
+    workers = LocalCluster(stopwatch, watchdog, config.deadlines.train_s, str(device)).spawn("reward", made)
     context: int = load_config(path, arguments.trust).get_text_config().max_position_embeddings
-    plan = replace(batch_plan(config, "reward"), max_length=context)
-    role = ModelRole("reward", workers, plan, stopwatch)
+    role = ModelRole("reward", workers, replace(batch_plan(config, "reward"), max_length=context), stopwatch)
     return ModelReward(role, load_tokenizer(path, arguments.trust), config.data.prompt_key)
 
 

@@ -46,8 +46,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs))
     train_samples = encode_demonstrations(template, read_rows(config.train_files), config.sequence_length)
     val_samples = encode_demonstrations(template, read_rows(config.val_files or ()), config.sequence_length)
-    every = config.samples_per_optimizer_step
-    num_steps = config.num_epochs * -(-len(train_samples) // every)
+    num_steps = config.num_epochs * -(-len(train_samples) // config.samples_per_optimizer_step)
     total_steps = min(num_steps, config.max_steps or num_steps)
     stopwatch = Stopwatch()
     event_loop = WatchedRunner(Watchdog(), stopwatch=stopwatch)

@@ -225,14 +225,13 @@ class TokenConversation:
 
 
 def _of_turn(sampling: SamplingParams, number: int, options: CallOptions, room: int = _NO_LIMIT) -> SamplingParams:
-    budget = sampling.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
-    return replace(
-        sampling,
-        max_new_tokens=min(budget, sampling.max_new_tokens, room),
-        temperature=sampling.temperature if options.temperature is None else options.temperature,
-        stop_strings=sampling.stop_strings if options.stop is None else tuple(options.stop),
-        seed=derive_seed(sampling.seed, number),
-    )
+    asked = sampling.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
+    budget = min(asked, sampling.max_new_tokens, room)
+    temperature = sampling.temperature if options.temperature is None else options.temperature
+    stop_strings = sampling.stop_strings if options.stop is None else tuple(options.stop)
+    # In the order of the fields: `replace` takes three times as long.
+    same = (sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty, sampling.stop_token_ids)
+    return SamplingParams(budget, temperature, *same, stop_strings, sampling.do_sample, derive_seed(sampling.seed, number))
 
 
 def _media_of(messages: Sequence[Message]) -> tuple[Media, ...]:

@@ -293,8 +293,7 @@ def _asynchronous(config: AgenticConfig) -> str:
     }
     trained_on = "as they end" if config.is_streamed else "when the batch is complete"
     responses = f"at new weights responses {fates[config.on_weight_update]}"
-    stale = "; ".join(phrases("stale_tokens", config))
-    return f"{responses}; groups are trained on {trained_on}; {stale}"
+    return f"{responses}; groups are trained on {trained_on}; {'; '.join(phrases('stale_tokens', config))}"
 
 
 def validation(config: AgenticConfig, num_trajectories: int | None = None) -> str:

@@ -47,8 +47,7 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
             (values[name][section] if section else values[name]).pop(last, None)
     for split in get_args(Split):
         # The resolved values, so that those from actor_infer stay the same when this is loaded again.
-        sampling = _without_null(config.sampling(split).model_dump())
-        values[f"{split}_env_manager"]["generating_args"] = sampling
+        values[f"{split}_env_manager"]["generating_args"] = _without_null(config.sampling(split).model_dump())
     for key in ("data", "agent"):
         if not config.is_set(key):
             del values[key]

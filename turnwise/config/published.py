@@ -100,8 +100,7 @@ def _places(translation: Translation, key: str) -> list[tuple[str, ...]]:
         "<role>": [(role,) for role in ROLES],
         "<env>": [("custom_envs", tag) for tag in tags],
     }
-    heads = kinds.get(first, [(first,)])
-    return [(*head, *rest) for head in heads]
+    return [(*head, *rest) for head in kinds.get(first, [(first,)])]
 
 
 def _rename_values(translation: Translation) -> None:

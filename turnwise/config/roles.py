@@ -225,8 +225,7 @@ class StrategyArgs(Section):
 
     def degree(self, *names: str) -> int:
         """The engine's option under the first of these names that it has; 1 if it has none."""
-        found = (self.strategy_config[name] for name in names if name in self.strategy_config)
-        value = next(found, 1)
+        value = next((self.strategy_config[name] for name in names if name in self.strategy_config), 1)
         return value if isinstance(value, int) and value > 0 else 1
 
 

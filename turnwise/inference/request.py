@@ -45,9 +45,11 @@ class Request:
     def completion(self, reason: FinishReason, version: int, generate_s: float) -> Completion:
         """The sampled tokens as a completion; `version` sampled what `versions` doesn't cover."""
         versions = self.versions_with(version, len(self.token_ids))
-        kept = (np.zeros(0, np.int32), np.zeros(1, np.int64), 0) if self.sampling.keeps_ids else (None, None, 0)
-        kept_ids, kept_offsets = join_kept([kept, *((ids, np.array([0, len(ids)]), 1) for ids in self.kept)])
-        return Completion(self.token_ids, self.logprobs, reason, versions, generate_s, kept_ids, kept_offsets)
+        if not self.sampling.keeps_ids:
+            return Completion(self.token_ids, self.logprobs, reason, versions, generate_s)
+        none = (np.zeros(0, np.int32), np.zeros(1, np.int64), 0)
+        kept = join_kept([none, *((ids, np.array([0, len(ids)]), 1) for ids in self.kept)])
+        return Completion(self.token_ids, self.logprobs, reason, versions, generate_s, *kept)
 
 
 class Finished(NamedTuple):

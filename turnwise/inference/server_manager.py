@@ -196,7 +196,7 @@ class LLMServerManager:
             raise self._all_dead() from self._last_error
         replica = self._replica_of.get(request_id)
         load = self._tokens_in_flight
-        least = min(self._servers, key=lambda index: (load[index], index))
+        least = min(self._servers, key=load.__getitem__)
         if replica not in self._servers or load[replica] > _MAX_IMBALANCE * load[least] + num_tokens:
             replica = self._replica_of[request_id] = least
         self._replica_of.move_to_end(request_id)

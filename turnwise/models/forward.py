@@ -56,8 +56,7 @@ class PackedForward(ABC):
                 f"{type(self.model).__name__} gives {' and '.join(sorted(self.gives))}, but no {' or '.join(sorted(unknown))}: "
                 "a policy has a language-model head (model_type: causal_lm), a critic a value head (token_classification)"
             )
-        trained = batch.response_mask.nonzero().squeeze(-1)
-        return self.of_trained(batch, trained, outputs)
+        return self.of_trained(batch, batch.response_mask.nonzero().squeeze(-1), outputs)
 
     @abstractmethod
     def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:

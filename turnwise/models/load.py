@@ -161,8 +161,7 @@ def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> N
     """Checks that every token has a row, and warns of many rows without a token. Ids without a token are sampled with the
     probability that the model gives them: masking them would make the sampler differ from the trainer. A trained model gives
     padding ids no probability."""
-    folder = base_folder(path, trust)
-    num_rows = text_sizes(read_object(folder / "config.json")).get("vocab_size")
+    num_rows = text_sizes(read_object(base_folder(path, trust) / "config.json")).get("vocab_size")
     require_rows(path, num_rows, max(ids) + 1)
     without = num_rows - len(ids) if isinstance(num_rows, int) else 0
     if without > _MANY_WITHOUT_TOKEN * (num_rows or 0):

@@ -112,8 +112,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 log_kept[rows] = part.logsumexp(z)
                 over_kept[rows] = z_target - log_kept[rows]
             if with_entropy:
-                p = torch.exp(z - log_z[rows, None])
-                entropy[rows] = log_z[rows] - p.mul_(z).sum(-1)
+                entropy[rows] = log_z[rows] - torch.exp(z - log_z[rows, None]).mul_(z).sum(-1)
         ctx.save_for_backward(hidden, weight, targets, log_z, entropy, log_kept)
         ctx.temperature, ctx.with_entropy, ctx.compute, ctx.kept_parts = temperature, with_entropy, compute, kept_parts
         return logprobs, over_kept, entropy

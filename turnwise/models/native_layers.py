@@ -194,8 +194,7 @@ def _mlp_forward(module: Any, x: Tensor) -> Tensor:
         # Adapters may answer in another dtype.
         gate, up = gate_up.chunk(2, -1)
         return module.down_proj(module.act_fn(gate) * up)
-    gated = Gate.apply(gate_up.flatten(0, -2), kernels)
-    return module.down_proj(gated.view(*x.shape[:-1], -1))
+    return module.down_proj(Gate.apply(gate_up.flatten(0, -2), kernels).view(*x.shape[:-1], -1))
 
 
 def _attention_forward(

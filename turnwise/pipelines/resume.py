@@ -181,8 +181,7 @@ def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
 
 def _describe_changes(config: Config, point: ResumePoint) -> str:
     """A note on the settings that differ from the checkpoint's. Raises CheckpointError if one of them must not change."""
-    saved = _load_yaml(point.checkpoint / CONFIG_FILE)
-    changed = differences(saved, yaml.safe_load(dump_yaml(config)))
+    changed = differences(_load_yaml(point.checkpoint / CONFIG_FILE), yaml.safe_load(dump_yaml(config)))
     refused = [difference for difference in changed if difference.is_refused]
     if refused:
         raise CheckpointError(

@@ -92,8 +92,7 @@ def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping
             return "gsm8k", rows
         asked = GENERATED
     if asked == GENERATED:
-        problems = generate_problems(number or NUM_GENERATED, split)
-        return GENERATED, _of_python(problems, GENERATED)
+        return GENERATED, _of_python(generate_problems(number or NUM_GENERATED, split), GENERATED)
     if is_python:
         return "python", _of_python(asked, "dataset")
     files = local_files(split, asked) if Path(asked).is_dir() else []

@@ -32,8 +32,7 @@ def calculator(expression: str) -> str:
     if len(expression) > MAX_CHARACTERS:
         raise ToolError(f"the expression has {len(expression)} characters; at most {MAX_CHARACTERS} are read")
     try:
-        tree = ast.parse(expression.strip(), mode="eval")
-        return str(_value(tree.body))
+        return str(_value(ast.parse(expression.strip(), mode="eval").body))
     except (SyntaxError, RecursionError, MemoryError) as fault:
         raise ToolError(f"{expression!r} isn't an arithmetic expression") from fault
 

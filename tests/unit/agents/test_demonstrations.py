@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripted_conversation import ScriptedConversation
@@ -16,7 +18,7 @@ from turnwise.envs.base import Step
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.parsing import parse_action
 from turnwise.envs.players import ErringPlayer, ExpertPlayer, GivingUpPlayer, Player, RandomPlayer
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, RolloutError
 from turnwise.spec import THINK_ANSWER_PATTERN
 from turnwise.types import SamplingParams, Task, derive_seed
 
@@ -115,3 +117,35 @@ def test_jsonl_holds_one_conversation_a_line(tmp_path: Path) -> None:
     assert write_jsonl(path, iter(episodes)) == 3
     lines = path.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["messages"] for line in lines] == episodes
+
+
+def test_episodes_before_a_fault_are_kept() -> None:
+    class Fragile(BanditEnv):
+        def __init__(self, task: Task) -> None:
+            super().__init__()
+            self.task = task
+
+        def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+            if self.task.id.endswith("/5"):
+                raise ValueError("no sixth one")
+            return super().reset(seed=seed)
+
+    settings = EnvAgentSettings(tag="Lake", action_pattern=None)
+    played = demonstrations(Fragile, settings, lambda env, _: RandomPlayer(env, 3), tasks(9), "{action}")
+    assert [next(played)[-1]["role"] for _ in range(5)] == ["assistant"] * 5
+    with pytest.raises(RolloutError, match="no sixth one"):
+        next(played)
+
+
+def test_an_episode_that_takes_long_is_there_before_the_next_one_begins() -> None:
+    began = []
+
+    def make_env(task: Task) -> BanditEnv:
+        began.append(task.id)
+        time.sleep(0.11)
+        return BanditEnv()
+
+    settings = EnvAgentSettings(tag="Lake", action_pattern=None)
+    played = demonstrations(make_env, settings, lambda env, _: RandomPlayer(env, 3), tasks(3), "{action}")
+    for number in range(1, 4):
+        assert next(played) and len(began) == number

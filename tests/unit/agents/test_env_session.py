@@ -152,6 +152,10 @@ def test_a_blocking_environment_lives_in_a_thread_of_its_own() -> None:
             self.threads.add(threading.get_ident())
             return super().step(action)
 
+        def state_key(self) -> int:
+            self.threads.add(threading.get_ident())
+            return 5
+
         def close(self) -> None:
             self.threads.add(threading.get_ident())
 

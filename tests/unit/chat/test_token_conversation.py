@@ -110,6 +110,16 @@ def test_the_budget_is_the_smallest_of_what_is_asked_allowed_and_left(chatml):
     assert [request.sampling.max_new_tokens for request in server.requests] == [7, 32, 5]
 
 
+def test_what_a_call_leaves_open_is_its_contexts(chatml):
+    sampling = SamplingParams(9, 0.7, 0.9, 40, 0.1, 1.2, (5,), ("a",), False, 11)
+    server = ScriptedServer(lambda request: chatml.respond("x"))
+    conversation = open_conversation(chatml, server, sampling=sampling)
+    play(conversation, ["hi"])
+    stops = server.requests[0].sampling.stop_token_ids
+    assert stops[0] == 5 and len(stops) > 1
+    assert server.requests[0].sampling == replace(sampling, stop_token_ids=stops, seed=derive_seed(11, 0))
+
+
 def test_options_are_those_of_their_call_alone(chatml):
     server = ScriptedServer(lambda request: chatml.respond("x"))
     conversation = open_conversation(chatml, server, sampling=replace(SAMPLING, stop_strings=("a",)))

@@ -74,8 +74,7 @@ def _drawn(seed: int, size: int, p: float, split: Split | None) -> Rows:
     """The map of `random_map`, cached since all siblings of a group draw the same one."""
     rng = np.random.default_rng(seed)
     for _ in range(MAX_DRAWS):
-        is_ice = rng.random((size, size)) < p
-        cells = ["".join("FH"[not ice] for ice in row) for row in is_ice.tolist()]
+        cells = ["".join("FH"[not ice] for ice in row) for row in (rng.random((size, size)) < p).tolist()]
         cells[0] = "S" + cells[0][1:]
         cells[-1] = cells[-1][:-1] + "G"
         rows = tuple(cells)

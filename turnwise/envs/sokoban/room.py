@@ -104,8 +104,7 @@ def random_room(
         if len(floor) < 2 * num_boxes + 1:
             continue
         targets = frozenset(_taken(rng, floor) for _ in range(num_boxes))
-        walls = frozenset(range(height * width)) - targets - frozenset(floor)
-        layout = Layout(height, width, walls, targets)
+        layout = Layout(height, width, frozenset(range(height * width)) - targets - frozenset(floor), targets)
         if in_split(layout, split):
             start = _played_backwards(rng, layout, State(_picked(rng, floor), targets), search_depth)
             if start is not None:

@@ -1,5 +1,7 @@
 """Keys and values of all slots, in one tensor each per layer, which grows by doubling."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -69,7 +71,10 @@ class KVCache:
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
         """Copies positions `start` to `stop` of a slot to another."""
-        for cached in (*self.keys, *self.values):
+        # NumPy copies a few positions in a quarter of torch's time; it knows no bf16.
+        is_numpy = self.device.type == "cpu" and self.dtype == torch.float32
+        for tensor in (*self.keys, *self.values):
+            cached: Any = tensor.numpy() if is_numpy else tensor
             cached[target, :, start:stop] = cached[source, :, start:stop]
 
     def free(self) -> None:

@@ -176,8 +176,7 @@ class Engine:
     def _plan(self) -> None:
         """Decides what the next forward pass computes: first come, first served, but decoding rows never wait."""
         self.admitted = ()
-        num_decoded = self.num_running - len(self._prefill)
-        budget = self._prefill.plan(max(self._max_step_tokens - num_decoded, 1))
+        budget = self._prefill.plan(max(self._max_step_tokens - (self.num_running - len(self._prefill)), 1))
         while budget and self.is_admitting:
             admitted = self._admit()
             if admitted is None:

@@ -66,8 +66,7 @@ class FusedRunner:
         self._embedding = body.embed_tokens.weight.detach()
         self._final_norm = body.norm.weight.detach()
         self._unembedding = model.lm_head.weight.detach()
-        positions = torch.arange(self._max_length, device=model.device)[None]
-        cos, sin = body.rotary_emb(self._embedding, positions)
+        cos, sin = body.rotary_emb(self._embedding, torch.arange(self._max_length, device=model.device)[None])
         # With the sign in the table, rotating by half a turn is a swap of halves.
         half = self._shape.head_dim // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)

@@ -52,8 +52,7 @@ class PrefixIndex:
         """At most two other slots. One of them has the longest common prefix with the context of `slot`."""
         place = bisect_left(self._keys, (_key(context_ids), slot))
         around = self._keys[max(place - 1, 0) : place + 2]
-        others = [other for _, other in around if other != slot]
-        return others[:2]
+        return [other for _, other in around if other != slot][:2]
 
 
 def _key(context_ids: IntArray) -> bytes:

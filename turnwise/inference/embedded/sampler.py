@@ -78,8 +78,7 @@ def _draw(scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray) -> 
     cdf = _running_sums(probs)
     total = _checked(cdf[:, -1:])
     # The first token whose cumulative probability exceeds the threshold has a probability above 0 itself.
-    threshold = torch.from_numpy(numbers).to(scores.device)[:, None] * total
-    tokens = torch.searchsorted(cdf, threshold, right=True)
+    tokens = torch.searchsorted(cdf, torch.from_numpy(numbers).to(scores.device)[:, None] * total, right=True)
     drawn = probs.gather(-1, tokens).log_()[:, 0]
     tokens = tokens[:, 0]
     if is_greedy.any():
