@@ -40,8 +40,7 @@ def deal(samples: Sequence[Sample], num_ranks: int) -> list[list[int]]:
     """
     families: dict[bytes, list[int]] = {}
     for index, sample in enumerate(samples):
-        prompt = sample.token_ids[: int(sample.response_mask.argmax())]
-        families.setdefault(prompt.tobytes(), []).append(index)
+        families.setdefault(sample.token_ids[: int(sample.response_mask.argmax())].tobytes(), []).append(index)
     lengths = [sample.num_tokens for sample in samples]
     together = _dealt(list(families.values()), lengths, num_ranks)
     apart = _dealt([[index] for index in range(len(samples))], lengths, num_ranks)

@@ -211,8 +211,12 @@ def texts_of(message: Message) -> Iterator[str]:
 
 
 def num_characters_of(messages: Sequence[Message]) -> int:
-    """Number of characters of the messages' texts, without surrounding white space, which some templates drop."""
-    return sum(len(text.strip()) for message in messages for text in texts_of(message))
+    """Number of characters of the messages' texts, without surrounding white space, which some templates drop. Raises
+    ChatTemplateError if these are no messages."""
+    try:
+        return sum(len(text.strip()) for message in messages for text in texts_of(message))
+    except AttributeError:
+        raise ChatTemplateError(f"messages are mappings with `role` and `content`, got {str(messages)[:80]!r}") from None
 
 
 def with_texts(message: Message, change: Callable[[str], str]) -> Message:

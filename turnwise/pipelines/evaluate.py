@@ -147,8 +147,7 @@ def success_table(rows: Sequence[tuple[str, Score]]) -> str:
 
 def score_table(rows: Sequence[tuple[str, Score]]) -> str:
     """The table of success, with pass@k and means per episode."""
-    ks = sorted({k for _, score in rows for k in score.pass_at if k > 1})
-    return _table("", rows, ks, has_lengths=True)
+    return _table("", rows, sorted({k for _, score in rows for k in score.pass_at if k > 1}), has_lengths=True)
 
 
 def _table(title: str, rows: Sequence[tuple[str, Score]], ks: Sequence[int], has_lengths: bool = False) -> str:

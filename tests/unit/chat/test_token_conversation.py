@@ -120,6 +120,12 @@ def test_what_a_call_leaves_open_is_its_contexts(chatml):
     assert server.requests[0].sampling == replace(sampling, stop_token_ids=stops, seed=derive_seed(11, 0))
 
 
+@pytest.mark.parametrize("messages", ["hello", ["hello"], [None]], ids=repr)
+def test_what_are_no_messages_is_a_sentence(chatml, messages):
+    with pytest.raises(ChatTemplateError, match=r"mappings with `role` and `content`, got"):
+        asyncio.run(open_conversation(chatml, ScriptedServer(lambda request: [65])).generate(messages))
+
+
 def test_options_are_those_of_their_call_alone(chatml):
     server = ScriptedServer(lambda request: chatml.respond("x"))
     conversation = open_conversation(chatml, server, sampling=replace(SAMPLING, stop_strings=("a",)))

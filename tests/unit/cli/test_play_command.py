@@ -313,6 +313,40 @@ def test_a_model_behind_a_url_calls_tools(played, products):
     )
 
 
+LOOPS = """
+from turnwise.types import CallOptions, Trajectory
+
+class Drafts:
+    async def run(self, task, sibling, open_conversation, sampling):
+        conversation = open_conversation(sampling)
+        messages = [{"role": "user", "content": task.payload["prompt"]}]
+        for options in (CallOptions(temperature=1.3, max_new_tokens=2), CallOptions(max_new_tokens=6)):
+            await conversation.generate(messages, options)
+            messages = [{"role": "user", "content": "Now write it well."}]
+        return [Trajectory(task, sibling, conversation.turns)]
+"""
+
+
+@pytest.mark.parametrize("player", ["a person", "a model", "a URL"])
+def test_a_loop_of_the_users_own_plays_a_row(played, folder, products, tiny_model, player):
+    (folder / "my_loops.py").write_text(LOOPS)
+    (folder / "rows.jsonl").write_text(json.dumps({"prompt": "12 * 7", "answer": "84", "agent_name": "my_loops:Drafts"}) + "\n")
+    asked = [products, "agent.tool_config_path=null"]
+    if player == "a model":
+        said = played(*asked, "--policy", str(tiny_model))
+        assert [len(line.split()) for line in rows(said, "logp")] == [3 * 2, 3 * 6]  # of each token its text, its id and its log-prob
+    elif player == "a URL":
+        with ChatServer(lambda request: answer("84")) as server:
+            said = played(*asked, "--policy", f"openai:{server.base_url}", "--model-name", "x")
+            asked_of_it = [request for _, _, request in server.asked]
+        assert [request["max_tokens"] for request in asked_of_it] == [2, 6] and asked_of_it[0]["temperature"] == 1.3
+        assert asked_of_it[1]["messages"][-1]["content"] == "Now write it well."
+    else:
+        said = played(*asked, lines="8\n84\n")
+    assert "train row 0 · my_loops:Drafts" in said and said.count("Now write it well.") == 1
+    assert rows(said, "score") == [f"{0 if player == 'a model' else 1} after 2 turns, finished"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

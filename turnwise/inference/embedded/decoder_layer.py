@@ -103,8 +103,7 @@ def _group(pieces: _Pieces, num_tokens: int, device: torch.device, dtype: torch.
         positions=torch.from_numpy(positions).to(device).view(num_rows, 1, width, 1),
         kept_mask=None,
     )
-    is_small = num_rows * width * length <= _KEPT_MASK
-    return replace(group, kept_mask=group.mask(dtype)) if is_small else group
+    return replace(group, kept_mask=group.mask(dtype)) if num_rows * width * length <= _KEPT_MASK else group
 
 
 def _attend_group(queries: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, scale: float) -> Tensor:
