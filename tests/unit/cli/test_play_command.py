@@ -334,7 +334,8 @@ def test_a_loop_of_the_users_own_plays_a_row(played, folder, products, tiny_mode
     asked = [products, "agent.tool_config_path=null"]
     if player == "a model":
         said = played(*asked, "--policy", str(tiny_model))
-        assert [len(line.split()) for line in rows(said, "logp")] == [3 * 2, 3 * 6]  # of each token its text, its id and its log-prob
+        # Of each token its text, its id and its log-prob.
+        assert [len(line.split()) for line in rows(said, "logp")] == [3 * 2, 3 * 6]
     elif player == "a URL":
         with ChatServer(lambda request: answer("84")) as server:
             said = played(*asked, "--policy", f"openai:{server.base_url}", "--model-name", "x")
