@@ -12,12 +12,12 @@ from turnwise.types import Message, Observation, Turn
 class EnvPrompt:
     """Writes the messages before each response.
 
-    In mode `trajectory` the system message and the rules come first, then one user message per turn. In mode `step` every turn
-    opens a context and repeats them, and `{history}` shows the last `history_length` turns (None = all).
+    In mode `trajectory` the system message and the environment's instruction come first, then a user message per turn. In mode
+    `step` every turn opens a context and repeats both, and `{history}` shows the last `history_length` turns (None = all).
 
     `system_template` is used as it is; "" means none. `turn_template` is filled with `TURN_PLACEHOLDERS`, in mode `step` with
     `STEP_PLACEHOLDERS` as well; a literal brace is written twice. An environment's text is inserted as it is, braces included.
-    The environment's instruction opens the user message, or replaces `{env_instruction}` in the template. Raises ConfigError if
+    The instruction opens a context's first user message, or replaces `{env_instruction}` in the template. Raises ConfigError if
     `turn_template` has an unknown placeholder or a lone brace.
 
     >>> prompt = EnvPrompt("", "Turn {turn_idx}: {observation}")

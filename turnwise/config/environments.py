@@ -172,7 +172,7 @@ class Data(Section):
 
 
 class Agent(Section):
-    """Agents of rows: tools and simulated users, their limits, and your own loops."""
+    """Agents that play the rows of a data set: tools, simulated users, limits, and your own agent loops."""
 
     tool_config_path: str | None = None
     """YAML file of tools: `tools`, a list of {class_name, config, tool_schema}."""

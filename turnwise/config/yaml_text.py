@@ -15,7 +15,7 @@ from turnwise.errors import ConfigError
 MAX_BYTES = 2**20
 """Largest size of a YAML file."""
 MAX_SIZE = 100_000
-"""Maximum values in a file; a long text counts as several."""
+"""Number of values that a file may have; a long text counts as several."""
 MAX_DEPTH = 64
 """Maximum levels of nested sections."""
 _TEXT_UNIT = 64

@@ -1,4 +1,4 @@
-"""Causal attention over sequences that are packed one after another, without padding and without a mask.
+"""Causal attention over sequences that are packed one after another, without padding or a block-diagonal mask.
 
 transformers' attention registry lists it as `PACKED_ATTENTION`, for architectures that use that registry. Lengths go in the
 keyword `sequences` of the model's forward call. A call without them (generation with a cache, a padded batch) is plain SDPA. If

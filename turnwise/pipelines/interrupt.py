@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run at the end of a step, with everything up to that step saved."""
+"""Ctrl-C ends a run at once, except while weights change, and every finished step is saved."""
 
 import os
 import signal

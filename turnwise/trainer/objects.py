@@ -16,10 +16,10 @@ from turnwise.errors import ConfigError
 
 
 class Objects:
-    """The objects of one Trainer by the strings that stand for them, `object_<hash>.<module>:<name>`.
+    """Maps strings of the form `object_<hash>.<module>:<name>` to the Python objects that a Trainer was given.
 
-    Once the objects are installed, in their own modules, the string works like any other `module:Class`. Objects of turnwise
-    itself keep their usual names.
+    `install` adds modules of these names that hold the objects; then each string works like any `module:Class`. Objects of
+    turnwise itself keep their usual names.
 
     >>> Objects().text_of(Objects)
     'turnwise.trainer.objects:Objects'

@@ -202,8 +202,8 @@ class _Moments:
         self._groups = adam.state_dict()["param_groups"]
 
     def begin(self, optimizer: Any, deepspeed: ModuleType, stage: int) -> None:
-        """Gives each share of the weights the state that AdamW would make at its first step. DeepSpeed finds a parameter's
-        moments through the shares, and looks for them after the first group's step, when other groups have none yet."""
+        """Gives each partition of the weights the state that AdamW would make at its first step. DeepSpeed looks up moments by
+        partition as soon as the first parameter group has stepped, when partitions of other groups would have none yet."""
         self._utils, self._stage = deepspeed.utils, stage
         shares = optimizer.fp32_partitioned_groups_flat if stage == 3 else optimizer.single_partition_of_fp32_groups
         for share in shares:

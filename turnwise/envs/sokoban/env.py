@@ -1,5 +1,5 @@
-"""Sokoban: push every box onto a target. Rules and rewards are those of the gym-sokoban package (Schrader 2018), written again
-for text: with rooms of our own, in microseconds per step, without another library."""
+"""Sokoban: push every box onto a target. Rules and rewards are those of the gym-sokoban package (Schrader 2018), which isn't
+needed: rooms are generated here, and a step takes microseconds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
