@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -112,11 +113,8 @@ class Popen:
         """
         if self.returncode is None:
             self._connection.settimeout(None)
-            if timeout is not None:
-                import select
-
-                if not select.select([self._connection], [], [], timeout)[0]:
-                    raise subprocess.TimeoutExpired(self.args, timeout)
+            if timeout is not None and not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
             self.returncode = int(self._answers.readline())
             self._answers.close()
             self._connection.close()
@@ -222,7 +220,8 @@ def _serve(address: str) -> None:
     listener.bind(f"{address}.new")
     listener.listen(64)
     os.rename(f"{address}.new", address)
-    while True:
+    # The test process has the other end of standard input, and may be killed before `atexit`.
+    while 0 not in select.select([listener, 0], [], [])[0]:
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()

@@ -25,6 +25,7 @@ from turnwise.types import Message, SamplingParams, Task, Trajectory
 MakeEnv = Callable[[Task], Env]
 MakePlayer = Callable[[Any, Task], Player]
 """Makes a player for the environment of a task; a random player derives its seed from the task's."""
+_NUM_AHEAD = 16
 
 
 class DemonstrationResult(NamedTuple):
@@ -116,14 +117,18 @@ def episodes(
 def played_by(
     runner: WatchedRunner, play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterable[Task], num_at_once: int
 ) -> Iterator[Episode]:
-    """The episode that `play_one` plays for each task, in the order of the tasks; `num_at_once` are played at the same time."""
-    remaining, is_over = iter(tasks), False
-    while not is_over:
+    """The episode that `play_one` plays for each task, in the order of the tasks; `num_at_once` are played at the same time. Up
+    to `_NUM_AHEAD` short ones are played before the first is yielded: a start of the event loop costs a fifth of one."""
+    remaining = iter(tasks)
+    waiting: list[Task] = []
+    while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):
         played: list[Episode] = []
         try:
-            is_over = runner.run(_play_some(play_one, remaining, num_at_once, played))
-        finally:
+            runner.run(_play_some(play_one, waiting, num_at_once, played))
+        except TurnwiseError:
             yield from played
+            raise
+        yield from played
 
 
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
@@ -143,16 +148,13 @@ def outcome_of(trajectory: Trajectory) -> DemonstrationResult:
 
 
 async def _play_some(
-    play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterator[Task], num_at_once: int, played: list[Episode]
-) -> bool:
-    """Plays for a tenth of a second, as starting an event loop takes a fifth of a short episode. Returns whether it was all."""
+    play_one: Callable[[Task], Awaitable[Episode]], waiting: list[Task], num_at_once: int, played: list[Episode]
+) -> None:
+    """Moves episodes from `waiting` to `played` until a tenth of a second is over."""
     end = time.monotonic() + 0.1
-    while time.monotonic() < end:
-        some = list(islice(tasks, num_at_once))
-        if not some:
-            return True
+    while waiting and time.monotonic() < end:
+        some, waiting[:num_at_once] = waiting[:num_at_once], []
         played += await _gathered(map(play_one, some))
-    return False
 
 
 async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:

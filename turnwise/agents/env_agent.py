@@ -128,7 +128,7 @@ class EnvAgent:
         started = time.perf_counter()
         step = await session.step(turn.action or "", turn_idx)
         turn.step_s = time.perf_counter() - started
-        turn.state_key = observation.text if session.state_key is None else session.state_key
+        turn.state_key = observation.text if session.keyed is None else session.state_key
         turn.reward, turn.metrics = step.reward, step.metrics
         return step
 

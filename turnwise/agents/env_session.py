@@ -58,7 +58,7 @@ class EnvSession:
 
     env: Env
     state_key: Hashable = None
-    """The environment's own key of its true state before the last step; None if it has no such key."""
+    """The key of the environment's true state before the last step, if it is `keyed`."""
 
     def __init__(self, tag: str, settings: CallSettings) -> None:
         self.tag = tag
@@ -69,9 +69,9 @@ class EnvSession:
         self._episode = f"{task.id} of {self.tag}, seed {task.seed}"
         self.env = await self._answer("the environment's constructor", make_env, task)
         self._class = type(self.env).__name__
-        self._step = f"{self._class}.step"
+        self._step, self._state_key = f"{self._class}.step", f"{self._class}.state_key"
         # Checked once, since isinstance of a protocol takes as long as a step.
-        self._keyed = self.env if isinstance(self.env, HasStateKey) else None
+        self.keyed = self.env if isinstance(self.env, HasStateKey) else None
 
     @property
     def name(self) -> str:
@@ -94,8 +94,9 @@ class EnvSession:
         """Releases the session's own resources."""
 
     def _take_step(self, action: str) -> Any:
-        if self._keyed is not None:
-            self.state_key = ask_state_key(self._keyed)
+        if self.keyed is not None:
+            with Foreign(self._state_key):
+                self.state_key = ask_state_key(self.keyed)
         return self.env.step(action)
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -153,8 +153,7 @@ def clip_cov(
 
 def kl_cov(inputs: PolicyInputs, *, fraction: float, coef: float) -> VariantResult:
     """−rA, plus coef·|lp − old| at the chosen tokens (`choices.kl_cov`). Cui et al. 2025, arXiv:2505.22617, eq. 12 and 13."""
-    chosen = _chosen(inputs)
-    distance = torch.where(chosen, inputs.difference.abs(), torch.zeros_like(inputs.logprobs))
+    distance = torch.where(_chosen(inputs), inputs.difference.abs(), torch.zeros_like(inputs.logprobs))
     return -inputs.ratio * inputs.advantages + coef * distance, {}
 
 

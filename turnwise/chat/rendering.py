@@ -215,8 +215,9 @@ def num_characters_of(messages: Sequence[Message]) -> int:
     ChatTemplateError if these are no messages."""
     try:
         return sum(len(text.strip()) for message in messages for text in texts_of(message))
-    except AttributeError:
-        raise ChatTemplateError(f"messages are mappings with `role` and `content`, got {str(messages)[:80]!r}") from None
+    except (AttributeError, TypeError):
+        said = f"a list of messages, each a mapping with `role` and `content`, was expected; got {str(messages)[:80]!r}"
+        raise ChatTemplateError(said) from None
 
 
 def with_texts(message: Message, change: Callable[[str], str]) -> Message:

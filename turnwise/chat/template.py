@@ -268,8 +268,8 @@ class ChatTemplate:
 
     @cached_property
     def _ends(self) -> _Ends:
-        """The ends of an answer before another message, and of the last answer. If the rendered texts of both cases begin with
-        the same end-of-turn token, it is the end in both; otherwise each case has its own end."""
+        """What ends an answer before another message, and what ends the last answer. If the same tokens follow both answers, up
+        to a special token (an EOS token, if there is one), they end both; otherwise each has its own end."""
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)

@@ -85,7 +85,7 @@ class CustomEnv(Section):
     use_thread_lock: bool = False
     """The environment blocks, and only one may be called at a time: each gets a thread, and they are called in turn."""
     tools: list[str] | None = None
-    """Names of the tools that the model may call."""
+    """Names of tools. Not in this version: rows of data have tools, environments don't."""
 
 
 class EnvManager(Section):

@@ -16,7 +16,7 @@ class TextModel(Protocol):
     """A text-in, text-out model."""
 
     url: str
-    """The model's address in messages."""
+    """Names the model in error messages."""
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer: ...
 

@@ -257,7 +257,7 @@ def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
 
 
 def _replace(module: nn.Module, forward: Forward) -> None:
-    """Replaces `forward`, unless somebody else has. A `partial` is copied and pickled with the module; a bound method isn't."""
+    """Replaces `forward`, unless that has been done already. A `partial` is pickled with the module; a bound method isn't."""
     if "forward" not in vars(module):
         module.forward = partial(forward, module)
 

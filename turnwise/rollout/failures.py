@@ -47,5 +47,5 @@ def kind_of_failure(error: str, task: Task) -> str:
 
 
 def headline(error: str) -> str:
-    """The last unindented line of a traceback; lines of stacks are indented."""
+    """The line with an error's message: the last one that isn't indented."""
     return next((line for line in reversed(error.splitlines()) if not line.startswith(" ")), "")

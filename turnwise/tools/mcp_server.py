@@ -67,8 +67,8 @@ class McpTool(StatelessTool):
 
 
 class _Connection:
-    """A client in its own event loop, since a client belongs to one task and episodes come and go. After a lost connection the
-    next call makes a new client."""
+    """A client in its own event loop, where one asyncio task opens and closes it, so that it outlives episodes. After a lost
+    connection the next call makes a new client."""
 
     def __init__(self, how: Mapping[str, Any]) -> None:
         self._how, self._loop = how, asyncio.new_event_loop()

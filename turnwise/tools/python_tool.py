@@ -32,5 +32,4 @@ class PythonTool(FunctionTool):
         Args:
             code: The program.
         """
-        result = await run_python(code, self._limits)
-        return result.text or "The program printed nothing."
+        return (await run_python(code, self._limits)).text or "The program printed nothing."

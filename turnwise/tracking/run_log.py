@@ -16,7 +16,7 @@ from turnwise.types import Group, Metric
 logger = logging.getLogger(__name__)
 
 PUBLISHED_PHASES = {"ref_log_probs": "ref_log_probs_values_reward"}
-"""Phase → its published name in `time/step_…`, if they differ."""
+"""Phase → its name in `time/step_…`, where other systems' documents call it differently."""
 
 
 @runtime_checkable

@@ -53,8 +53,7 @@ def save_state(
         torch.save(state, folder / TRAINER_FILE)
     except RuntimeError as fault:
         # Torch's writer hides the system's error.
-        is_full = shutil.disk_usage(folder).free < _FULL_BYTES
-        reason = os.strerror(errno.ENOSPC) if is_full else str(fault)
+        reason = os.strerror(errno.ENOSPC) if shutil.disk_usage(folder).free < _FULL_BYTES else str(fault)
         raise OSError(f"{folder / TRAINER_FILE}: {reason}") from fault
 
 

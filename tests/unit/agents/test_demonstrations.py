@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,27 @@ def test_an_episode_that_takes_long_is_there_before_the_next_one_begins() -> Non
     played = demonstrations(make_env, settings, lambda env, _: RandomPlayer(env, 3), tasks(3), "{action}")
     for number in range(1, 4):
         assert next(played) and len(began) == number
+
+
+def test_tasks_may_run_an_event_loop_of_their_own() -> None:
+    async def fetched(task: Task) -> Task:
+        return task
+
+    asked = (asyncio.run(fetched(task)) for task in tasks(40))
+    assert len(list(demonstrations(firm_lake, SETTINGS, teacher, asked))) == 40
+
+
+def test_ctrl_c_ends_a_consumer_that_stops_early_too() -> None:
+    class Pressed(BanditEnv):
+        num_steps = 0
+
+        def step(self, action: str) -> Step:
+            Pressed.num_steps += 1
+            if Pressed.num_steps == 5:
+                signal.raise_signal(signal.SIGINT)
+            return super().step(action)
+
+    settings = EnvAgentSettings(tag="Lake", action_pattern=None)
+    played = demonstrations(lambda _: Pressed(), settings, lambda env, _: RandomPlayer(env, 3), tasks(9), "{action}")
+    with pytest.raises(KeyboardInterrupt):
+        next(played)

@@ -102,6 +102,15 @@ def test_without_a_state_key_the_observation_is_the_state() -> None:
     assert [turn.state_key for turn in trajectory.turns] == [turn.observation for turn in trajectory.turns]
 
 
+def test_a_state_key_of_none_is_kept_so_that_estimators_can_refuse_it() -> None:
+    class Nameless(IdentityEnv):
+        def state_key(self) -> None:
+            pass
+
+    trajectory, _ = run(lambda _: Nameless(), answers("abc"))
+    assert [turn.state_key for turn in trajectory.turns] == [None] * 3
+
+
 def test_asynchronous_environments_are_awaited_and_overlap() -> None:
     agent = EnvAgent(lambda _: SlowEnv(delay_s=0.01), EnvAgentSettings(tag="Slow"))
 

@@ -50,6 +50,10 @@ class Stuck(BanditEnv):
         self._come("step")
         return super().step(action)
 
+    def state_key(self) -> str:
+        self._come("state_key")
+        return "here"
+
     def close(self) -> None:
         self._come("close")
         self.num_closes += 1
@@ -86,13 +90,14 @@ def play(env: Env, num_episodes: int = 1, **calls: Any) -> list[Trajectory | Bas
 
 
 @pytest.mark.parametrize("wait", WAITS, ids=lambda wait: wait.__name__)
-@pytest.mark.parametrize("where", ["reset", "step", "close"])
+@pytest.mark.parametrize("where", ["reset", "state_key", "step", "close"])
 def test_a_call_that_blocks_for_ever_is_named_with_its_stack(where: str, wait: Callable[..., Any]) -> None:
     env = Stuck(where, wait)
     [fault] = play(env)
     assert isinstance(fault, EnvironmentFault)
     first, *stacks = str(fault).splitlines()
-    assert first == f"an episode of Lake waited 0.05 s for Stuck.{where}; raise env_step_timeout_s if that may take longer"
+    call = "step" if where == "state_key" else where  # both are one call
+    assert first == f"an episode of Lake waited 0.05 s for Stuck.{call}; raise env_step_timeout_s if that may take longer"
     assert "thread MainThread in task" in stacks[0] and any(f"in {where}:" in line for line in stacks)
     assert env.num_closes == (where != "close")
 
@@ -123,7 +128,7 @@ def test_a_coroutine_that_blocks_the_event_loop_is_named() -> None:
 
 
 @pytest.mark.parametrize("calls", [{}, {"max_in_threads": 1}], ids=["on the loop", "in a thread"])
-@pytest.mark.parametrize("where", ["reset", "step", "close"])
+@pytest.mark.parametrize("where", ["reset", "state_key", "step", "close"])
 def test_an_environment_that_ends_the_process_fails_its_episode(where: str, calls: dict[str, Any]) -> None:
     [fault] = play(Stuck(where, lambda _: sys.exit(3)), timeout_s=60.0, **calls)
     assert isinstance(fault, EnvironmentFault)

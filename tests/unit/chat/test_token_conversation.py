@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from turnwise.batching.samples import build_samples
-from turnwise.chat.conversation import TokenConversation
+from turnwise.chat.conversation import TextAnswer, TextConversation, TokenConversation
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ChatTemplateError, RolloutError, ServerError
 from turnwise.models.tokenizer import CHAT_TEMPLATE
@@ -112,6 +112,7 @@ def test_the_budget_is_the_smallest_of_what_is_asked_allowed_and_left(chatml):
 
 def test_what_a_call_leaves_open_is_its_contexts(chatml):
     sampling = SamplingParams(9, 0.7, 0.9, 40, 0.1, 1.2, (5,), ("a",), False, 11)
+    assert all(getattr(sampling, field.name) != field.default for field in fields(sampling)), "a new field: set it here too"
     server = ScriptedServer(lambda request: chatml.respond("x"))
     conversation = open_conversation(chatml, server, sampling=sampling)
     play(conversation, ["hi"])
@@ -120,10 +121,15 @@ def test_what_a_call_leaves_open_is_its_contexts(chatml):
     assert server.requests[0].sampling == replace(sampling, stop_token_ids=stops, seed=derive_seed(11, 0))
 
 
-@pytest.mark.parametrize("messages", ["hello", ["hello"], [None]], ids=repr)
+@pytest.mark.parametrize("messages", ["hello", ["hello"], [None], {"role": "user", "content": "hello"}, None, 5], ids=repr)
 def test_what_are_no_messages_is_a_sentence(chatml, messages):
-    with pytest.raises(ChatTemplateError, match=r"mappings with `role` and `content`, got"):
-        asyncio.run(open_conversation(chatml, ScriptedServer(lambda request: [65])).generate(messages))
+    async def complete(*_):
+        return TextAnswer("", "stop")
+
+    of_texts = TextConversation(complete, SAMPLING)
+    for conversation in (open_conversation(chatml, ScriptedServer(lambda request: [65])), of_texts):
+        with pytest.raises(ChatTemplateError, match=r"a list of messages, each a mapping with `role` and `content`"):
+            asyncio.run(conversation.generate(messages))
 
 
 def test_options_are_those_of_their_call_alone(chatml):

@@ -68,8 +68,7 @@ def describe(space: Any, value: Any) -> str:
 def _numbers(value: float | Sequence[Any]) -> str:
     if isinstance(value, (int, float)):
         return f"{value:.4g}" if isinstance(value, float) else str(int(value))
-    is_flat = all(isinstance(item, (int, float)) for item in value)
-    return (" " if is_flat else "\n").join(map(_numbers, value))
+    return (" " if all(isinstance(item, (int, float)) for item in value) else "\n").join(map(_numbers, value))
 
 
 def _shown(space: Any) -> str:

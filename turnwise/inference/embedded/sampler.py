@@ -140,8 +140,7 @@ def _truncate(scores: Tensor, chosen: IntArray, rows: NDArray) -> dict[int, Kept
     rank = torch.arange(width, device=scores.device)
     ordered.masked_fill_((top_k > 0) & (rank >= top_k), -torch.inf)
     probs = torch.softmax(ordered, -1)
-    mass_before = _running_sums(probs) - probs
-    ordered.masked_fill_((mass_before >= top_p) & (top_p < 1.0) & (rank > 0), -torch.inf)
+    ordered.masked_fill_((_running_sums(probs) - probs >= top_p) & (top_p < 1.0) & (rank > 0), -torch.inf)
     ordered.masked_fill_(probs < min_p * probs[:, :1], -torch.inf)
     scores[index] = torch.full_like(scores[index], -torch.inf).scatter_(-1, order, ordered)
     if not cuts["keeps_ids"].any():
