@@ -87,8 +87,8 @@ def _sft_rows(config: SFTConfig) -> Iterator[Row]:
     yield "micro-batches", f"up to {train}; forward passes up to {tokens} tokens; at most {config.sequence_length} a sample"
     if shape:
         yield "memory", trained_memory(arguments, shape)
-    every = f"every {counted(config.eval_steps, 'step')} and at the end"
-    yield "validation", every if config.val_files else "never (no val_files)"
+    every = f"every {counted(config.eval_steps, 'step')} and " if config.eval_steps else ""
+    yield "validation", f"{every}at the end" if config.val_files else "never (no val_files)"
     yield "profile", profile(config)
     yield "tracking", _tracking(config)
 

@@ -45,9 +45,10 @@ class Translation:
         """The problems that refuse the config. An environment that is never played isn't refused but removed, with a note."""
         refusing = []
         for problem in problems:
-            if problem.path[:1] == ("custom_envs",) and str(problem.path[1:2] and problem.path[1]) in self.unplayed:
+            section, tag = (*map(str, problem.path), "", "")[:2]
+            if section == "custom_envs" and tag in self.unplayed:
                 self.notes.append(f"{problem.key}: {problem.message} It is left out, since no manager's tags name it.")
-                self.section("custom_envs").pop(str(problem.path[1]), None)
+                self.section(section).pop(tag, None)
             else:
                 refusing.append(problem)
         return refusing

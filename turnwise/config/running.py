@@ -121,7 +121,7 @@ class RunKeys(Section):
     logging_steps: PositiveCount = 1
     """Print a line of metrics and some samples every so many steps."""
     eval_steps: Count = 0
-    """Validate every so many steps, from step 0 on; 0 = never."""
+    """Validate every so many steps, from step 0 on, and at the end; 0 = never, or for fine-tuning only at the end."""
     save_best: SaveBest | None = None
     early_stopping: EarlyStopping | None = None
     resume_from_checkpoint: bool | str = False

@@ -17,7 +17,7 @@ class SFTConfig(PlacedModel, RunKeys):
     train_files: Names
     """JSONL files with a row `{"messages": [...]}` per line."""
     val_files: Names | None = None
-    """Files of the same form, on which the loss is measured every eval_steps."""
+    """Files of the same form, on which the loss is measured every eval_steps and at the end."""
     num_epochs: PositiveCount = 1
     """Passes over the data."""
     max_steps: PositiveCount | None = None

@@ -33,14 +33,8 @@ def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """The keys that have no effect, or undo others, with reasons. A section without effect is named as a whole."""
     if isinstance(config, SFTConfig):
         return list(without_effect(SFT_REQUIREMENTS, config))
-    found = [
-        *without_effect(REQUIREMENTS, config),
-        *_clip_keys(config),
-        *_corrections(config),
-        *_histories(config),
-        *_mean_credit(config),
-        *_long_warmups(config),
-    ]
+    checks = (_clip_keys, _corrections, _histories, _mean_credit, _long_warmups)
+    found = [*without_effect(REQUIREMENTS, config), *(problem for check in checks for problem in check(config))]
     for name, rows in ROLE_REQUIREMENTS.items():
         found += without_effect(rows, config.roles[name], name)
     paths = {problem.path for problem in found}
