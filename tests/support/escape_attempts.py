@@ -17,21 +17,10 @@ import sys
 import threading
 
 T = globals().get("T")
-ATTEMPTS = {}
-ROOT_ONLY = set()
+ROOT_ONLY = {"the_standard_library", "a_device", "raw_packets"}
+"""Attempts that an ordinary user can't make outside either."""
 libc = ctypes.CDLL(None, use_errno=True)
 PARENT = os.getppid()
-
-
-def attempt(function):
-    ATTEMPTS[function.__name__] = function
-    return function
-
-
-def of_root(function):
-    """An attempt that an ordinary user can't make outside either."""
-    ROOT_ONLY.add(function.__name__)
-    return attempt(function)
 
 
 def read(path):
@@ -39,68 +28,33 @@ def read(path):
         return file.read(64) is not None
 
 
-# Files
+def write(path, mode="a"):
+    with open(path, mode) as file:
+        return file.write("x")
 
 
-@attempt
-def a_file_of_others_in_tmp():
-    return read(T["secret"])
+def connect(family, kind, address):
+    with socket.socket(family, kind) as sock:
+        sock.connect(address)
+        sock.send(b"x")
+    return True
 
 
-@attempt
-def the_list_of_users():
-    return read("/etc/passwd")
-
-
-@attempt
-def the_home_folder():
-    return os.listdir(T["home"]) is not None
-
-
-@attempt
-def a_listing_of_tmp():
-    return os.listdir("/tmp")
-
-
-@attempt
-def a_listing_of_the_root():
-    return os.listdir("/")
-
-
-@attempt
-def the_source_of_the_project():
-    return read(T["source"])
-
-
-@attempt
-def installed_packages():
-    return read(T["package"])
-
-
-@attempt
-def dots():
-    return read(os.path.join(*[".."] * 20, T["secret"].lstrip("/")))
-
-
-@attempt
 def a_symbolic_link():
     os.symlink(T["secret"], "symbolic")
     return read("symbolic")
 
 
-@attempt
 def a_hard_link():
     os.link(T["secret"], "hard")
     return read("hard")
 
 
-@attempt
 def a_folder_by_number():
     folder = os.open(T["folder"], os.O_PATH)
     return os.read(os.open("secret", os.O_RDONLY, dir_fd=folder), 9)
 
 
-@attempt
 def a_change_of_folder():
     os.chdir(T["folder"])
     try:
@@ -109,119 +63,18 @@ def a_change_of_folder():
         os.chdir(T["back"])
 
 
-@attempt
-def the_root_of_a_process():
-    return read("/proc/self/root" + T["secret"])
-
-
-@attempt
-def the_folder_of_the_parent():
-    return os.listdir(f"/proc/{PARENT}/cwd")
-
-
-@attempt
-def writing_to_a_file_of_others():
-    with open(T["victim"], "a") as file:
-        return file.write("x")
-
-
-@attempt
-def emptying_a_file_opened_to_read():
-    os.close(os.open(T["victim"], os.O_RDONLY | os.O_TRUNC))
-    return True
-
-
-@attempt
-def emptying_a_file_by_its_path():
-    os.truncate(T["victim"], 0)
-    return True
-
-
-@attempt
-def the_mode_of_a_file():
-    os.chmod(T["owned"], 0o666)
-    return True
-
-
-@attempt
-def the_times_of_a_file():
-    os.utime(T["owned"])
-    return True
-
-
-@attempt
-def the_attributes_of_a_file():
-    os.setxattr(T["owned"], "user.turnwise", b"x")
-    return True
-
-
-@attempt
-def a_new_file_in_an_open_folder():
-    with open(T["folder"] + "/new", "w") as file:
-        return file.write("x")
-
-
-@attempt
-def a_new_folder_in_an_open_folder():
-    os.mkdir(T["folder"] + "/new_folder")
-    return True
-
-
-@attempt
-def a_pipe_in_an_open_folder():
-    os.mkfifo(T["folder"] + "/pipe")
-    return True
-
-
-@attempt
-def a_link_in_an_open_folder():
-    os.symlink("/", T["folder"] + "/link")
-    return True
-
-
-@attempt
 def a_move_out_of_the_folder():
-    with open("mine", "w"):
-        pass
+    write("mine", "w")
     os.rename("mine", T["folder"] + "/moved")
     return True
 
 
-@attempt
-def a_move_of_a_file_of_others():
-    os.rename(T["folder"] + "/movable", T["folder"] + "/stolen")
-    return True
-
-
-@attempt
-def a_deleted_file_of_others():
-    os.unlink(T["folder"] + "/deletable")
-    return True
-
-
-@attempt
-def shared_memory():
-    with open("/dev/shm/turnwise-escape", "w") as file:
-        file.write("x")
-    os.unlink("/dev/shm/turnwise-escape")
-    return True
-
-
-@of_root
-def the_standard_library():
-    path = os.path.dirname(os.__file__) + "/turnwise_escape.py"
-    with open(path, "w"):
-        pass
+def a_file_that_is_removed(path):
+    write(path, "w")
     os.unlink(path)
     return True
 
 
-@of_root
-def a_device():
-    return os.open("/dev/kmsg", os.O_RDONLY)
-
-
-@attempt
 def an_import_of_the_project():
     sys.path.insert(0, T["project"])
     try:
@@ -231,30 +84,6 @@ def an_import_of_the_project():
     return turnwise.errors
 
 
-# What the parent knows
-
-
-@attempt
-def environment_variables():
-    return os.environ["TURNWISE_SECRET"]
-
-
-@attempt
-def the_environment_of_the_parent():
-    return read(f"/proc/{PARENT}/environ")
-
-
-@attempt
-def the_memory_of_the_parent():
-    return os.open(f"/proc/{PARENT}/mem", os.O_RDONLY)
-
-
-@attempt
-def a_listing_of_processes():
-    return os.listdir("/proc")
-
-
-@attempt
 def inherited_files():
     for number in range(3, 256):
         try:
@@ -265,67 +94,16 @@ def inherited_files():
     return False
 
 
-# Network
-
-
-def connect(family, kind, address):
-    with socket.socket(family, kind) as sock:
-        sock.connect(address)
-        sock.send(b"x")
-    return True
-
-
-@attempt
-def tcp():
-    return connect(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", T["tcp"]))
-
-
-@attempt
-def udp():
-    return connect(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", T["udp"]))
-
-
-@attempt
 def a_port_of_its_own():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()
 
 
-@attempt
-def names_of_machines():
-    return socket.getaddrinfo("localhost", 80)
-
-
-@attempt
-def a_unix_socket():
-    return connect(socket.AF_UNIX, socket.SOCK_STREAM, T["unix"])
-
-
-@attempt
-def an_abstract_socket():
-    return connect(socket.AF_UNIX, socket.SOCK_STREAM, "\0" + T["abstract"])
-
-
-@attempt
 def a_message_from_a_pair_of_sockets():
     for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM):
         return sock.sendto(b"x", T["datagrams"])
 
 
-@attempt
-def the_routing_table():
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
-
-
-@of_root
-def raw_packets():
-    return socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
-
-
-# Processes
-
-
-@attempt
 def a_fork():
     child = os.fork()
     if child == 0:
@@ -333,7 +111,6 @@ def a_fork():
     return os.waitpid(child, 0)
 
 
-@attempt
 def a_process_that_outlives():
     child = os.fork()
     if child == 0:
@@ -342,32 +119,6 @@ def a_process_that_outlives():
     return os.waitpid(child, 0)
 
 
-@attempt
-def a_shell():
-    return os.system("true") == 0
-
-
-@attempt
-def another_program():
-    return subprocess.run([T["python"], "-I", "-S", "-c", ""], check=True)
-
-
-@attempt
-def a_spawned_program():
-    return os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
-
-
-@attempt
-def a_program_in_memory():
-    return os.memfd_create("program")
-
-
-@attempt
-def a_session_of_its_own():
-    return os.setpgid(0, 0) is None
-
-
-@attempt
 def five_hundred_threads():
     threading.stack_size(1 << 16)
     hold, threads = threading.Event(), []
@@ -380,56 +131,6 @@ def five_hundred_threads():
         hold.set()
 
 
-@attempt
-def a_gibibyte():
-    return len(mmap.mmap(-1, 1 << 30))
-
-
-@attempt
-def more_memory():
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
-    return True
-
-
-@attempt
-def the_limits_of_the_parent():
-    return resource.prlimit(PARENT, resource.RLIMIT_NOFILE)
-
-
-@attempt
-def the_processors_of_the_parent():
-    os.sched_setaffinity(PARENT, os.sched_getaffinity(0))
-    return True
-
-
-@attempt
-def the_priority_of_the_parent():
-    os.setpriority(os.PRIO_PROCESS, PARENT, os.getpriority(os.PRIO_PROCESS, PARENT))
-    return True
-
-
-# Signals. Signal 0 asks whether one could be sent.
-
-
-@attempt
-def a_signal_to_the_parent():
-    os.kill(PARENT, 0)
-    return True
-
-
-@attempt
-def a_signal_to_the_group_of_the_parent():
-    os.kill(-T["group"], 0)
-    return True
-
-
-@attempt
-def a_signal_by_file():
-    signal.pidfd_send_signal(os.pidfd_open(PARENT), 0)
-    return True
-
-
-@attempt
 def a_signal_by_input():
     import fcntl
 
@@ -437,6 +138,83 @@ def a_signal_by_input():
     fcntl.fcntl(reader, fcntl.F_SETOWN, PARENT)
     return True
 
+
+FILES = {
+    "a_file_of_others_in_tmp": lambda: read(T["secret"]),
+    "the_list_of_users": lambda: read("/etc/passwd"),
+    "the_home_folder": lambda: os.listdir(T["home"]) is not None,
+    "a_listing_of_tmp": lambda: os.listdir("/tmp"),
+    "a_listing_of_the_root": lambda: os.listdir("/"),
+    "the_source_of_the_project": lambda: read(T["source"]),
+    "installed_packages": lambda: read(T["package"]),
+    "dots": lambda: read(os.path.join(*[".."] * 20, T["secret"].lstrip("/"))),
+    "a_symbolic_link": a_symbolic_link,
+    "a_hard_link": a_hard_link,
+    "a_folder_by_number": a_folder_by_number,
+    "a_change_of_folder": a_change_of_folder,
+    "the_root_of_a_process": lambda: read("/proc/self/root" + T["secret"]),
+    "the_folder_of_the_parent": lambda: os.listdir(f"/proc/{PARENT}/cwd"),
+    "writing_to_a_file_of_others": lambda: write(T["victim"]),
+    "emptying_a_file_opened_to_read": lambda: os.close(os.open(T["victim"], os.O_RDONLY | os.O_TRUNC)) is None,
+    "emptying_a_file_by_its_path": lambda: os.truncate(T["victim"], 0) is None,
+    "the_mode_of_a_file": lambda: os.chmod(T["owned"], 0o666) is None,
+    "the_times_of_a_file": lambda: os.utime(T["owned"]) is None,
+    "the_attributes_of_a_file": lambda: os.setxattr(T["owned"], "user.turnwise", b"x") is None,
+    "a_new_file_in_an_open_folder": lambda: write(T["folder"] + "/new", "w"),
+    "a_new_folder_in_an_open_folder": lambda: os.mkdir(T["folder"] + "/new_folder") is None,
+    "a_pipe_in_an_open_folder": lambda: os.mkfifo(T["folder"] + "/pipe") is None,
+    "a_link_in_an_open_folder": lambda: os.symlink("/", T["folder"] + "/link") is None,
+    "a_move_out_of_the_folder": a_move_out_of_the_folder,
+    "a_move_of_a_file_of_others": lambda: os.rename(T["folder"] + "/movable", T["folder"] + "/stolen") is None,
+    "a_deleted_file_of_others": lambda: os.unlink(T["folder"] + "/deletable") is None,
+    "shared_memory": lambda: a_file_that_is_removed("/dev/shm/turnwise-escape"),
+    "the_standard_library": lambda: a_file_that_is_removed(os.path.dirname(os.__file__) + "/turnwise_escape.py"),
+    "a_device": lambda: os.open("/dev/kmsg", os.O_RDONLY),
+    "an_import_of_the_project": an_import_of_the_project,
+}
+OF_THE_PARENT = {
+    "environment_variables": lambda: os.environ["TURNWISE_SECRET"],
+    "the_environment_of_the_parent": lambda: read(f"/proc/{PARENT}/environ"),
+    "the_memory_of_the_parent": lambda: os.open(f"/proc/{PARENT}/mem", os.O_RDONLY),
+    "a_listing_of_processes": lambda: os.listdir("/proc"),
+    "inherited_files": inherited_files,
+}
+NETWORK = {
+    "tcp": lambda: connect(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", T["tcp"])),
+    "udp": lambda: connect(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", T["udp"])),
+    "a_port_of_its_own": a_port_of_its_own,
+    "names_of_machines": lambda: socket.getaddrinfo("localhost", 80),
+    "a_unix_socket": lambda: connect(socket.AF_UNIX, socket.SOCK_STREAM, T["unix"]),
+    "an_abstract_socket": lambda: connect(socket.AF_UNIX, socket.SOCK_STREAM, "\0" + T["abstract"]),
+    "a_message_from_a_pair_of_sockets": a_message_from_a_pair_of_sockets,
+    "the_routing_table": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
+    "raw_packets": lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP),
+}
+PROCESSES = {
+    "a_fork": a_fork,
+    "a_process_that_outlives": a_process_that_outlives,
+    "a_shell": lambda: os.system("true") == 0,
+    "another_program": lambda: subprocess.run([T["python"], "-I", "-S", "-c", ""], check=True),
+    "a_spawned_program": lambda: os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0),
+    "a_program_in_memory": lambda: os.memfd_create("program"),
+    "a_session_of_its_own": lambda: os.setpgid(0, 0) is None,
+    "five_hundred_threads": five_hundred_threads,
+    "a_gibibyte": lambda: len(mmap.mmap(-1, 1 << 30)),
+    "more_memory": lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40)) is None,
+    "the_limits_of_the_parent": lambda: resource.prlimit(PARENT, resource.RLIMIT_NOFILE),
+    "the_processors_of_the_parent": lambda: os.sched_setaffinity(PARENT, os.sched_getaffinity(0)) is None,
+    "the_priority_of_the_parent": lambda: (
+        os.setpriority(os.PRIO_PROCESS, PARENT, os.getpriority(os.PRIO_PROCESS, PARENT)) is None
+    ),
+}
+SIGNALS = {
+    # Signal 0 asks whether one could be sent.
+    "a_signal_to_the_parent": lambda: os.kill(PARENT, 0) is None,
+    "a_signal_to_the_group_of_the_parent": lambda: os.kill(-T["group"], 0) is None,
+    "a_signal_by_file": lambda: signal.pidfd_send_signal(os.pidfd_open(PARENT), 0) is None,
+    "a_signal_by_input": a_signal_by_input,
+}
+ATTEMPTS = FILES | OF_THE_PARENT | NETWORK | PROCESSES | SIGNALS
 
 # System calls that reach the kernel fail there with another error, as their arguments are wrong.
 

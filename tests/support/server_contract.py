@@ -40,11 +40,25 @@ def reference_logprobs(
     model: PreTrainedModel, prompt_ids: Sequence[int], response_ids: IntArray, sampling: SamplingParams
 ) -> np.ndarray:
     """Log-probs [R] of a response under the distributions that `sampling` draws from, by one plain forward pass."""
-    context = [*prompt_ids, *response_ids.tolist()]
+    logits = _logits(model, [*prompt_ids, *response_ids.tolist()])
+    return _drawn(_distributions(logits, prompt_ids, response_ids, sampling), response_ids)
+
+
+def _logits(model: PreTrainedModel, context: Sequence[int]) -> torch.Tensor:
     with torch.no_grad():
-        logits = model.eval()(torch.tensor([context], device=model.device)).logits[0].float().cpu()
-    rows = range(len(prompt_ids), len(context))
-    return np.array([_processed(logits[t - 1], context[:t], sampling)[context[t]] for t in rows])
+        return model.eval()(torch.tensor([context], device=model.device)).logits[0].float().cpu()
+
+
+def _distributions(
+    logits: torch.Tensor, prompt_ids: Sequence[int], response_ids: IntArray, sampling: SamplingParams
+) -> list[np.ndarray]:
+    """The log-probs [V] from which each token of a response is drawn, by the logits [N, V] of the whole context."""
+    context = [*prompt_ids, *response_ids.tolist()]
+    return [_processed(logits[t - 1], context[:t], sampling) for t in range(len(prompt_ids), len(context))]
+
+
+def _drawn(distributions: Sequence[np.ndarray], response_ids: IntArray) -> np.ndarray:
+    return np.array([logprobs[token] for logprobs, token in zip(distributions, response_ids, strict=True)])
 
 
 def _processed(logits: torch.Tensor, context: Sequence[int], sampling: SamplingParams) -> np.ndarray:
@@ -70,25 +84,17 @@ def assert_logprobs(
     model: PreTrainedModel, prompt_ids: Sequence[int], completion: Completion, sampling: SamplingParams
 ) -> np.ndarray:
     """Checks each log-prob of a completion against the reference within 1e-4; the differences [R]."""
-    expected = reference_logprobs(model, prompt_ids, completion.token_ids, sampling)
+    logits = _logits(model, [*prompt_ids, *completion.token_ids.tolist()])
+    distributions = _distributions(logits, prompt_ids, completion.token_ids, sampling)
+    expected = _drawn(distributions, completion.token_ids)
     assert np.isfinite(expected).all(), "a sampled token has probability 0 under the reference"
     differences = np.abs(completion.logprobs - expected)
     if completion.kept_ids is not None and completion.kept_offsets is not None:
-        expected_ids = _kept_ids(model, prompt_ids, completion, sampling)
+        expected_ids = [np.flatnonzero(np.isfinite(logprobs)).tolist() for logprobs in distributions]
         kept = [completion.kept_ids[start:stop] for start, stop in pairwise(completion.kept_offsets)]
         assert [sorted(ids.tolist()) for ids in kept] == expected_ids, "the kept ids aren't those of the reference"
     assert differences.max(initial=0.0) <= 1e-4, f"log-probs differ by up to {differences.max():.2e}"
     return differences
-
-
-def _kept_ids(
-    model: PreTrainedModel, prompt_ids: Sequence[int], completion: Completion, sampling: SamplingParams
-) -> list[list[int]]:
-    context = [*prompt_ids, *completion.token_ids.tolist()]
-    with torch.no_grad():
-        logits = model.eval()(torch.tensor([context], device=model.device)).logits[0].float().cpu()
-    rows = range(len(prompt_ids), len(context))
-    return [np.flatnonzero(np.isfinite(_processed(logits[t - 1], context[:t], sampling))).tolist() for t in rows]
 
 
 async def greedy_equals_reference(make_server: ServerFactory, model: PreTrainedModel) -> None:
@@ -104,9 +110,7 @@ async def greedy_equals_reference(make_server: ServerFactory, model: PreTrainedM
     for prompt, completion in zip(prompts, completions, strict=True):
         context = list(prompt)
         for token in completion.token_ids.tolist():
-            with torch.no_grad():
-                logits = model(torch.tensor([context], device=model.device)).logits[0, -1]
-            assert token == int(logits.argmax())
+            assert token == int(_logits(model, context)[-1].argmax())
             context.append(token)
         assert completion.logprobs.tolist() == [0.0] * 8
     await server.close()
@@ -158,9 +162,7 @@ async def samples_follow_the_distribution(make_server: ServerFactory, model: Pre
     completions = await asyncio.gather(
         *(server.generate(prompt, replace(sampling, seed=seed), f"c{seed}") for seed in range(count))
     )
-    with torch.no_grad():
-        logits = model(torch.tensor([prompt], device=model.device)).logits[0, -1].float().cpu()
-    probs = np.exp(_processed(logits, prompt, sampling))
+    probs = np.exp(_processed(_logits(model, prompt)[-1], prompt, sampling))
     frequencies = np.bincount([c.token_ids[0] for c in completions], minlength=len(probs)) / count
     assert np.abs(frequencies - probs).sum() / 2 < 0.1
     await server.close()
@@ -350,10 +352,8 @@ def assert_frozen(
                 output = model.eval()(torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True)
                 cache = output.past_key_values
                 parts.append(output.logits[0].float().cpu())
-    logits = torch.cat(parts)
-    rows = range(len(prompt_ids), len(context))
-    expected = np.array([_processed(logits[t - 1], context[:t], sampling)[context[t]] for t in rows])
-    differences = np.abs(completion.logprobs - expected)
+    distributions = _distributions(torch.cat(parts), prompt_ids, completion.token_ids, sampling)
+    differences = np.abs(completion.logprobs - _drawn(distributions, completion.token_ids))
     assert differences.max() <= 1e-4, f"log-probs differ by up to {differences.max():.2e}, {num_old} tokens before the update"
 
 

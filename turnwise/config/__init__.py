@@ -1,4 +1,4 @@
-"""One YAML per run: composed by Hydra, translated from the published vocabulary, validated, resolved and described."""
+"""The config of a run, a YAML file: composed by Hydra, translated from other systems' keys, validated, completed, described."""
 
 from turnwise.config.compose import find_config
 from turnwise.config.describe import Applied, describe

@@ -1,11 +1,10 @@
-"""Credit, loss and their options. The formulas are in `turnwise.algorithms`."""
+"""Settings of credit assignment and of the losses. The formulas are in `turnwise.algorithms`."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
-from turnwise.config.section import Count, NonNegative, OneOf, Positive, PositiveCount, Section, derived
+from turnwise.config.section import Count, Fraction, NonNegative, OneOf, Positive, PositiveCount, Section, aliased, derived
 from turnwise.spec import (
     ESTIMATORS,
     GROUPING_ALIASES,
@@ -22,10 +21,6 @@ from turnwise.spec import (
 )
 
 
-def _aliases(names: Mapping[str, str]) -> BeforeValidator:
-    return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str) else value)
-
-
 class Statistics(NamedTuple):
     """The scores over which a mean and a standard deviation are taken."""
 
@@ -36,18 +31,18 @@ class Statistics(NamedTuple):
 class RewardNormalizationArgs(Section):
     """How scores are centred and scaled. Keys left out take the estimator's defaults."""
 
-    grouping: Annotated[Grouping, _aliases(GROUPING_ALIASES)] = derived()
-    """Scores in a group: siblings of a task (alias `state`), one environment tag (alias `inductive`), or the whole batch."""
+    grouping: Annotated[Grouping, aliased(GROUPING_ALIASES)] = derived()
+    """Scores in a group: siblings of a task (alias `state`), one environment tag (`inductive`), or the batch (`global`)."""
     method: NormalizationMethod = derived()
     """What a score s becomes: s, s − μ, (s − μ)/σ, or (s − μ)/σ clamped to [−1, 3]."""
     norm_mean_type: Statistic | None = None
-    """Scores over which the mean μ is taken [the method's default]."""
+    """Scores over which the mean μ is taken; `running` = all since training began [the method's default]."""
     norm_std_type: Statistic | None = None
-    """Scores over which the deviation σ is taken [the method's default]."""
+    """Scores over which the standard deviation σ is taken [the method's default]."""
 
     @property
     def statistics(self) -> Statistics:
-        """The scores over which mean and standard deviation are taken."""
+        """`norm_mean_type` and `norm_std_type`, or the method's defaults."""
         mean, std = METHOD_STATISTICS[self.method]
         return Statistics(self.norm_mean_type or mean, self.norm_std_type or std)
 
@@ -57,25 +52,25 @@ class RewardNormalizationArgs(Section):
 
 
 class ImportanceWeightArgs(Section):
-    """Truncated importance weights exp(old − samp) on the loss."""
+    """Importance weights on the loss: ratios exp(old − sampler's log-prob) up to a bound."""
 
     enabled: bool = True
     """False leaves the loss as it is."""
     weight_type: Granularity = "token"
-    """Span of the ratio: token, segment (a turn), geometric (mean of a sequence) or sequence (product)."""
+    """Ratio of a token; geometric mean over a turn (`segment`) or a sequence (`geometric`); or product over a sequence."""
     upper_bound: Positive = 2.0
     """Larger weights are replaced by this value."""
     detach: Literal[True] = True
-    """Always true: the weight is a constant in the loss."""
+    """Always true: no gradient flows through the weight."""
 
 
 class RatioFilter(Section):
-    """Takes tokens out of the loss if their ratio exp(old − samp) lies outside a band."""
+    """Takes tokens out of the loss if their ratio exp(old − sampler's log-prob) lies outside a band."""
 
     enabled: bool = True
     """False takes nothing out."""
     agg_type: Granularity = "token"
-    """Span of the ratio: token, segment (a turn), geometric (mean of a sequence) or sequence (product)."""
+    """Ratio of a token; geometric mean over a turn (`segment`) or a sequence (`geometric`); or product over a sequence."""
     ratio_low: NonNegative = 0.5
     """Lower end of the band."""
     ratio_high: Positive = 2.0
@@ -83,14 +78,14 @@ class RatioFilter(Section):
 
 
 class TrainInferCorrection(Section):
-    """Correction for differences between sampler and trainer."""
+    """Correction of the loss for tokens whose log-probs differ between sampler and trainer."""
 
     is_weight: ImportanceWeightArgs | None = None
     filters: list[RatioFilter] = Field(default_factory=list)
 
     @property
     def is_enabled(self) -> bool:
-        """Whether any part is enabled."""
+        """Whether weights or a filter are enabled."""
         return bool(self.is_weight and self.is_weight.enabled) or any(band.enabled for band in self.filters)
 
 
@@ -104,12 +99,12 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     pg_args: dict[str, Any] = derived()
     """Parameters of the variant under its own names; the resolved config lists all of them, clips included."""
     ratio_type: Literal["token", "segment"] | None = None
-    """What the probability ratio is taken over [the variant's default]; `segment` is a turn."""
+    """What one probability ratio covers: a token, or a turn (`segment`) [the variant's default]."""
     ppo_epochs: PositiveCount = 1
     """Passes over each batch."""
-    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Discount per token (per turn for agentic_reinforce)."""
-    lambd: Annotated[float, Field(ge=0, le=1)] = derived()
+    gamma: Fraction = 1.0
+    """Discount per token; per turn for agentic_reinforce, and for gae with gae_granularity turn."""
+    lambd: Fraction = derived()
     """GAE's λ [1; 0.95 for gae_granularity turn]."""
     gae_granularity: Literal["token", "turn"] = "token"
     """One temporal difference per token, or per turn."""
@@ -117,57 +112,57 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     """GAE adds the value of the last state if the episode was truncated from outside."""
 
     pg_clip: Positive | None = None
-    """ε of the ratio on both sides [the variant's default; 0.2 for ppo]."""
+    """ε on both sides of the ratio's clip, 1 − ε and 1 + ε [the variant's default; 0.2 for ppo]."""
     use_pg_clip_range: bool = False
-    """Use pg_clip_low and pg_clip_high."""
+    """Take pg_clip_low and pg_clip_high instead of pg_clip, where they are set."""
     pg_clip_low: Positive | None = None
-    """ε of the lower clip, 1 − ε."""
+    """ε of the lower clip, 1 − ε [pg_clip]."""
     pg_clip_high: Positive | None = None
-    """ε of the upper clip, 1 + ε."""
+    """ε of the upper clip, 1 + ε [pg_clip]."""
     dual_clip_loss: bool = True
-    """Bound the loss of tokens with a negative advantage (ppo)."""
+    """ppo's second clip, which bounds the loss of tokens with a negative advantage."""
     value_clip: Positive | None = None
-    """PPO's value clip: the loss doesn't reward moving a value further than this from its old one."""
+    """PPO's value clip: the critic's loss doesn't reward moving a value further than this from its old one."""
 
     add_token_level_kl: bool = False
-    """Subtract β·KL(old, reference) from the reward."""
+    """Subtract β·KL(old, reference) of each token from the reward."""
     init_kl_coef: NonNegative = 0.0
     """β of the KL in the reward."""
-    kl_penalty: Annotated[KLEstimator, _aliases(KL_ALIASES)] = "k1"
+    kl_penalty: Annotated[KLEstimator, aliased(KL_ALIASES)] = "k1"
     """KL estimator in the reward (`kl` = k1, `mse` = k2, `low_var` = k3)."""
     target_kl: Positive | None = None
     """KL in nats per token that an adaptive β aims at; unset = β is fixed."""
     kl_horizon: Positive = 10_000.0
-    """Trajectories over which the adaptive β changes."""
+    """Slows the adaptive β: a batch of n trajectories changes it by a factor of at most 1 ± 0.2·n / kl_horizon."""
     use_kl_loss: bool = False
     """Add kl_loss_coef × KL(current, reference) to the loss."""
     kl_loss_coef: NonNegative = 0.001
     """Weight of the KL in the loss."""
-    kl_loss_type: Annotated[KLEstimator, _aliases(KL_ALIASES)] = "k3"
+    kl_loss_type: Annotated[KLEstimator, aliased(KL_ALIASES)] = "k3"
     """KL estimator in the loss: k3 or k2."""
 
     reward_placement: Literal["turn", "final"] | None = None
-    """Turn rewards on the last token of each turn, or the score on the episode's last token [the estimator's default]."""
+    """Each turn's reward on its last token, or the score on the episode's last token [the estimator's default]."""
     reward_normalization: RewardNormalizationArgs = Field(default_factory=RewardNormalizationArgs)
     reward_clip: Positive | None = None
-    """Normalised rewards are clamped to ± this."""
+    """Rewards, scores or step returns are clamped to ± this, after any normalisation."""
     whiten_rewards: bool = False
-    """Whiten token rewards over the batch before returns."""
+    """Whiten the tokens' rewards over the batch, before returns are taken of them."""
     whiten_advantages: bool = False
-    """Whiten advantages over the batch."""
+    """Whiten the tokens' advantages over the batch."""
     advantage_clip: Positive | None = None
     """Advantages are clamped to ± this."""
     episode_reward_weight: float = 1.0
     """GiGPO: weight of the episode's advantage."""
     step_reward_weight: float = 1.0
     """GiGPO: weight of the step's advantage."""
-    step_reward_gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
+    step_reward_gamma: Fraction = 0.95
     """Discount per turn of step returns (gigpo, step_reinforce)."""
 
     entropy_loss_coef: float = 0.0
     """Weight of the entropy bonus."""
     loss_agg_mode: LossAggMode = derived()
-    """How token losses become one number [the variant's default; token-mean for ppo]."""
+    """How the losses of tokens become one number [the variant's default; token-mean for ppo]."""
     max_grad_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
     critic_warmup: Count = 0
@@ -179,4 +174,4 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     group_filter: Annotated[str, AfterValidator(OneOf(["non_zero_variance"], own="module:function"))] | None = None
     """`non_zero_variance` or your own `module:function`: groups that it rejects are replaced."""
     max_refill_factor: Positive = 3.0
-    """Maximum groups played to replace rejected ones, as a multiple of the groups in a batch."""
+    """Maximum number of groups played to replace rejected ones, as a multiple of the groups in a batch."""

@@ -1,9 +1,9 @@
-"""Contradictions and impossible sizes that a rule of `rules.yaml` can't express, found before a model is loaded. Each message
-shows the arithmetic or both choices."""
+"""Finds contradictions and impossible sizes before a model is loaded: by `rules.yaml`, and here if no rule can express them."""
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
@@ -11,7 +11,7 @@ from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import PROJECTIONS, read_model_shape
 from turnwise.config.problems import Path, Problem
 from turnwise.config.resolve import streaming_obstacles
-from turnwise.config.roles import ROLES, ModelArgs, StrategyArgs
+from turnwise.config.roles import ROLES, ModelArgs, PlacedModel, StrategyArgs
 from turnwise.config.rules import impossible
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
@@ -22,22 +22,15 @@ from turnwise.spec import PG_VARIANTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """Everything that makes the config impossible, except `sibling_problems`."""
-    checks = (_environments, _rewards, _sizes, _roles, _critic, _cache, _loss, _room, _streaming, _validations, _deterministic)
-    shared = [*_models(config), *_trackers(config)]
+    checks = (_environments, _rewards, _sizes, _roles, _cache, _loss, _room, _streaming, _updates)
+    shared = [*_models(config), *_trackers(config), *_validations(config)]
     if isinstance(config, SFTConfig):
-        return [*shared, *impossible("impossible_in_sft", config), *_sft(config)]
+        return [*shared, *impossible("impossible_in_sft", config), *_placed("", config, ["train"])]
     return [*shared, *impossible("impossible", config), *(problem for check in checks for problem in check(config))]
 
 
-def _sft(config: SFTConfig) -> Iterator[Problem]:
-    if STRATEGIES[config.strategy_args.strategy_name].kind != "train":
-        yield _wrong_strategy("strategy_args", config.strategy_args.strategy_name, "train")
-    yield from _options("strategy_args", config.strategy_args)
-    yield from _adapters("model_args", config.model_args)
-
-
 def named_models(config: AgenticConfig | SFTConfig) -> Iterator[tuple[str, ModelArgs]]:
-    """The models of a run, each with the key that names it. actor_infer is left out: its model is actor_train's."""
+    """`(key that names the model, model)` for each model of a run. actor_infer is left out: its model is actor_train's."""
     if isinstance(config, SFTConfig):
         roles = {"": config.model_args}
     else:
@@ -48,68 +41,60 @@ def named_models(config: AgenticConfig | SFTConfig) -> Iterator[tuple[str, Model
 
 
 def _models(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Models that can't be loaded or can't hold a sequence. A missing model is no problem yet: it may be downloaded."""
+    """Models that can't be loaded or can't hold a sequence. A missing model is no problem here: it may be downloaded."""
     models = list(named_models(config))
     for key, model in models:
         try:
             check_model(model.model_name_or_path, model.trust)
         except ModelError as error:
             yield Problem.at(key, str(error))
-    shape = config.model_shape()
-    if shape and config.sequence_length > shape.context_length:
-        path = models[0][1].model_name_or_path
-        yield Problem.at(
-            "sequence_length",
-            f"{config.sequence_length} tokens are {config.sequence_length - shape.context_length} more than the "
-            f"{shape.context_length} that {path} can hold by its config.json",
-        )
+    shape, length = config.model_shape(), config.sequence_length
+    if shape and length > shape.context_length:
+        most = f"the {shape.context_length} that {models[0][1].model_name_or_path} can hold by its config.json"
+        yield Problem.at("sequence_length", f"{length} tokens are {length - shape.context_length} more than {most}")
 
 
 def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
     """LoRA targets that can't have an adapter. If the model's modules aren't known, only the form of names is checked."""
-    targets = model.lora_target
+    targets, key = model.lora_target, f"{path}.lora_target"
     if targets == []:
-        yield Problem.at(f"{path}.lora_target", "[] leaves nothing to be trained; name linear modules, or leave it out for all")
+        yield Problem.at(key, "[] leaves nothing to be trained; name linear modules, or leave it out for all")
     elif targets and "all" in targets and len(targets) > 1:
-        yield Problem.at(f"{path}.lora_target", f"{', '.join(targets)}: all is every linear module; name it alone")
+        yield Problem.at(key, f"{', '.join(targets)}: all is every linear module; name it alone")
     for target in targets or ():
         shape = read_model_shape(model.model_name_or_path)
         known = PROJECTIONS if shape and shape.architecture in ("llama", "mistral", "qwen2", "qwen3") else ()
         if not re.fullmatch(r"\w+(\.\w+)*", target):
-            yield Problem.at(f"{path}.lora_target", f"{target!r} isn't the name of a module; write a list: [q_proj, v_proj]")
+            yield Problem.at(key, f"{target!r} isn't the name of a module; write a list: [q_proj, v_proj]")
         elif known and target.rpartition(".")[2] not in (*known, "all"):
-            message = (
-                f"{target!r} isn't a linear module that can get adapters; this model has {', '.join(known)}, or all of them"
-            )
-            yield Problem.at(f"{path}.lora_target", f"{message} (all).{nearest(target, known)}")
+            names = f"{', '.join(known)}, or all of them (all).{nearest(target, known)}"
+            yield Problem.at(key, f"{target!r} isn't a linear module that can get adapters; this model has {names}")
 
 
 def _trackers(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
     """Wrong `tracker_kwargs`. If only one tracker of `track_with` takes arguments, they needn't be under its name."""
     takers = [name for name in config.track_with if TRACKERS[name].arguments != {}]
     for key, value in config.tracker_kwargs.items():
-        if key not in TRACKERS:
-            if len(takers) == 1:
-                yield from _tracker_argument(takers[0], ("tracker_kwargs", key), value)
-            else:
-                names = " or ".join(takers) or f"no tracker of track_with ({', '.join(config.track_with)})"
-                yield Problem(("tracker_kwargs", key), f"taken by {names}; write it under its tracker's name, or remove it")
+        path = ("tracker_kwargs", key)
+        if key not in TRACKERS and len(takers) == 1:
+            yield from _tracker_argument(takers[0], path, value)
+        elif key not in TRACKERS:
+            names = " or ".join(takers) or f"no tracker of track_with ({', '.join(config.track_with)})"
+            yield Problem(path, f"taken by {names}; write it under its tracker's name, or remove it")
         elif key not in config.track_with:
-            yield Problem(("tracker_kwargs", key), f"track_with is {', '.join(config.track_with)}; add {key}, or remove this")
+            yield Problem(path, f"track_with is {', '.join(config.track_with)}; add {key}, or remove this")
         elif not isinstance(value, dict):
-            yield Problem(("tracker_kwargs", key), f"got {value!r}; the arguments of a tracker are a mapping")
+            yield Problem(path, f"got {value!r}; the arguments of a tracker are a mapping")
         else:
             for name, argument in value.items():
-                yield from _tracker_argument(key, ("tracker_kwargs", key, name), argument)
+                yield from _tracker_argument(key, (*path, name), argument)
 
 
 def _tracker_argument(tracker: str, path: Path, value: object) -> Iterator[Problem]:
     known, name = TRACKERS[tracker].arguments, str(path[-1])
-    if known is None:
-        return
-    if name not in known:
+    if known is not None and name not in known:
         yield Problem(path, f"{tracker} takes {', '.join(known) or 'no arguments'}.{nearest(name, known)}")
-    elif type(value).__name__ != known[name]:
+    elif known is not None and type(value).__name__ != known[name]:
         yield Problem(path, f"got {value!r}; expected a {known[name]}")
 
 
@@ -118,32 +103,34 @@ def _environments(config: AgenticConfig) -> Iterator[Problem]:
         yield from _templates(tag, env)
     for split in ("train", "val"):
         manager, name = config.env_manager(split), f"{split}_env_manager"
-        is_repeated = split == "val" and not manager.is_set("tags")
-        if config.custom_envs and not manager.tags and not is_repeated:
-            known = ", ".join(config.custom_envs)
-            yield Problem.at(f"{name}.tags", f"[] leaves nothing to play; name some of {known}, or leave it out for all")
-        files = config.data.train_files if split == "train" else config.data.val_files
-        if manager.has_rows and ROWS_TAG not in config.custom_envs and not files:
-            yield Problem.at(f"{name}.tags", f"{ROWS_TAG!r} is the tag of rows, and there are no data.{split}_files; name some")
-        for tag in () if is_repeated else manager.env_tags:
-            if tag not in config.custom_envs:
-                known = ", ".join(config.custom_envs) or "none"
-                message = f"{tag!r} isn't a tag of custom_envs ({known}).{nearest(tag, config.custom_envs)}"
-                yield Problem.at(f"{name}.tags", message)
+        if split == "train" or manager.is_set("tags"):
+            yield from _tags(config, split, manager)
         yield from _partition(manager, name)
 
 
+def _tags(config: AgenticConfig, split: Split, manager: EnvManager) -> Iterator[Problem]:
+    key, known = f"{split}_env_manager.tags", ", ".join(config.custom_envs) or "none"
+    if config.custom_envs and not manager.tags:
+        yield Problem.at(key, f"[] leaves nothing to play; name some of {known}, or leave it out for all")
+    files = config.data.train_files if split == "train" else config.data.val_files
+    if manager.has_rows and ROWS_TAG not in config.custom_envs and not files:
+        yield Problem.at(key, f"{ROWS_TAG!r} is the tag of rows, and there are no data.{split}_files; name some")
+    for tag in manager.env_tags:
+        if tag not in config.custom_envs:
+            yield Problem.at(key, f"{tag!r} isn't a tag of custom_envs ({known}).{nearest(tag, config.custom_envs)}")
+
+
 def _rewards(config: AgenticConfig) -> Iterator[Problem]:
-    names = [reward.name for reward in config.data.reward]
     for index, reward in enumerate(config.data.reward):
         if reward.name == "reward_model" and reward.args:
             yield Problem(("data", "reward", index, "args"), "reward_model takes no args; the section `reward` configures it")
-    for name in {name for name in names if names.count(name) > 1}:
-        message = f"{name} is listed {names.count(name)} times; give it once, with the sum of its weights"
-        yield Problem.at("data.reward", message)
+    for name, count in Counter(reward.name for reward in config.data.reward).items():
+        if count > 1:
+            yield Problem.at("data.reward", f"{name} is listed {count} times; give it once, with the sum of its weights")
 
 
 def _templates(tag: str, env: CustomEnv) -> Iterator[Problem]:
+    """Placeholders of `agent_template` that the environment's mode doesn't have, and unpaired braces."""
     path = ("custom_envs", tag, "agent_template")
     allowed = TURN_PLACEHOLDERS if env.mode == "trajectory" else TURN_PLACEHOLDERS + STEP_PLACEHOLDERS
     try:
@@ -159,15 +146,12 @@ def _templates(tag: str, env: CustomEnv) -> Iterator[Problem]:
 
 
 def _partition(manager: EnvManager, name: str) -> Iterator[Problem]:
-    parts = manager.num_groups_partition
-    if not manager.tags:
-        return
-    if len(parts) != len(manager.tags):
-        yield Problem.at(f"{name}.num_groups_partition", f"{len(parts)} numbers for {len(manager.tags)} tags: {manager.tags}")
-    elif sum(parts) != manager.num_env_groups:
+    parts, tags, key = manager.num_groups_partition, manager.tags, f"{name}.num_groups_partition"
+    if tags and len(parts) != len(tags):
+        yield Problem.at(key, f"{len(parts)} numbers for {len(tags)} tags: {tags}")
+    elif tags and sum(parts) != manager.num_env_groups:
         total = " + ".join(str(part) for part in parts)
-        message = f"{total} = {sum(parts)}, but num_env_groups is {manager.num_env_groups}; make them equal"
-        yield Problem.at(f"{name}.num_groups_partition", message)
+        yield Problem.at(key, f"{total} = {sum(parts)}, but num_env_groups is {manager.num_env_groups}; make them equal")
 
 
 def _sizes(config: AgenticConfig) -> Iterator[Problem]:
@@ -180,11 +164,8 @@ def _sizes(config: AgenticConfig) -> Iterator[Problem]:
         if batch % size:
             groups, rest = divmod(batch, size)
             near = f"{groups * size} or {(groups + 1) * size}" if groups else str(size)
-            yield Problem.at(
-                key,
-                f"{batch} trajectories don't split into groups of {size} ({batch} = {groups} × {size} + {rest}); "
-                f"use {near}, or another {split}_env_manager.group_size",
-            )
+            message = f"{batch} trajectories don't split into groups of {size} ({batch} = {groups} × {size} + {rest})"
+            yield Problem.at(key, f"{message}; use {near}, or another {split}_env_manager.group_size")
     if not config.is_set("sequence_length") and (config.prompt_length is None) != (config.response_length is None):
         given, missing = ("prompt_length", "response_length") if config.prompt_length else ("response_length", "prompt_length")
         yield Problem.at(given, f"sequence_length is prompt_length + response_length; set {missing} too, or sequence_length")
@@ -192,17 +173,7 @@ def _sizes(config: AgenticConfig) -> Iterator[Problem]:
 
 def _roles(config: AgenticConfig) -> Iterator[Problem]:
     for name, role in config.roles.items():
-        strategy = role.strategy_args.strategy_name
-        if STRATEGIES[strategy].kind not in ROLES[name]["kinds"]:
-            yield _wrong_strategy(f"{name}.strategy_args", strategy, *ROLES[name]["kinds"])
-        yield from _options(f"{name}.strategy_args", role.strategy_args, is_active=name in config.active_roles)
-        if role.device_mapping is not None and len(role.device_mapping) % role.model_parallel_size:
-            yield Problem.at(
-                f"{name}.device_mapping",
-                f"{len(role.device_mapping)} devices don't hold whole copies of the model on tensor × pipeline parallel "
-                f"{role.model_parallel_size} devices each",
-            )
-
+        yield from _placed(f"{name}.", role, ROLES[name]["kinds"], name in config.active_roles)
     trained, sampled = (role.model_args.model_name_or_path for role in (config.actor_train, config.actor_infer))
     if sampled != trained:
         yield Problem.at(
@@ -210,41 +181,47 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
             f"{sampled} isn't the model that is trained, actor_train.model_args.model_name_or_path {trained}; actor_infer "
             "samples from the trained weights, so remove it here",
         )
-    yield from _adapters("actor_train.model_args", config.actor_train.model_args)
-
-
-def _critic(config: AgenticConfig) -> Iterator[Problem]:
-    if not config.needs_critic:
-        return
-    yield from _adapters("critic.model_args", config.critic.model_args)
-    if config.critic_warmup >= max(config.max_steps, 1):
+    if config.needs_critic and config.critic_warmup >= max(config.max_steps, 1):
         message = f"the first {config.critic_warmup} steps train only the critic, and max_steps is {config.max_steps}"
         yield Problem.at("critic_warmup", f"{message}: the actor would never be trained; use at most {config.max_steps - 1}")
 
 
-def _options(path: str, strategy_args: StrategyArgs, is_active: bool = True) -> Iterator[Problem]:
-    name = strategy_args.strategy_name
+def _placed(prefix: str, role: PlacedModel, kinds: Sequence[str], is_active: bool = True) -> Iterator[Problem]:
+    """Problems of one role, which needs a strategy of one of the `kinds`."""
+    strategy = role.strategy_args.strategy_name
+    if STRATEGIES[strategy].kind not in kinds:
+        allowed = ", ".join(name for name, spec in STRATEGIES.items() if spec.kind in kinds)
+        message = f"{strategy} can't do this role's work; use one of {allowed}"
+        yield Problem.at(f"{prefix}strategy_args.strategy_name", message)
+    yield from _options(f"{prefix}strategy_args", role.strategy_args, is_active)
+    if is_active and "train" in kinds:
+        yield from _adapters(f"{prefix}model_args", role.model_args)
+    if role.device_mapping is not None and len(role.device_mapping) % role.model_parallel_size:
+        yield Problem.at(
+            f"{prefix}device_mapping",
+            f"{len(role.device_mapping)} devices don't hold whole copies of the model on tensor × pipeline parallel "
+            f"{role.model_parallel_size} devices each",
+        )
+
+
+def _options(path: str, strategy_args: StrategyArgs, is_active: bool) -> Iterator[Problem]:
+    name, section = strategy_args.strategy_name, f"{path}.strategy_config"
     known, elsewhere = STRATEGIES[name].options, STRATEGIES[name].set_elsewhere
     for option in strategy_args.strategy_config:
         if option in elsewhere:
             message = f"{name} gets it from the run's other settings (model, dtype, batch, length, …); leave it out"
-            yield Problem.at(f"{path}.strategy_config.{option}", message)
+            yield Problem.at(f"{section}.{option}", message)
         if known is not None and option not in known and is_active:
             message = f"{name} has no such option (it has: {', '.join(known) or 'none'}).{nearest(option, known)}"
-            yield Problem.at(f"{path}.strategy_config.{option}", message)
+            yield Problem.at(f"{section}.{option}", message)
     given = strategy_args.strategy_config if name == "sglang" else {}
     if "url" in given and not re.match(r"https?://[^/\s]", str(given["url"])):
-        yield Problem.at(f"{path}.strategy_config.url", f"got {given['url']!r}; it must be like http://localhost:30000")
+        yield Problem.at(f"{section}.url", f"got {given['url']!r}; it must be like http://localhost:30000")
     if "url" in given and len(given) > 1:
-        message = f"that server has its options already; leave out {', '.join(given.keys() - {'url'})}"
-        yield Problem.at(f"{path}.strategy_config.url", message)
+        others = ", ".join(given.keys() - {"url"})
+        yield Problem.at(f"{section}.url", f"that server has its options already; leave out {others}")
     if "port" in given and (type(given["port"]) is not int or not 0 < given["port"] < 2**16):
-        yield Problem.at(f"{path}.strategy_config.port", f"got {given['port']!r}; a port is a whole number from 1 to 65,535")
-
-
-def _wrong_strategy(path: str, strategy: str, *kinds: str) -> Problem:
-    allowed = ", ".join(name for name, spec in STRATEGIES.items() if spec.kind in kinds)
-    return Problem.at(f"{path}.strategy_name", f"{strategy} can't do this role's work; use one of {allowed}")
+        yield Problem.at(f"{section}.port", f"got {given['port']!r}; a port is a whole number from 1 to 65,535")
 
 
 def _cache(config: AgenticConfig) -> Iterator[Problem]:
@@ -261,7 +238,7 @@ def _cache(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Groups of one, which can be played but teach nothing."""
+    """Settings that compare siblings, in a config whose training groups have one episode. Such groups can only be played."""
     if isinstance(config, SFTConfig) or config.train_env_manager.group_size > 1:
         return
     normalization, estimator = config.reward_normalization, config.estimator
@@ -294,7 +271,7 @@ def _loss(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _wrong_parameter(name: str, given: Mapping[str, Any]) -> str:
-    """Why a built-in loss can't take the parameter's value in `given`; empty if it can."""
+    """Why a built-in loss can't take the value that the parameter `name` has in `given`; empty if it can."""
     value = given[name]
     if name == "dual_clip" and value is None:
         return ""
@@ -314,6 +291,7 @@ def _wrong_parameter(name: str, given: Mapping[str, Any]) -> str:
 
 
 def _room(config: AgenticConfig) -> Iterator[Problem]:
+    """Responses as long as the context. Only limits that the user set are named: the default fits into any context."""
     for tag in config.train_env_manager.env_tags:
         if tag in config.custom_envs and (limit := config.max_new_tokens("train", tag)) >= config.sequence_length:
             message = f"{limit} tokens of one response leave no room for a prompt in a sequence_length of"
@@ -330,12 +308,18 @@ def _streaming(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at("stream_training", f"true trains on the groups of a step as they end, but {obstacle}; leave it out")
 
 
-def _validations(config: AgenticConfig) -> Iterator[Problem]:
-    """Conflicts of `save_best` and `early_stopping` with the config's validations."""
+def _validations(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+    """Metrics of `save_best` and `early_stopping` that no validation measures."""
+    start, known = "val/", "those begin with val/, such as val/score/mean"
+    if isinstance(config, SFTConfig):
+        start, known = "sft/val_loss", "fine-tuning has one, sft/val_loss"
     for key, section in (("save_best", config.save_best), ("early_stopping", config.early_stopping)):
-        if section is not None and not section.metric.startswith("val/"):
-            message = f"{section.metric!r} isn't a validation metric; those begin with val/, such as val/score/mean"
-            yield Problem.at(f"{key}.metric", message)
+        if section is not None and not section.metric.startswith(start):
+            yield Problem.at(f"{key}.metric", f"{section.metric!r} isn't a validation metric; {known}")
+
+
+def _updates(config: AgenticConfig) -> Iterator[Problem]:
+    """Validations and checkpoints between updates of the sampler's weights, and environments that `deterministic` forbids."""
     every, updated = config.eval_steps, config.actor_train.model_update_frequency
     if config.save_best is not None and every % updated:
         yield Problem.at(
@@ -343,16 +327,10 @@ def _validations(config: AgenticConfig) -> Iterator[Problem]:
             f"validations every eval_steps {every} play older weights than the trainer's, which are sent every "
             f"model_update_frequency {updated} steps; make eval_steps a multiple of that",
         )
-
-
-def _deterministic(config: AgenticConfig) -> Iterator[Problem]:
-    if not config.deterministic:
-        return
-    every = config.actor_train.model_update_frequency
-    if config.save_steps % every:
-        message = f"{config.save_steps} isn't a multiple of actor_train.model_update_frequency {every}"
+    if config.deterministic and config.save_steps % updated:
+        message = f"{config.save_steps} isn't a multiple of actor_train.model_update_frequency {updated}"
         yield Problem.at("save_steps", f"{message}: a resumed run would sample from other weights (deterministic: true)")
     for tag, env in config.custom_envs.items():
-        if env.use_thread_lock:
+        if config.deterministic and env.use_thread_lock:
             message = "threads answer in any order, which deterministic: true forbids; leave it out"
             yield Problem(("custom_envs", tag, "use_thread_lock"), message)

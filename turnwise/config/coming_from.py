@@ -1,10 +1,11 @@
-"""Keys and defaults of other systems (`published.yaml`): our names for them, and defaults that differ."""
+"""Keys and defaults of other systems (`published.yaml`): what they are called here, and defaults that differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from turnwise.config.dump import leaves
 from turnwise.config.problems import Path as KeyPath
 from turnwise.config.schema import AgenticConfig
 from turnwise.package_tables import read_table
@@ -14,7 +15,7 @@ Answer = Literal["", "warn", "nothing to do", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Keys that aren't needed here, and why. `published.yaml` explains the other fields."""
+    """Keys of the published files that have no counterpart here, and why. `published.yaml` explains the other fields."""
 
     reason: str
     keys: Sequence[str]
@@ -23,7 +24,7 @@ class Retired:
     idle: Sequence[str] = ()
 
     def answer_to(self, value: Any) -> Answer:
-        """The answer to one of these keys with this value; empty if it needs none."""
+        """How to answer one of these keys if it has this value; empty if no answer is needed."""
         if value is None or any(type(value) is type(known) and value == known for known in self.harmless):
             return ""
         if self.answer == "refuse own classes":
@@ -46,13 +47,14 @@ def retired_keys() -> Mapping[str, Retired]:
 
 
 PUBLISHED = "ROLL"
-_SHORTEST = 6  # a name alone is taken for the end of another system's key only if it has this many letters
+"""The system whose files are translated (`config.published`)."""
+_SHORTEST = 6  # a shorter name alone isn't taken for the end of another system's key
 
 
 def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:
-    """The keys to report for an unknown one: each key inside another system's section, else the key itself."""
+    """The keys to report for an unknown key: if it is a section of another system, each key in it; else the key itself."""
     start = ".".join(map(str, path)) + "."
-    if isinstance(value, dict) and any(f".{key}".find(f".{start}") >= 0 for key in _keys()):
+    if isinstance(value, dict) and any(f".{start}" in f".{key}" for key in _keys()):
         for name, inner in value.items():
             yield from unknown_leaves((*path, name), inner)
     else:
@@ -60,7 +62,7 @@ def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:
 
 
 def counterpart(path: KeyPath) -> str:
-    """A hint for another system's key: our key, and how its value converts; empty if no system has it.
+    """A hint for a key of another system: our key, and how its value converts; empty if no known system has such a key.
 
     >>> counterpart(("num_generations",))
     " Did you mean 'train_env_manager.group_size'? (TRL and Hugging Face's num_generations: the same number)"
@@ -77,10 +79,10 @@ def counterpart(path: KeyPath) -> str:
 
 
 def differing_defaults(config: AgenticConfig) -> str:
-    """A note on keys that the file leaves out and whose published default differs from ours; empty without any."""
-    differing = []
+    """A note on keys that the file leaves out and whose default is another one in ROLL; empty if there are none."""
+    differing, values = [], dict(leaves(config.model_dump()))
     for theirs, value, ours in vocabulary()["systems"][PUBLISHED]["defaults"]:
-        here = _value_at(config, ours)
+        here = values.get(ours)
         is_given = config.is_set("pg_args" if ours.startswith("pg_args.") else ours)
         if not is_given and here is not None and here != value:
             differing.append(f"{theirs} ({_yaml(here)} here, {_yaml(value)} there)")
@@ -89,14 +91,8 @@ def differing_defaults(config: AgenticConfig) -> str:
 
 @cache
 def _keys() -> dict[str, tuple[str, str, str]]:
-    """By each key of another system: `(system, our key, how the value converts)`."""
+    """Key of another system → `(system, our key, how the value converts)`."""
     return {key: (name, *entry) for name, system in vocabulary()["systems"].items() for key, entry in system["keys"].items()}
-
-
-def _value_at(value: Any, key: str) -> Any:
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else value.__dict__[part]
-    return value
 
 
 def _yaml(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""Turns YAML files into one plain dictionary by Hydra's compose. Hydra is imported only when a file is read."""
+"""Turns YAML files and overrides into one plain dictionary by Hydra's compose. Hydra is imported only when a file is read."""
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,24 +12,23 @@ from turnwise.config.yaml_text import display, load_yaml, read_yaml, require_bou
 from turnwise.errors import ConfigError, nearest
 
 _REFERENCE = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w-]*)(?=[.\[}\s])")
-
 _LETTER, _NUMBER = re.compile(r"[\u0080-\ud7ff\ue000-\U0010ffff]"), re.compile(r"letter_([0-9a-f]{2,6})_")
 
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A config with defaults merged, overrides applied and interpolations resolved."""
+    """A config whose defaults lists are merged, overrides applied and interpolations (`${key}`) resolved."""
 
     values: dict[str, Any]
     interpolated: frozenset[str]
-    """Top-level keys that another value refers to."""
+    """Top-level keys that a value refers to."""
     files: tuple[Path, ...] = ()
-    """The config file, after the files that it includes at its top level."""
+    """The files that the config file includes at its top level, then the config file."""
 
 
 def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
-    """Reads a YAML file with Hydra's defaults lists, interpolations and overrides. `key=value` also sets a key that the file
-    leaves out, since the schema decides on keys. Raises ConfigError if there is no such file, or Hydra can't compose it."""
+    """Reads a YAML file with Hydra's defaults lists, interpolations and overrides. Unlike in Hydra, `key=value` also sets a key
+    that the file leaves out. Raises ConfigError if there is no such file, or it can't be composed."""
     if not path.is_file():
         raise ConfigError(_missing_file(path))
     if path.suffix != ".yaml":
@@ -61,18 +60,18 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
         cause = str(error) or str(error.__cause__ or type(error).__name__)
         if isinstance(error, RecursionError):
             cause = "its defaults or references lead back to themselves; name each file once"
-        elif isinstance(error, OSError):  # a single number, or a yes
+        elif isinstance(error, OSError):  # OmegaConf's error for a file that holds a single number or a yes
             cause = f"{cause}; a config is a mapping of keys"
         raise ConfigError(f"{display(path)} can't be read: {_in_one_line(cause)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds a {type(values).__name__} at its top level; a config is a mapping of keys")
-    return Composed({str(key): value for key, value in values.items()}, frozenset(_references(written)), files)
+    return Composed({str(key): value for key, value in values.items()}, frozenset(_REFERENCE.findall(str(written))), files)
 
 
 def find_config(config_path: str, config_name: str, script_folder: Path | None = None) -> Path:
-    """The YAML file of a folder and a name, as the published launcher gives them. A relative folder is looked for in the
-    working directory and, since the shell scripts give only its basename, in the script's folder. Raises ConfigError, which
-    names the places that were tried, if there is no such file."""
+    """The YAML file of a folder and a name, which are arguments of the published start scripts. A relative folder is looked for
+    in the working directory, then in the script's folder, since shell scripts give only the folder's last name. Raises
+    ConfigError, which names the places that were tried, if there is no such file."""
     name = config_name if config_name.endswith(".yaml") else f"{config_name}.yaml"
     bases = [Path.cwd()] if script_folder is None else [Path.cwd(), script_folder]
     places = [base / config_path / name for base in bases]
@@ -84,7 +83,7 @@ def find_config(config_path: str, config_name: str, script_folder: Path | None =
 
 
 def _readable_files(path: Path, folder: Path, overrides: Sequence[str]) -> tuple[Path, ...]:
-    """Checks every file that Hydra will read, since Hydra limits no sizes and names no lines. Returns `Composed.files`."""
+    """Checks every file that Hydra will read: Hydra limits no sizes, and its errors name no lines. Returns `Composed.files`."""
     waiting, seen, folders, outermost = [path], set(), {folder}, {path: None}
     for override in overrides:
         key, separator, value = override.lstrip("+~").partition("=")
@@ -115,14 +114,14 @@ def _readable_files(path: Path, folder: Path, overrides: Sequence[str]) -> tuple
 
 
 def _searched(content: Any) -> set[Path]:
-    """Further folders that Hydra looks for files in."""
+    """The folders of a config's `hydra.searchpath`, where Hydra also looks for files."""
     hydra = content.get("hydra") if isinstance(content, dict) else None
     names = hydra.get("searchpath") if isinstance(hydra, dict) else None
     return {Path(str(name).removeprefix("file://")) for name in names} if isinstance(names, list) else set()
 
 
 def _included(defaults: Any) -> Iterator[tuple[str, str]]:
-    """`(group, option)` for each entry of a defaults list; a plain name has an empty group."""
+    """`(group, option)` for each entry of a defaults list; the group of a plain name is empty."""
     for item in defaults if isinstance(defaults, list) else ():
         for group, options in item.items() if isinstance(item, dict) else [("", item)]:
             for option in options if isinstance(options, list) else [options]:
@@ -131,14 +130,14 @@ def _included(defaults: Any) -> Iterator[tuple[str, str]]:
 
 
 def _shapes_the_defaults(override: str, folder: Path) -> bool:
-    """Whether an override deletes (`~key`) or chooses from a folder of configs, which only Hydra's compose can do."""
+    """Whether an override deletes a key (`~key`) or chooses a file of a config group, which only Hydra's compose can do."""
     key = override.partition("=")[0].lstrip("+")
     return key.startswith("~") or "/" in key or "@" in key or (folder / key).is_dir()
 
 
 def _assign(tree: Any, override: str) -> None:
-    """Sets one value in the composed tree, parsed by Hydra's grammar. If a section above the key is an interpolation, it is
-    copied first: Hydra's own override would replace the whole section by this one key."""
+    """Sets one value in the composed tree, parsed by Hydra's grammar. A section around the key that is an interpolation is
+    copied first. Hydra's own override would replace that section by the one key."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -164,23 +163,12 @@ def _assign(tree: Any, override: str) -> None:
 
 
 def _with_letters(value: Any) -> Any:
-    """Puts back non-ASCII letters. `_assign` has replaced them by code points, as Hydra's grammar doesn't know them."""
+    """Puts back the non-ASCII letters that `_assign` has replaced by code points, since Hydra's grammar refuses them."""
     if isinstance(value, dict):
         return {_with_letters(key): _with_letters(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_with_letters(item) for item in value]
     return _NUMBER.sub(lambda number: chr(int(number[1], 16)), value) if isinstance(value, str) else value
-
-
-def _references(value: Any) -> Iterable[str]:
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from _references(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _references(item)
-    elif isinstance(value, str) and "${" in value:
-        yield from _REFERENCE.findall(value)
 
 
 def _missing_file(path: Path) -> str:

@@ -1,5 +1,5 @@
-"""The table of all settings in force. `turnwise config` prints it without loading anything. A run prints it at its start, and
-replaces rows by what it knows after loading (`build.run_table`)."""
+"""The table of the settings in force. `turnwise config` prints it without loading a model. A run prints it at its start, where
+what was loaded replaces some rows (`build.run_table`)."""
 
 import sys
 from collections.abc import Iterator
@@ -44,20 +44,20 @@ class Applied:
         )
 
     def show(self, file: TextIO | None = None) -> None:
-        """Prints the table, as wide as the terminal if there is one. Warnings were printed when the config was read."""
+        """Prints the table without the warnings, as wide as the terminal if there is one; `file` is stdout by default."""
         file = file or sys.stdout
         print(self.table(max(get_terminal_size().columns, 40)) if file.isatty() else self.table(), file=file, flush=True)
 
     def render(self) -> str:
-        """The table, then the warnings and the missing features."""
+        """The table, then the warnings and what is missing."""
         lines = [self.table(), *(f"warning: {warning}" for warning in self.warnings)]
         lines += ["missing to run this config here:", *(f"  - {line}" for line in self.missing)] if self.missing else []
         return "\n".join(lines)
 
 
 def describe(config: AgenticConfig | SFTConfig, built: dict[str, str] | None = None) -> Applied:
-    """The settings in force, computed from the config and the model's config.json. Rows in `built`, made by a run, replace
-    those with the same names; an empty text removes one."""
+    """The settings in force, computed from the config and the model's config.json. `built` are rows of a run, by name: they
+    replace rows of the same name, and an empty text removes the row. With them, nothing is checked for what is missing."""
     rows = dict(_sft_rows(config) if isinstance(config, SFTConfig) else _agentic_rows(config))
     if built is not None:
         return Applied([(name, text) for name, text in (rows | built).items() if text], ineffective(config))
@@ -65,7 +65,7 @@ def describe(config: AgenticConfig | SFTConfig, built: dict[str, str] | None = N
 
 
 def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """Warns of names that no built-in environment has. A program may still register them, so they aren't an error here."""
+    """Warnings of environments that aren't built in. A program may still register them, so they are no error here."""
     for tag, env in config.custom_envs.items() if isinstance(config, AgenticConfig) else ():
         if env.env_type not in ENVS and ":" not in env.env_type:
             known = [name for name, entry in ENVS.items() if entry]
@@ -83,12 +83,12 @@ def _sft_rows(config: SFTConfig) -> Iterator[Row]:
     limit = f", at most {counted(config.max_steps, 'optimiser step')}" if config.max_steps else ""
     yield "steps", f"{counted(config.num_epochs, 'epoch')}{limit}, each of {config.samples_per_optimizer_step} samples"
     tokens = config.max_tokens_per_microbatch_in_train
-    train = f"{tokens} tokens" if config.use_dynamic_batching_in_train else _samples(config.training_args)
+    train = _filled(config.use_dynamic_batching_in_train, tokens, config.training_args)
     yield "micro-batches", f"up to {train}; forward passes up to {tokens} tokens; at most {config.sequence_length} a sample"
     if shape:
         yield "memory", trained_memory(arguments, shape)
-    every = f"every {counted(config.eval_steps, 'step')} and at the end"
-    yield "validation", every if config.val_files else "never (no val_files)"
+    every = f"every {counted(config.eval_steps, 'step')} and " if config.eval_steps else ""
+    yield "validation", f"{every}at the end" if config.val_files else "never (no val_files)"
     yield "profile", profile(config)
     yield "tracking", _tracking(config)
 
@@ -126,7 +126,7 @@ IN_POLICY = "the policy's own weights with the adapter off"
 
 
 def profile(config: AgenticConfig | SFTConfig) -> str:
-    """Whether two runs of the config are bit-identical."""
+    """Whether two runs of the config are bit-identical, and their seed."""
     if not config.deterministic:
         return f"bit-identity isn't promised (deterministic: true asks for it), seed {config.seed}"
     replayed = ", bit-identical when it is replayed (train --replay)" if config.plays_ahead else ""
@@ -146,7 +146,7 @@ def environments(config: AgenticConfig, split: Split) -> Iterator[Row]:
 
 
 def _data(config: AgenticConfig) -> Iterator[Row]:
-    """The rows of data that are played, and the rewards of every episode."""
+    """The data rows that are played, and the rewards of every episode."""
     if config.train_env_manager.has_rows:
         order = "in a new order each epoch" if config.data.shuffle else "in their order"
         order = "drawn by their success (curriculum)" if config.data.curriculum else order
@@ -158,7 +158,7 @@ def _data(config: AgenticConfig) -> Iterator[Row]:
 
 
 def start_of(path: str) -> str:
-    """A model's folder; for an adapter, with its base model."""
+    """A model's folder or hub name; for an adapter also its base model."""
     base = base_of_adapter(path)
     return path if base is None else f"{path}, an adapter merged into {base}"
 
@@ -210,9 +210,8 @@ def _correction(correction: TrainInferCorrection) -> str:
     parts, weight = [], correction.is_weight
     if weight is not None and weight.enabled:
         parts.append(f"losses × min(ρ, {weight.upper_bound:g}) of a {weight.weight_type}")
-    for band in correction.filters:
-        if band.enabled:
-            parts.append(f"only where {band.ratio_low:g} ≤ ρ of a {band.agg_type} ≤ {band.ratio_high:g}")
+    bands = [band for band in correction.filters if band.enabled]
+    parts += [f"only where {band.ratio_low:g} ≤ ρ of a {band.agg_type} ≤ {band.ratio_high:g}" for band in bands]
     return "; ".join(parts) or "not corrected"
 
 
@@ -228,22 +227,21 @@ def _step(config: AgenticConfig) -> Iterator[Row]:
     in_all = f"the schedule counts {total} in all" if most > 1 else f"{counted(total, 'optimiser step')} in all"
     epochs = f" in {config.ppo_epochs} passes" if config.ppo_epochs > 1 else ""
     yield "optimiser steps", f"{_optimizer_steps(config, 'actor_train')}{epochs}; {in_all}"
-    train = f"{role.max_tokens_per_microbatch_in_train} tokens"
-    infer = f"{role.max_tokens_per_microbatch_in_infer} tokens"
-    train = train if role.use_dynamic_batching_in_train else _samples(role.training_args)
-    infer = infer if role.use_dynamic_batching_in_infer else _samples(role.training_args)
+    train = _filled(role.use_dynamic_batching_in_train, role.max_tokens_per_microbatch_in_train, role.training_args)
+    infer = _filled(role.use_dynamic_batching_in_infer, role.max_tokens_per_microbatch_in_infer, role.training_args)
     yield "micro-batches", f"up to {train}; forward passes up to {infer}"
     sampled = f"at most {batch * most * length:,} a step, of which sampled {batch * most_sampled(config):,}"
     responses = sorted({config.max_new_tokens("train", tag) for tag in manager.tags})
     yield "tokens", f"{sampled}; contexts of {length}, responses of {' or '.join(map(str, responses)) or 'any length'}"
 
 
-def _samples(arguments: TrainingArgs) -> str:
-    return f"{arguments.per_device_train_batch_size} samples"
+def _filled(by_tokens: bool, tokens: int, arguments: TrainingArgs) -> str:
+    """How much a micro-batch holds."""
+    return f"{tokens} tokens" if by_tokens else f"{arguments.per_device_train_batch_size} samples"
 
 
 def _optimizer_steps(config: AgenticConfig, role: str) -> str:
-    """Optimiser steps of one pipeline step, with the samples of each."""
+    """A role's optimiser steps in one step of the pipeline, with the samples of each."""
     most, size = config.max_samples_per_trajectory, config.roles[role].samples_per_optimizer_step
     steps = str(config.optimizer_steps_per_batch(role))
     if most > 1:
@@ -252,10 +250,13 @@ def _optimizer_steps(config: AgenticConfig, role: str) -> str:
 
 
 def most_sampled(config: AgenticConfig) -> int:
-    """The most tokens that one training episode can sample."""
+    """Maximum number of tokens that one training episode can sample."""
     length, most = config.sequence_length, []
     if config.train_env_manager.has_rows:
-        most.append(min(config.max_new_tokens("train", ROWS_TAG), length))
+        # With tools or users, a row has several responses, in one context.
+        speaks_once = config.data.default_agent == "single_turn_agent" and not config.is_set("agent")
+        num_responses = 1 if speaks_once else config.agent.max_assistant_turns or length
+        most.append(min(num_responses * config.max_new_tokens("train", ROWS_TAG), length))
     for tag in config.train_env_manager.env_tags:
         env, response = config.custom_envs[tag], config.max_new_tokens("train", tag)
         most.append(env.max_steps * min(response, length) if env.mode == "step" else min(env.max_steps * response, length))
@@ -263,7 +264,7 @@ def most_sampled(config: AgenticConfig) -> int:
 
 
 def sampling(config: AgenticConfig, split: Split) -> str:
-    """How a split draws its tokens."""
+    """How tokens are drawn when a split is played."""
     arguments = config.sampling(split)
     if arguments.is_greedy:
         return "greedy"
@@ -284,7 +285,7 @@ def _optimizer(arguments: TrainingArgs, max_grad_norm: float) -> str:
 
 
 def _asynchronous(config: AgenticConfig) -> str:
-    """What happens to running responses when weights change, when groups are trained on, and how stale tokens count."""
+    """What happens to running responses when weights change, when groups are trained on, and how stale tokens are treated."""
     fates = {
         "finish": "are finished",
         "abort_continue": "continue with them",
@@ -297,7 +298,7 @@ def _asynchronous(config: AgenticConfig) -> str:
 
 
 def validation(config: AgenticConfig, num_trajectories: int | None = None) -> str:
-    """How a run validates. `num_trajectories` is their number once tasks are built; None takes the settings'."""
+    """How a run validates. `num_trajectories` of one validation is known once tasks are built; None = val_batch_size."""
     if not config.uses_validation:
         return "never (eval_steps 0)"
     manager = config.val_env_manager
@@ -313,12 +314,12 @@ def validation(config: AgenticConfig, num_trajectories: int | None = None) -> st
 
 
 def _shares(manager: EnvManager) -> dict[str, int]:
-    """The tags that play, with their groups in one round of the partition."""
+    """Tag → its number of groups in `num_groups_partition`, for tags with at least one."""
     return {tag: share for tag, share in zip(manager.tags, manager.num_groups_partition, strict=True) if share}
 
 
 def _tags(manager: EnvManager) -> str:
-    """The tags that play, with their shares if there are several."""
+    """The tags that are played, with the ratio of their groups if there are several."""
     shares = _shares(manager)
     if len(shares) < 2:
         return ", ".join(shares)
@@ -327,5 +328,6 @@ def _tags(manager: EnvManager) -> str:
 
 
 def _few(manager: EnvManager, num_groups: int, where: str) -> str:
+    """A note if there are fewer groups than tags, empty otherwise."""
     num_tags = len(_shares(manager))
     return f"; {num_groups} groups hold at most {num_groups} of the {num_tags} tags {where}" if num_groups < num_tags else ""

@@ -1,4 +1,4 @@
-"""Writes a resolved config as YAML that loads to the same config, and compares configs when a run resumes (`resume.yaml`)."""
+"""Writes a resolved config as YAML that loads to the same config, and compares two resolved configs (`resume.yaml`)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -13,7 +13,7 @@ from turnwise.config.without_effect import UNREAD
 from turnwise.package_tables import read_table
 
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs", "args")
-_MAX_INLINE = 300  # most characters of a mapping that is written on one line
+_MAX_INLINE = 300  # maximum characters of a mapping that is written on one line
 
 
 class _Dumper(yaml.SafeDumper):
@@ -34,7 +34,7 @@ _Dumper.add_representer(dict, _represent_mapping)
 
 
 def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
-    """The config as plain values, without roles and keys that this run doesn't use."""
+    """The config as plain values, without unset values, and without roles and keys that this run doesn't use."""
     values = _without_null(config.model_dump())
     if isinstance(config, SFTConfig):
         return values
@@ -46,7 +46,7 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
             section, _, last = key.rpartition(".")
             (values[name][section] if section else values[name]).pop(last, None)
     for split in get_args(Split):
-        # The resolved values, so that those from actor_infer stay the same when this is loaded again.
+        # Resolved, so that sampling stays the same when this is loaded without actor_infer's keys.
         values[f"{split}_env_manager"]["generating_args"] = _without_null(config.sampling(split).model_dump())
     for key in ("data", "agent"):
         if not config.is_set(key):
@@ -61,7 +61,7 @@ def dump_yaml(config: AgenticConfig | SFTConfig) -> str:
 
 
 def _without_null(value: dict[str, Any]) -> dict[str, Any]:
-    """The mapping without unset values; `action_pattern: null` has a meaning and stays."""
+    """The mapping without unset values and empty mappings. `action_pattern: null` has a meaning and stays."""
     nested = {key: _without_null(item) for key, item in value.items() if isinstance(item, dict) and key not in _VERBATIM}
     found = (value | nested).items()
     return {key: item for key, item in found if item != {} and (item is not None or key == "action_pattern")}
@@ -71,7 +71,7 @@ RESUMED: dict[str, Any] = read_table(__file__, "resume.yaml")
 
 
 class Difference(NamedTuple):
-    """A setting that differs between the saved run and this one. A run that doesn't use it has None."""
+    """A setting that differs between a saved run and this one. The value is None for a run that doesn't use the setting."""
 
     key: str
     saved: Any
@@ -79,7 +79,7 @@ class Difference(NamedTuple):
 
     @property
     def is_refused(self) -> bool:
-        """Whether a resumed run refuses the difference."""
+        """Whether a run refuses to resume with this difference."""
         return bool(self._reason("refused"))
 
     def _reason(self, table: str) -> str:
@@ -92,14 +92,14 @@ class Difference(NamedTuple):
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """The settings in which two resolved configs differ (`dump.resolved_values`), in the order of `now`.
+    """The settings in which two resolved configs (`resolved_values`) differ, in the order of `now`.
 
     >>> [str(d) for d in differences({"seed": 1, "critic": {"a": 2}}, {"seed": 2, "critic": {"a": 2, "b": True}})]
     ['seed: 1 → 2 (tasks, tokens and the order of training follow from it)', 'critic.b: unset → True']
     """
     before, after = dict(leaves(saved)), dict(leaves(now))
     for flat in (before, after):
-        with suppress(KeyError, TypeError):  # only fine-tuning has these at the top
+        with suppress(KeyError, TypeError):  # only supervised fine-tuning has training_args at its top level
             sizes = [flat[f"training_args.{name}"] for name in ("per_device_train_batch_size", "gradient_accumulation_steps")]
             flat["samples of an optimiser step"] = sizes[0] * sizes[1] * len(flat.get("device_mapping") or [0])
     keys = [key for key in dict.fromkeys([*after, *before]) if key not in RESUMED["places"]]

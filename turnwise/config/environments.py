@@ -1,4 +1,4 @@
-"""Tasks: environments by tag and how many of them play at once, rows of data sets, and agents with tools."""
+"""Settings of tasks: environments by tag, how many play at once, rows of data sets, and agents with tools."""
 
 import re
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from turnwise.config.section import (
     PositiveCount,
     Seconds,
     Section,
+    aliased,
     derived,
     is_entry_point,
 )
@@ -29,8 +30,6 @@ from turnwise.spec import (
     TOOL_PARSERS,
     ContextMode,
 )
-
-DEFAULT_MAX_STEPS = 10
 
 
 def _compiles(pattern: str) -> str:
@@ -47,11 +46,7 @@ def _env_type(name: str) -> str:
     return name
 
 
-AgentName = Annotated[
-    str,
-    BeforeValidator(lambda name: AGENT_ALIASES.get(name, name) if isinstance(name, str) else name),
-    AfterValidator(OneOf(AGENTS, own="module:Class")),
-]
+AgentName = Annotated[str, aliased(AGENT_ALIASES), AfterValidator(OneOf(AGENTS, own="module:Class"))]
 
 
 class CustomEnv(Section):
@@ -61,31 +56,31 @@ class CustomEnv(Section):
     """A registered name (`frozen_lake`) or `module:Class`."""
     env_config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment (`size`, `is_slippery`, `observation`, `format_penalty` …)."""
-    max_steps: PositiveCount = DEFAULT_MAX_STEPS
+    max_steps: PositiveCount = 10
     """Maximum actions per episode (alias `max_actions_per_traj`)."""
     max_tokens_per_step: PositiveCount | None = None
-    """Maximum tokens per response [max_new_tokens]."""
+    """Maximum tokens per response; a smaller max_new_tokens still holds [max_new_tokens]."""
     agent_name: AgentName = "env_agent"
-    """The loop that plays the environment."""
+    """The agent loop that plays the environment."""
     mode: ContextMode = "trajectory"
-    """One growing context per episode; or (`step`) a fresh context for each turn, so that each turn makes a sample."""
+    """`trajectory`: one growing context per episode. `step`: a fresh context for each turn, so that each turn is a sample."""
     history_length: Count | None = None
-    """Maximum earlier turns that {history} shows, in mode step; unset = all."""
+    """Maximum number of earlier turns that {history} shows in mode step; unset = all."""
     agent_system_template: str = DEFAULT_SYSTEM_TEMPLATE
     """System message, used verbatim; empty = none."""
     agent_template: str = derived()
-    """User message of a turn [one that shows all of it], with {observation} {turn_idx} {actions_left} {max_response_length}
-    {suffix} filled in, and in mode step {history} {history_length} {step_count} {current_step} {current_observation}. The
-    environment's rules open the first user message of a context, or replace {env_instruction} in the template."""
+    """User message of a turn [the mode's template in turnwise/spec.yaml]. {observation} {turn_idx} {actions_left}
+    {max_response_length} {suffix} are filled in, and in mode step also {history} {history_length} {step_count} {current_step}
+    {current_observation}. The environment's rules replace {env_instruction}, or else open a context's first user message."""
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
     """Regular expression whose first group is the action; `null` takes the whole response."""
     encode_special_tokens: bool | None = None
-    """Special tokens that are spelt out in a user message, and so in an observation, become those tokens; false = they stay
-    ordinary text, and no environment can forge a turn [true; false for environments that relay foreign text]."""
+    """Whether special tokens that a user message or an observation spells out become those tokens; false = they stay ordinary
+    text, so that no environment can forge a turn [true; false for environments that relay foreign text]."""
     use_thread_lock: bool = False
-    """The environment blocks, and only one may be called at a time: each gets a thread, and they are called in turn."""
+    """For environments that block and can't be called at the same time: each gets a thread, and they are called in turn."""
     tools: list[str] | None = None
-    """Names of tools. Not in this version: rows of data have tools, environments don't."""
+    """Refused: this version has tools for rows of data, not for environments."""
 
 
 class EnvManager(Section):
@@ -96,21 +91,22 @@ class EnvManager(Section):
     group_size: PositiveCount = 8
     """Siblings of a group: episodes of one task [8; 1 for validation]."""
     group_size_redundancy: Count = 0
-    """Episodes started beyond group_size; the first to finish fill the group."""
+    """Episodes started beyond group_size; the first group_size to finish make the group."""
     tags: list[str] = derived()
-    """Keys of custom_envs, and `data` for the rows of its files [all; for validation those of training]."""
+    """Keys of custom_envs that are played, and `data` for rows of data files [all; for validation those of training]."""
     num_groups_partition: list[Count] = derived()
-    """Groups of each tag; they add up to num_env_groups [as equal as possible]."""
+    """Number of groups of each tag; they add up to num_env_groups [as equal as possible]."""
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     """Sampling of this split; keys left out are actor_infer's."""
     max_env_num_per_worker: Count = 0
-    """For environments that block: each gets a thread; at most this many of a tag are called at once; 0 = they don't block."""
+    """For environments that block: each gets a thread, and at most this many of a tag are called at once; 0 = none blocks."""
     max_env_retries: Count = 2
     """Retries of a failed episode, with the same seed."""
     env_step_timeout_s: Seconds = 60.0
     """Time limit of one call: the constructor, reset, step, close."""
     episode_timeout_s: Seconds = 3600.0
-    """Time limit of one episode, whatever its agent waits for; the turns finished by then are trained on as truncated."""
+    """Time limit of one episode. Then env_agent truncates it after its last finished turn. An episode of another agent, or
+    without a finished turn, fails."""
     max_failed_fraction: Fraction = 0.2
     """The run stops if a larger share of a batch's episodes fails."""
 
@@ -145,16 +141,16 @@ def _as_functions(value: Any) -> Any:
 
 
 class Data(Section):
-    """Rows of JSONL or Parquet files, or of a Hugging Face data set, as tasks."""
+    """Rows of JSONL or Parquet files, or of Hugging Face data sets, as tasks."""
 
     train_files: Names | None = None
     """Training rows: files (JSONL, Parquet), folders of the datasets library, or names of the hub."""
     val_files: Names | None = None
     """Validation rows, in the same forms."""
     num_epochs: PositiveCount | None = None
-    """How often each training row is played; the run ends after that, unless max_steps ends it before."""
+    """Number of times that each training row is played; the run ends after that, unless max_steps ends it before."""
     curriculum: bool = False
-    """Draw rows and environment tags by how much there is to learn from them, judged by their success."""
+    """Draw rows and environment tags more often if their success rate is near one half."""
     prompt_key: str = "prompt"
     """Column of the prompt: a string, or a list of messages."""
     agent_name_key: str = "agent_name"
@@ -162,11 +158,11 @@ class Data(Section):
     default_agent: AgentName = "single_turn_agent"
     """The agent of rows that name none."""
     reward: Annotated[list[RewardFunction], BeforeValidator(_as_functions)] = Field(default_factory=list)
-    """Rewards of every episode: a list of {name, weight, args}, a mapping {name: weight}, or one name."""
+    """Rewards of every episode: a list of names or {name, weight, args}, a mapping {name: weight}, or one name."""
     reward_timeout_s: Seconds = 60.0
     """Time limit of one call of a reward, which scores a group."""
     max_prompt_length: PositiveCount | None = None
-    """Rows whose prompt has more tokens are left out, and counted [what sequence_length leaves for a prompt]."""
+    """Rows whose prompt has more tokens are left out; the log counts them [sequence_length − max_new_tokens]."""
     shuffle: bool = True
     """Training rows come in a new order each epoch."""
 
@@ -189,10 +185,10 @@ class Agent(Section):
     max_user_turns: PositiveCount | None = None
     """Maximum messages of a simulated user [what sequence_length holds]."""
     max_parallel_calls: PositiveCount = 1
-    """Tool calls of one response that are executed, all at once; the model is told that further ones weren't."""
+    """Maximum tool calls of one response that are executed, all at once; the model is told that the rest weren't."""
     max_tool_response_length: PositiveCount = 1024
-    """Characters of a tool's result that are shown."""
+    """Maximum characters of a tool's result that the model is shown."""
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
-    """The part of a longer result that is removed."""
+    """The part that is removed from a longer result."""
     tool_timeout_s: Seconds = 60.0
-    """Time limit of one call of a tool or a simulated user, and of making and releasing its state."""
+    """Time limit of each call of a tool or a simulated user, and of creating and releasing its state."""

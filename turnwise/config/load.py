@@ -1,4 +1,4 @@
-"""Reads a YAML file, or a plain mapping, into a validated config."""
+"""Reads a YAML file, a plain mapping, or both, into a validated config."""
 
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,37 +24,39 @@ from turnwise.errors import NotAvailableError, nearest
 
 AnyConfig = AgenticConfig | SFTConfig
 C = TypeVar("C", AgenticConfig, SFTConfig, default=AgenticConfig)
-Kind = type[AgenticConfig] | type[SFTConfig]
 MAX_CHARACTERS = 100_000
 """Maximum characters of a string: more than any context holds."""
-_LIKENESS = 0.75  # keys share many of their parts, so below this another setting may as well be meant
+_LIKENESS = 0.75  # keys share many of their parts, so a less similar key may well be another setting
 Purpose = Literal["train", "play", "show"]
+"""What the config is read for: training, playing without training (groups may have one episode), or printing it."""
 Examine = Callable[[Any], Iterable[Problem]]
+"""Finds further problems, those of the user's own classes, in a config that is valid by itself."""
 
 
 def load_config(
     path: str | Path,
     overrides: Sequence[str] = (),
-    kind: type[C] = AgenticConfig,  # type: ignore[assignment]  # it is the default of C
+    kind: type[C] | None = AgenticConfig,  # type: ignore[assignment]  # it is the default of C
     strict: bool = False,
     purpose: Purpose = "train",
     examine: Examine | None = None,
+    values: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> tuple[C, list[str]]:
-    """The config of a YAML file with overrides, and notes on what was translated or has no effect. With purpose "play",
-    groups may have one episode. `examine` finds further problems (of plug-ins) in a config that is valid by itself. With
-    `strict`, a key without effect is a problem too. Raises ConfigError with file and line of every problem."""
-    return _load(Path(path), overrides, lambda _: kind, strict, purpose, examine)
+    """The config of a YAML file with overrides, and notes on keys that were translated, have no effect or are unusual. `values`
+    are merged into those of the file. With kind None, a file with `train_files` at its top level is an SFTConfig. With
+    `strict`, a key without effect is an error. Raises ConfigError that lists the problems, each with file and line."""
+    composed = compose(Path(path), overrides)
+    _merge_values(composed.values, deepcopy(dict(values)))
+    composed.values.setdefault("exp_name", Path(path).stem)
+    chosen: Any = kind or (SFTConfig if "train_files" in composed.values else AgenticConfig)
+    return _parse(composed, chosen, strict, display(Path(path)), overrides, purpose, examine)
 
 
 def load_any_config(
     path: str | Path, overrides: Sequence[str] = (), strict: bool = False, examine: Examine | None = None
 ) -> tuple[AnyConfig, list[str]]:
-    """Like `load_config` for a file of either kind: one with `train_files` at its top level is an SFTConfig."""
-
-    def kind_of(values: Mapping[str, Any]) -> Any:
-        return SFTConfig if "train_files" in values else AgenticConfig
-
-    return _load(Path(path), overrides, kind_of, strict, "show", examine)
+    """Like `load_config`, for a file of either kind, which is only to be shown."""
+    return load_config(path, overrides, None, strict, "show", examine)
 
 
 def parse_config(
@@ -64,7 +66,7 @@ def parse_config(
     file: str | Path | None = None,
     examine: Examine | None = None,
 ) -> tuple[C, list[str]]:
-    """The config of a plain mapping, checked as a file would be. With `file`, the values replace those of that file.
+    """Like `load_config`, for a plain mapping. With `file`, the values are merged into those of that file.
 
     >>> lake = {"Lake": {"env_type": "frozen_lake"}}
     >>> parse_config({"pretrain": "models/tiny", "custom_envs": lake, "ppo_epoch": 2})
@@ -72,27 +74,9 @@ def parse_config(
     turnwise.errors.ConfigError: config can't be used: 1 problem.
       ppo_epoch: unknown key. Did you mean 'ppo_epochs'?
     """
-    if file is None:
-        return _parse(
-            Composed(deepcopy(dict(values)), frozenset()), kind, strict, "config", lambda: lambda key: "", "train", examine
-        )
-    return _load(Path(file), (), lambda _: kind, strict, "train", examine, values)
-
-
-def _load(
-    path: Path,
-    overrides: Sequence[str],
-    choose: Callable[[dict[str, Any]], type[C]],
-    strict: bool,
-    purpose: Purpose,
-    examine: Examine | None,
-    values: Mapping[str, Any] = types.MappingProxyType({}),
-) -> tuple[C, list[str]]:
-    composed = compose(path, overrides)
-    _merge_values(composed.values, deepcopy(dict(values)))
-    composed.values.setdefault("exp_name", path.stem)
-    kind = choose(composed.values)
-    return _parse(composed, kind, strict, display(path), lambda: KeyLocations(composed.files, overrides).of, purpose, examine)
+    if file is not None:
+        return load_config(file, (), kind, strict, examine=examine, values=values)
+    return _parse(Composed(deepcopy(dict(values)), frozenset()), kind, strict, "config", (), "train", examine)
 
 
 def _merge_values(values: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -109,13 +93,13 @@ def _parse(
     kind: type[C],
     strict: bool,
     source: str,
-    locations: Callable[[], Callable[[KeyPath], str]],
+    overrides: Sequence[str],
     purpose: Purpose,
-    examine: Examine | None = None,
+    examine: Examine | None,
 ) -> tuple[C, list[str]]:
     problems = [*islice(_not_text(composed.values), MAX_SHOWN)]
     if problems:
-        raise config_error(source, problems, locations())
+        raise config_error(source, problems, KeyLocations(composed.files, overrides).of)
     translation = translate(composed.values, frozenset(kind.model_fields), composed.interpolated)
     problems = list(translation.problems)
     config = _validate(kind, translation, problems)
@@ -131,7 +115,7 @@ def _parse(
     if examine is not None and config is not None and not problems:
         try:
             for problem in examine(config):
-                problems.append(problem)  # one by one, so that those before an error are kept
+                problems.append(problem)  # one by one: problems that were found before an error are reported
             config.note_examined()
         except NotAvailableError:
             if not problems:
@@ -139,12 +123,12 @@ def _parse(
     if translation.is_published and isinstance(config, AgenticConfig):
         notes += filter(None, [differing_defaults(config)])
     if problems or config is None:
-        raise config_error(source, problems, locations())
+        raise config_error(source, problems, KeyLocations(composed.files, overrides).of)
     return config, notes
 
 
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
-    """Problems with groups of one. "show" only notes them for a published file, as it may be meant for playing alone."""
+    """Problems of groups of one episode. With purpose "show", a published file gets notes: it may be meant for playing only."""
     found = [] if purpose == "play" else list(sibling_problems(config))
     if purpose == "show" and translation.is_published:
         translation.notes += [f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)]
@@ -153,7 +137,7 @@ def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purp
 
 
 def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
-    """Strings that no file name, terminal or tokenizer can take, and values that contain themselves."""
+    """Strings that no file name, terminal or tokenizer can take, and values nested too deep, such as those in themselves."""
     if len(path) > MAX_DEPTH:
         yield Problem(path[:4], f"holds more than {MAX_DEPTH} nested sections; a config has a few")
     elif isinstance(value, str) and len(value) > MAX_CHARACTERS:
@@ -170,7 +154,7 @@ def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
 
 
 def _validate(kind: type[C], translation: Translation, problems: list[Problem]) -> C | None:
-    """The config, or None. Unknown keys are reported and left out, so that the rest is checked as well."""
+    """The config, or None if values are invalid. Adds to `problems`. Unknown keys are removed, so that the rest is checked."""
     raw = translation.raw
     try:
         return kind.model_validate(raw)
@@ -204,7 +188,7 @@ def _field_problem(raw: Any, item: Mapping[str, Any]) -> Problem:
     for part in item["loc"]:
         is_there = _holds(raw, part)
         if not is_there and item["type"] != "missing":
-            break  # what follows names the branch of a union, not a key
+            break  # the rest of `loc` names a branch of a union instead of a key
         path.append(part)
         raw = raw[part] if is_there else None
     message = item["msg"].removeprefix("Value error, ")
@@ -221,14 +205,14 @@ def _holds(container: Any, part: str | int) -> bool:
 
 
 def _merge(problems: list[Problem]) -> list[Problem]:
-    """Merges the problems of a key into one, since each branch of a union reports its own."""
+    """Merges the problems of each key into one: every branch of a union reports its own."""
     by_path: dict[KeyPath, list[str]] = {}
     for problem in problems:
         by_path.setdefault(problem.path, []).append(problem.message)
     return [Problem(path, "; or ".join(dict.fromkeys(messages))) for path, messages in by_path.items()]
 
 
-def _unknown_key(kind: Kind, path: KeyPath) -> Problem:
+def _unknown_key(kind: type[BaseModel], path: KeyPath) -> Problem:
     name, sections = str(path[-1]), dict(_sections(kind))
     parts = ["<tag>" if before == "custom_envs" else part for before, part in pairwise(("", *path[:-1]))]
     here = ".".join(part for part in parts if isinstance(part, str))
@@ -245,7 +229,7 @@ def _unknown_key(kind: Kind, path: KeyPath) -> Problem:
 
 
 def _sections(section: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Every section of a kind of config, by its dotted path."""
+    """`(dotted path, class)` of every section of a kind of config."""
     yield path, section
     for key, field in section.model_fields.items():
         name = f"{key}.<tag>" if key == "custom_envs" else key

@@ -1,4 +1,4 @@
-"""What a valid config needs and this version, installation or machine lacks. Only `turnwise config` accepts such a config."""
+"""Finds what a valid config needs and this version, installation or machine lacks. Only `turnwise config` accepts that."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from turnwise.hub import check_hub_name
 from turnwise.model_folder import NO_TOKENIZER, NO_WEIGHTS, base_of_adapter, folder_here, has_tokenizer, has_weights
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS
 
-_MODULES = {"megatron": "megatron.core"}  # modules of extras with a name that differs from the extra's
+_MODULES = {"megatron": "megatron.core"}  # extra → its module, where the names differ
 _WITHOUT_OPTIONS = ("torch_train", "torch_infer")  # strategies that take no strategy_config
 
 
@@ -26,7 +26,7 @@ def require(missing: Sequence[str]) -> None:
 
 
 def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
-    """A sentence for every setting in use whose feature or library is missing; empty if the config can train."""
+    """A sentence for every setting in use whose feature or library is missing; empty if the config can train here."""
     shared = list(_trackers(config.track_with))
     if isinstance(config, SFTConfig):
         return [*_role("", config), *shared]
@@ -38,13 +38,13 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
 
 
 def not_here(config: AgenticConfig | SFTConfig) -> list[str]:
-    """A sentence for every model that isn't on this machine and can't be downloaded, and every folder that can't be written.
-    (Devices are counted by `build.placement`.)"""
+    """A sentence for every model that is incomplete, or neither on this machine nor named like one of the hub, and for every
+    folder that can't be written. (`build.placement` counts the devices.)"""
     return [*dict.fromkeys(_models(config)), *_places(config)]
 
 
 def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str]:
-    """What is missing to play the tasks of a split with a saved model, which needs less than training."""
+    """A sentence for everything that is missing to play a split's tasks with a saved model, which needs less than training."""
     return [*_role("actor_infer.", config.actor_infer), *_environments(config, config.env_manager(split).tags)]
 
 
@@ -77,13 +77,12 @@ def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
     if ROWS_TAG in tags and AGENTS.get(config.data.default_agent) == "":
         yield f"data.default_agent: {config.data.default_agent} isn't in this version."
     for tag in dict.fromkeys(tags):
-        if (env := config.custom_envs.get(tag)) is None:
-            continue
-        if ENVS.get(env.env_type) == "":
+        env = config.custom_envs.get(tag)
+        if env and ENVS.get(env.env_type) == "":
             yield f"custom_envs.{tag}.env_type: {env.env_type} isn't in this version."
-        if AGENTS.get(env.agent_name) == "":
+        if env and AGENTS.get(env.agent_name) == "":
             yield f"custom_envs.{tag}.agent_name: {env.agent_name} isn't in this version."
-        if env.departs("tools"):
+        if env and env.departs("tools"):
             yield f"custom_envs.{tag}.tools: a tool in an environment isn't in this version."
 
 
@@ -96,20 +95,20 @@ def _trackers(names: list[str]) -> Iterator[str]:
 def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:
     for number, (key, model) in enumerate(named_models(config)):
         folder = folder_here(model.model_name_or_path)
-        is_trained = number == 0  # the other models read the tokens of this one
-        if folder is not None and is_trained and base_of_adapter(folder) is None and not has_tokenizer(folder):
-            yield f"{key}: {model.model_name_or_path}: {NO_TOKENIZER}."
-        if folder is not None and base_of_adapter(folder) is None and not has_weights(folder):
-            yield f"{key}: {model.model_name_or_path}: {NO_WEIGHTS}."
         if folder is None:
             try:
                 check_hub_name(model.model_name_or_path)
             except ModelError as error:
                 yield f"{key}: {error}"
+        elif base_of_adapter(folder) is None:
+            if number == 0 and not has_tokenizer(folder):  # the other models read the token ids of the first, which is trained
+                yield f"{key}: {model.model_name_or_path}: {NO_TOKENIZER}."
+            if not has_weights(folder):
+                yield f"{key}: {model.model_name_or_path}: {NO_WEIGHTS}."
 
 
 def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """The folders that the run couldn't make or write into. A resumed run has its folder already."""
+    """The folders that the run couldn't make or write into. The run's own folder is left out if the run resumes."""
     pictures = config.render_save_dir if isinstance(config, AgenticConfig) and config.uses_validation else None
     asked = {"logging_dir": config.logging_dir, "render_save_dir": pictures}
     asked["checkpoint_config.output_dir"] = config.checkpoint_config.output_dir
@@ -122,13 +121,13 @@ def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
         while not os.path.lexists(place):
             place = place.parent
         try:
-            # Only the system knows who may write where, so this makes a folder and removes it.
+            # Whether this process may write there is only known by trying: this makes a folder and removes it.
             TemporaryDirectory(dir=place).cleanup()
         except OSError as fault:
             yield f"{key}: {path} can't be written ({place}: {fault.strerror}); name another folder, or allow it."
 
 
 def _is_installed(module: str) -> bool:
-    """Whether a module could be imported. This imports nothing but its parent package, at most a namespace."""
+    """Whether a module could be imported. Only its parent package is imported, if it has one."""
     parent, _, _ = module.rpartition(".")
     return (not parent or find_spec(parent) is not None) and find_spec(module) is not None

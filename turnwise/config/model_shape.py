@@ -1,4 +1,4 @@
-"""A model's size from its config.json, without loading the model or a library."""
+"""Reads a model's sizes from its config.json, without loading the model or a library of models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,14 @@ from turnwise.errors import ModelError
 from turnwise.model_folder import base_of_adapter, check_sizes, folder_here, read_object
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Ends of the names of the linear modules in a layer of the Llama family."""
+"""Last parts of the names of the linear modules in a layer of the Llama family."""
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of a number by dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Shape of a Llama-like causal language model. `num_kv_heads` and `head_dim` are set even if config.json omits them."""
+    """Sizes of a Llama-like causal language model. `num_kv_heads` and `head_dim` are set even if config.json omits them."""
 
     architecture: str
     num_layers: int
@@ -31,7 +32,7 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the dense model; a tied embedding counts once."""
+        """Number of parameters of the dense model. A tied embedding counts once."""
         hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = 2 * hidden * query + 2 * hidden * kv
         attention += (query + 2 * kv) * self.has_qkv_bias + 2 * self.head_dim * self.has_qk_norm
@@ -46,7 +47,7 @@ class ModelShape:
         return self.num_parameters - head + self.hidden_size + 1
 
     def num_lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
-        """Parameters of adapters on the projections that `targets` name by their ends, or on all of them (`all`)."""
+        """Number of parameters of LoRA adapters on the projections that end the names in `targets`, or on all (`all`)."""
         hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         wide = hidden + self.intermediate_size
         sizes = {"q_proj": hidden + query, "k_proj": hidden + kv, "v_proj": hidden + kv, "o_proj": hidden + query}
@@ -55,20 +56,20 @@ class ModelShape:
         return rank * self.num_layers * sum(size for name, size in sizes.items() if name in ends or "all" in ends)
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of the keys and values of one token in all layers."""
+        """Bytes of one token's keys and values in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * BYTES[dtype]
 
 
 def read_model_shape(model: str) -> ModelShape | None:
-    """The shape of the model in a folder, or of an adapter's base model. None if the model isn't on this machine, or its
-    config.json has no shape of this family."""
+    """The shape of a model, or of an adapter's base model. None if the model isn't on this machine, or its config.json isn't
+    that of a Llama-like model."""
     try:
         folder = folder_here(base_of_adapter(model) or model)
         content = read_object(folder / "config.json") if folder else {}
         section = content.get("text_config") or content
         check_sizes("config.json", section)
         shape = _shape(section)
-        # With a list or null instead of a number it is another kind of architecture.
+        # A list or null in place of a number raises TypeError here: it is another kind of architecture.
         return shape if min(shape.num_parameters, shape.kv_bytes_per_token("fp32"), shape.context_length) > 0 else None
     except (ModelError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None
@@ -93,7 +94,7 @@ def _shape(content: Mapping[str, Any]) -> ModelShape:
 
 
 def _context_length(content: Mapping[str, Any]) -> int:
-    """The longest sequence that the model can hold, with a RoPE scaling that extends it."""
+    """Maximum tokens of a sequence, including a RoPE scaling that extends it."""
     length: int = content["max_position_embeddings"]
     scaling = content.get("rope_scaling") or content.get("rope_parameters") or {}
     original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")

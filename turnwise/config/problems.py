@@ -11,7 +11,7 @@ MAX_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The fault of the key at `path`, in one sentence."""
+    """What is wrong with the key at `path`, in one sentence."""
 
     path: Path
     message: str
@@ -35,7 +35,7 @@ class Problem:
 
 
 def config_error(source: str, problems: Sequence[Problem], location: Callable[[Path], str]) -> ConfigError:
-    """One error that lists the problems, each once, with its place."""
+    """One error that lists the problems, each once, with the place that `location` gives for its path; at most 20 are shown."""
     parts = ((location(problem.path), problem.key, problem.message) for problem in problems)
     lines = list(dict.fromkeys("  " + ": ".join(filter(None, of_problem)) for of_problem in parts))
     count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
@@ -44,4 +44,5 @@ def config_error(source: str, problems: Sequence[Problem], location: Callable[[P
 
 
 def as_sentences(problems: Iterable[Problem]) -> list[str]:
+    """`key: message` of each problem."""
     return [f"{problem.key}: {problem.message}" for problem in problems]

@@ -1,7 +1,9 @@
-"""Translates the keys of configs written for published systems into ours, or answers them with one sentence."""
+"""Translates keys of configs that were written for other systems into ours, or answers them with one sentence. The published
+files are those of ROLL; of a second system, verl, only a few keys are translated."""
 
 from dataclasses import dataclass, field
 from itertools import cycle
+from math import prod
 from typing import Any
 
 from turnwise.config.coming_from import Retired, retired_keys, vocabulary
@@ -12,15 +14,14 @@ from turnwise.spec import ENVS
 MANAGERS = ("train_env_manager", "val_env_manager")
 _KINDS = dict.fromkeys(ROLES, "<role>") | dict.fromkeys(MANAGERS, "<manager>")
 _SERVER = ("actor_infer", "strategy_args", "strategy_name")
+_MULTI_TURN = ("actor_rollout_ref", "rollout", "multi_turn")
 _SECOND_SYSTEM = (
     (("rollout_name",), _SERVER),
     (("actor_rollout_ref", "rollout", "name"), _SERVER),
-    *(
-        (("actor_rollout_ref", "rollout", "multi_turn", key), ("agent", key))
-        for key in ("tool_config_path", "interaction_config_path")
-    ),
+    ((*_MULTI_TURN, "tool_config_path"), ("agent", "tool_config_path")),
+    ((*_MULTI_TURN, "interaction_config_path"), ("agent", "interaction_config_path")),
 )
-"""`(their key, our key)` for the translated keys of the second published system. Its other keys are refused."""
+"""`(verl's key, our key)` for the translated keys of verl. Its other keys are refused."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
 
 
@@ -29,37 +30,40 @@ class Translation:
     """A config in our vocabulary, with notes on its translation."""
 
     raw: dict[str, Any]
+    """The config, as yet unvalidated. The translation changes it in place."""
     notes: list[str] = field(default_factory=list)
     """Notes on translated keys."""
     ineffective: list[Problem] = field(default_factory=list)
     """Known keys without effect here: warnings, or errors under `--strict`."""
     problems: list[Problem] = field(default_factory=list)
     is_published: bool = False
-    """Whether a key occurs that only the published system has."""
+    """Whether a key occurs that only published files have."""
     unplayed: frozenset[str] = frozenset()
     """Tags of environments that neither manager plays."""
 
     def refusing(self, problems: list[Problem]) -> list[Problem]:
-        """The problems that refuse the config. An environment that nothing plays isn't refused: it is left out, with a note."""
+        """The problems that refuse the config. An environment that is never played isn't refused but removed, with a note."""
         refusing = []
         for problem in problems:
-            if problem.path[:1] == ("custom_envs",) and str(problem.path[1:2] and problem.path[1]) in self.unplayed:
+            section, tag = (*map(str, problem.path), "", "")[:2]
+            if section == "custom_envs" and tag in self.unplayed:
                 self.notes.append(f"{problem.key}: {problem.message} It is left out, since no manager's tags name it.")
-                self.section("custom_envs").pop(str(problem.path[1]), None)
+                self.section(section).pop(tag, None)
             else:
                 refusing.append(problem)
         return refusing
 
     def section(self, *path: str) -> dict[str, Any]:
-        """The mapping at a path, empty if the config has none."""
+        """The mapping at a path; a new, empty one if there is none."""
         value: Any = self.raw
         for part in path:
             value = value.get(part) if isinstance(value, dict) else None
         return value if isinstance(value, dict) else {}
 
-    def move(self, source: tuple[str, ...], target: tuple[str, ...], value: Any) -> None:
-        """Removes the source key and sets the target, which must not have another value."""
-        self.section(*source[:-1]).pop(source[-1])
+    def move(self, source: tuple[str, ...], target: tuple[str, ...], value: Any = None) -> None:
+        """Moves the source key's value, or `value` in its place, to the target key, which must not have another value."""
+        theirs = self.section(*source[:-1]).pop(source[-1])
+        value = theirs if value is None else value
         place = self.raw
         for part in target[:-1]:
             place = place.setdefault(part, {})
@@ -72,7 +76,7 @@ class Translation:
 
 
 def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozenset[str]) -> Translation:
-    """Translates a raw config in place. `known` are the schema's top-level keys, `interpolated` those that values refer to."""
+    """Translates a raw config in place. `known` are the schema's top-level keys, `interpolated` keys that values refer to."""
     translation = Translation(raw)
     translation.unplayed = _unplayed(translation)
     _drop_variables(translation, known, interpolated)
@@ -95,12 +99,12 @@ def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozense
 def _places(translation: Translation, key: str) -> list[tuple[str, ...]]:
     """The paths that a key stands for: `<role>` is every role, and `<env>` every environment."""
     first, *rest = key.split(".")
-    tags = translation.section("custom_envs")
-    kinds: dict[str, list[tuple[str, ...]]] = {
-        "<role>": [(role,) for role in ROLES],
-        "<env>": [("custom_envs", tag) for tag in tags],
-    }
-    return [(*head, *rest) for head in kinds.get(first, [(first,)])]
+    heads: list[tuple[str, ...]] = [(first,)]
+    if first == "<role>":
+        heads = [(role,) for role in ROLES]
+    elif first == "<env>":
+        heads = [("custom_envs", tag) for tag in translation.section("custom_envs")]
+    return [(*head, *rest) for head in heads]
 
 
 def _rename_values(translation: Translation) -> None:
@@ -123,9 +127,9 @@ def _move_keys(translation: Translation) -> None:
         for source, target in zip(_places(translation, theirs), cycle(_places(translation, ours)), strict=False):
             section = translation.section(*source[:-1])
             if section.get(source[-1]) is not None:
-                translation.move(source, target, section[source[-1]])
+                translation.move(source, target)
             else:
-                section.pop(source[-1], None)  # null is not set
+                section.pop(source[-1], None)  # null means unset
 
 
 def _unplayed(translation: Translation) -> frozenset[str]:
@@ -138,7 +142,7 @@ def _unplayed(translation: Translation) -> frozenset[str]:
 
 
 def _answer_idle_sections(translation: Translation) -> None:
-    """Drops sections that every published file has, whether used or not: the reference, and threads for locked environments."""
+    """Removes what every published file has, used or not: the reference's section, and threads for locked environments."""
     raw = translation.raw
     if "reference" in raw and not raw.get("use_kl_loss") and not raw.get("add_token_level_kl"):
         del raw["reference"]
@@ -156,7 +160,7 @@ def _answer_idle_sections(translation: Translation) -> None:
 
 
 def _read_grpo_of_plain_scores(translation: Translation) -> None:
-    """In published configs `grpo` on whole scores is another name for `reinforce`; only the normalisation compares siblings."""
+    """Reads `grpo` on plain scores as `reinforce`. In published configs only the normalisation compares siblings."""
     normalization = translation.section("reward_normalization")
     own = any(normalization.get(f"norm_{part}_type") for part in ("mean", "std"))
     if translation.raw.get("adv_estimator") == "grpo" and normalization.get("method") == "identity" and not own:
@@ -189,7 +193,7 @@ def _answer_second_system(translation: Translation) -> None:
         del rollout["mode"]
     for source, target in _SECOND_SYSTEM:
         if isinstance(translation.section(*source[:-1]).get(source[-1]), str):
-            translation.move(source, target, translation.section(*source[:-1])[source[-1]])
+            translation.move(source, target)
     if rollout.get("multi_turn") == {}:
         del rollout["multi_turn"]
     actor = translation.raw.get("actor_rollout_ref")
@@ -202,12 +206,13 @@ def _translate_manager(translation: Translation, manager: str) -> None:
     filter_class = section.get("group_filter_cls")
     if isinstance(filter_class, str):
         if filter_class.startswith("roll."):
-            del section["group_filter_cls"]  # the published default keeps every group
+            del section["group_filter_cls"]  # it keeps every group
         else:
             module, _, name = filter_class.rpartition(".")
             translation.move((manager, "group_filter_cls"), ("group_filter",), f"{module}:{name}")
     num_traj = section.pop("max_traj_per_env", -1)
-    num_envs = _count(section, "num_env_groups", 8) * _count(section, "group_size", 8)
+    sizes = (section.get(key) for key in ("num_env_groups", "group_size"))
+    num_envs = prod(size if isinstance(size, int) else 8 for size in sizes)
     batch_key = "rollout_batch_size" if manager == "train_env_manager" else "val_batch_size"
     batch = translation.raw.get(batch_key)
     if isinstance(num_traj, int) and num_traj > 0 and isinstance(batch, int) and num_traj * num_envs < batch:
@@ -218,11 +223,6 @@ def _translate_manager(translation: Translation, manager: str) -> None:
         if key in section:
             del section[key]
             translation.ineffective.append(Problem((manager, key), "environments run no model, so this has no effect."))
-
-
-def _count(section: dict[str, Any], key: str, default: int) -> int:
-    value = section.get(key, default)
-    return value if isinstance(value, int) else default
 
 
 def _translate_env(translation: Translation, tag: str) -> None:
@@ -242,15 +242,15 @@ def _translate_env(translation: Translation, tag: str) -> None:
     config = translation.section(*path, "env_config")
     if "action_pattern" in config:
         if "action_pattern" in env:
-            del config["action_pattern"]  # the tag's own is what parses
+            del config["action_pattern"]  # the tag's own pattern parses actions
         else:
-            translation.move((*path, "env_config", "action_pattern"), (*path, "action_pattern"), config["action_pattern"])
+            translation.move((*path, "env_config", "action_pattern"), (*path, "action_pattern"))
     if str(env.get("env_type")) in ENVS:
         _translate_built_in(translation, path, env, config)
 
 
 def _translate_built_in(translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]) -> None:
-    """The agent counts actions here, so an environment's own limit becomes the tag's; the smaller of the two holds."""
+    """Drops keys that the framework decides on. `max_steps` of the environment becomes the tag's if it is the smaller one."""
     for key, reason in vocabulary()["built_in_env_config"].items():
         if config.pop(key, None) is not None:
             translation.ineffective.append(Problem((*path, "env_config", key), f"has no effect: {reason}"))
@@ -261,13 +261,13 @@ def _translate_built_in(translation: Translation, path: tuple[str, ...], env: di
     own = env.get("max_steps", limit)
     if isinstance(own, int):
         env["max_steps"] = min(limit, own)
-    where = ".".join(path)
     if own != limit:
-        translation.notes.append(f"{where}: max_steps is {own} and env_config.max_steps {limit}; the smaller one holds")
+        message = f"max_steps is {own} and env_config.max_steps {limit}; the smaller one holds"
+        translation.notes.append(f"{'.'.join(path)}: {message}")
 
 
 def _translate_correction(translation: Translation) -> None:
-    """A published filter bounds ratios, differences of probabilities, or both; ours bounds ratios."""
+    """Refuses weights without a bound, and translates the filters."""
     path = ("train_infer_correction",)
     section = translation.section(*path)
     weight = translation.section(*path, "is_weight")
@@ -281,6 +281,7 @@ def _translate_correction(translation: Translation) -> None:
 
 
 def _translate_filter(translation: Translation, path: tuple[str | int, ...], band: dict[str, Any]) -> None:
+    """A published filter bounds ratios, differences of probabilities, or both; ours bounds ratios."""
     given = {key: band.pop(key) for key in ("ratio_enabled", "diff_enabled", "diff_low", "diff_high") if key in band}
     if given.get("diff_enabled") and band.get("enabled", True):
         message = "a filter that bounds exp(old) − exp(sampled) isn't in this version; use ratio_low and ratio_high"
@@ -296,7 +297,7 @@ def _translate_filter(translation: Translation, path: tuple[str | int, ...], ban
 
 
 def _retire(translation: Translation, section: dict[str, Any], path: tuple[str, ...], kind: str) -> None:
-    """Answers every retired key below a section with its sentence."""
+    """Removes the retired keys in and below a section, and answers each."""
     for key in list(section):
         here = (*path, key)
         name = f"{kind}.{key}" if kind else key

@@ -1,4 +1,4 @@
-"""Fills in unset values once, so that no other code has to derive them."""
+"""Fills in values that the user left unset and that follow from others, so that no other code has to derive them."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from turnwise.config.schema import AgenticConfig
 
 DEFAULT_SEQUENCE_LENGTH = 4096
-_LEAST_TOKENS_OF_MICROBATCH = 4096  # in smaller passes, starting an operation takes longer than computing it
+_LEAST_TOKENS_OF_MICROBATCH = 4096  # in smaller passes, launching an operation takes longer than computing it
 
 
 def resolve(config: "AgenticConfig") -> None:
@@ -31,36 +31,36 @@ def resolve(config: "AgenticConfig") -> None:
     is_fp32 = config.actor_train.model_args.dtype == config.actor_infer.model_args.dtype == "fp32"
     config.fill(parity_max_logprob_diff=1e-3 if is_fp32 else 5e-2)
     agents = {env.agent_name for env in config.custom_envs.values()}
-    # Nothing is known of a user's own credit or agent.
+    # A user's own estimator or agent may need whole batches.
     is_known = not config.estimator.is_own and agents <= AGENTS.keys() | AGENT_ALIASES.keys()
     config.fill(stream_training=config.plays_ahead and is_known and not any(streaming_obstacles(config)))
 
 
 def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str, policy: ModelArgs | None = None) -> None:
-    """Fills in a role's model arguments. A role with the policy's model takes over the policy's trust settings."""
+    """Fills in a role's model arguments. A role with the policy's model takes over `trust_remote_code` and `allow_pickle`."""
     arguments.fill(model_name_or_path=path, model_type=model_type, dtype=dtype)
     is_same = policy is not None and policy.model_name_or_path == arguments.model_name_or_path
     for key in ("trust_remote_code", "allow_pickle"):
-        arguments.fill(**{key: is_same and policy is not arguments and policy.__dict__[key]})
+        arguments.fill(**{key: bool(is_same and policy.__dict__[key])})
     if arguments.lora_rank is not None:
         arguments.fill(lora_alpha=2.0 * arguments.lora_rank)
-        if arguments.lora_alpha is None:  # `null` is unset too
+        if arguments.lora_alpha is None:  # `null` counts as set for `fill`
             object.__setattr__(arguments, "lora_alpha", 2.0 * arguments.lora_rank)
 
 
 def tokens_of_microbatch(sequence_length: int) -> int:
-    """Default tokens of a micro-batch."""
+    """Default of `max_tokens_per_microbatch_in_train` and `max_tokens_per_microbatch_in_infer`."""
     return max(2 * sequence_length, _LEAST_TOKENS_OF_MICROBATCH)
 
 
 def resolve_sequence_length(config: "RunKeys", model: str) -> None:
-    """Fills the sequence length: the model's own, at most 4096."""
+    """Fills `sequence_length` with the model's context length, at most 4096; with 4096 if that isn't known."""
     shape = read_model_shape(model)
     config.fill(sequence_length=min(shape.context_length, DEFAULT_SEQUENCE_LENGTH) if shape else DEFAULT_SEQUENCE_LENGTH)
 
 
 def streaming_obstacles(config: "AgenticConfig") -> Iterator[str]:
-    """The settings that need the whole batch, so that a step can't be trained on part by part."""
+    """Why a step can't be trained on group by group: a clause for each setting that needs the whole batch."""
     estimator, normalization = config.estimator, config.reward_normalization
     takes_groups = normalization.grouping == "traj_group_id" and not {"batch", "running"} & {*normalization.statistics}
     if "values" in estimator.needs:
@@ -96,7 +96,7 @@ def _resolve_algorithm(config: "AgenticConfig") -> None:
 
 
 def published_clips(config: "AgenticConfig") -> dict[str, Any]:
-    """The clip keys of published configs (`pg_clip` and others) as `pg_args`; only those that the loss variant takes."""
+    """The clip keys of published configs (`pg_clip`, …) as `pg_args`, if they are set and the loss variant takes them."""
     variant = config.variant
     asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
     if config.use_pg_clip_range:
@@ -119,7 +119,7 @@ def _resolve_roles(config: "AgenticConfig") -> None:
 
 
 def equal_partition(num_groups: int, num_tags: int) -> list[int]:
-    """Groups of each tag, as equal as possible, the first ones larger.
+    """Numbers of groups per tag, as equal as possible, with the larger ones first.
 
     >>> equal_partition(8, 3)
     [3, 3, 2]

@@ -1,4 +1,4 @@
-"""The models of a run: their folders, training, sampling, strategies and devices."""
+"""Settings of the models of a run: their folders, training, sampling, strategies and devices."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -23,16 +23,16 @@ from turnwise.package_tables import read_table
 from turnwise.spec import MAX_KEPT, STRATEGIES
 
 MAX_DEVICES = 65_536
-"""More ranks than this are taken for a typing error, before a list of them is made."""
+"""Maximum number of ranks in a text; more are taken for a typing error."""
 
 _INTEGER = r"\s*(-?\d{1,9})\s*"
-_RANGE = re.compile(rf"\s*(?:list\(\s*)?range\({_INTEGER}(?:,{_INTEGER})?(?:,{_INTEGER})?\)(\s*\))?\s*")
+_RANGE = re.compile(rf"\s*(list\(\s*)?range\({_INTEGER}(?:,{_INTEGER})?(?:,{_INTEGER})?\)\s*(?(1)\)\s*)")
 _LIST = re.compile(rf"\s*\[(?:{_INTEGER}(?:,{_INTEGER})*)?,?\s*\]\s*")
 _FORMS = "a list of ranks such as [0, 1], or a string such as 'list(range(0, 8))' or 'list(range(0,4)) + [6]'"
 
 
 def parse_devices(text: str) -> list[int]:
-    """The ranks of `list(range(…))`, `[…]` and sums of them, in order. Raises ValueError for any other text.
+    """The ranks that a text names by `list(range(…))`, `[…]` or a sum of these, in order. Raises ValueError for other texts.
 
     >>> parse_devices("list(range(0, 4)) + [6]")
     [0, 1, 2, 3, 6]
@@ -47,9 +47,8 @@ def parse_devices(text: str) -> list[int]:
 
 def _parse_term(term: str, text: str) -> range | list[int]:
     if match := _RANGE.fullmatch(term):
-        bounds = [int(number) for number in match.groups()[:3] if number is not None]
-        is_list = term.lstrip().startswith("list")
-        if is_list == bool(match.group(4)) and (len(bounds) < 3 or bounds[2] != 0):
+        bounds = [int(number) for number in match.groups()[1:] if number is not None]
+        if bounds[2:] != [0]:  # the step
             return range(*bounds)
     if _LIST.fullmatch(term):
         return [int(number) for number in re.findall(r"-?\d+", term)]
@@ -77,39 +76,39 @@ ROLES: dict[str, dict[str, Any]] = read_table(__file__, "roles.yaml")
 
 
 class ModelArgs(Section):
-    """Which weights a role starts from and in which form they run."""
+    """The weights that a role starts from, and how they are run."""
 
     model_name_or_path: Name = derived()
     """Model folder or hub name [`pretrain`; `reward_pretrain` for critic and reward model]. actor_infer always has
     actor_train's."""
     model_type: Literal["causal_lm", "token_classification"] = derived()
-    """The head [causal_lm; token_classification, a value head, for the critic]."""
+    """The head [causal_lm; token_classification, a head with one output, for the critic and a reward model]."""
     dtype: Dtype = derived()
-    """Dtype of the forward passes [fp32 for actor_train; the other roles follow it]. Trained weights stay fp32."""
+    """Dtype of the forward passes [fp32 for actor_train; actor_train's for the other roles]. Trained weights stay fp32."""
     attn_implementation: Literal["sdpa", "fa2", "eager", "auto"] = "auto"
     """Attention kernel; auto takes the fastest that the device has."""
     disable_gradient_checkpointing: bool = True
-    """Keep the activations (faster) instead of computing them twice (less memory)."""
+    """Keep activations for the backward pass, which is faster, instead of computing them again, which takes less memory."""
     lora_rank: PositiveCount | None = None
     """Rank of LoRA adapters; unset = all parameters are trained."""
     lora_alpha: Positive | None = None
-    """LoRA scale [2 × lora_rank]."""
-    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """LoRA's α: adapters are scaled by α / lora_rank [2 × lora_rank]."""
+    lora_dropout: BelowOne = 0.0
     """Dropout before the adapters in training passes."""
     lora_target: Names | None = None
-    """Linear modules with adapters, by ends of their names, or `all` (`all-linear`) [all but the vocabulary projection]."""
+    """Linear modules with adapters, by the last parts of their names, or `all` [all but the vocabulary projection]."""
     freeze_module_prefix: Names | None = None
     """Parameters whose names start with one of these are not trained."""
     trust_remote_code: bool = derived()
-    """Run the Python files of the model's folder. They can do whatever you can, so read them first [false; a role with
-    actor_train's model follows it]."""
+    """Run the Python files of the model's folder. They can do whatever you can, so read them first [false; actor_train's for
+    roles with the same model]."""
     allow_pickle: bool = derived()
-    """Read pickled weights (pytorch_model.bin) where there are no safetensors; anything but plain tensors is refused all the
-    same [false; a role with actor_train's model follows it]."""
+    """Read pickled weights (pytorch_model.bin) if there are no safetensors; they may hold nothing but plain tensors [false;
+    actor_train's for roles with the same model]."""
 
     @property
     def trust(self) -> Trust:
-        """Trust in the model's folder."""
+        """What may be read from the model's folder: Python code, pickled weights."""
         return Trust(self.trust_remote_code, self.allow_pickle)
 
     @field_validator("lora_target", mode="before")
@@ -121,7 +120,7 @@ class ModelArgs(Section):
 
     @property
     def has_adapter(self) -> bool:
-        """Whether LoRA adapters are trained, and the model's own parameters are not."""
+        """Whether LoRA adapters are trained instead of the model's own parameters."""
         return self.lora_rank is not None
 
 
@@ -131,21 +130,21 @@ class TrainingArgs(Section):
     learning_rate: Positive = derived()
     """Peak learning rate [1e-6; 1e-5 with LoRA and for SFT]."""
     per_device_train_batch_size: PositiveCount = 8
-    """Samples of a micro-batch, where batching isn't dynamic."""
+    """Samples of a micro-batch, unless micro-batches are filled by tokens (use_dynamic_batching_in_train)."""
     gradient_accumulation_steps: PositiveCount = 1
-    """Micro-batches of an optimiser step: it takes this × per_device_train_batch_size × data-parallel ranks samples."""
+    """Micro-batches of an optimiser step, which has this × per_device_train_batch_size × data-parallel ranks samples."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
     warmup_steps: Count = 0
     """Optimiser steps of linear warm-up."""
     warmup_ratio: Fraction = 0.0
-    """Warm-up as a share of all optimiser steps, where warmup_steps is 0."""
+    """Warm-up as a share of all optimiser steps, if warmup_steps is 0."""
     lr_scheduler_type: Schedule = "constant"
-    """Learning rate after the warm-up: constant, or a decay that ends with the last step."""
+    """Learning rate after the warm-up: constant, or a decay over the rest of the run."""
     adam_beta1: BelowOne = 0.9
-    """Decay of the first moment."""
+    """Decay of AdamW's first moment."""
     adam_beta2: BelowOne = 0.999
-    """Decay of the second moment."""
+    """Decay of AdamW's second moment."""
 
 
 def _one_sequence(value: int) -> int:
@@ -158,21 +157,21 @@ class GeneratingArgs(Section):
     """How tokens are drawn."""
 
     max_new_tokens: PositiveCount | None = None
-    """Maximum tokens per response; the tag's max_tokens_per_step may be smaller."""
+    """Maximum tokens per response; a smaller max_tokens_per_step of a tag still holds [128, at most sequence_length]."""
     temperature: NonNegative = 1.0
-    """Divides the logits; 0 is greedy. The trainer's log-probs use the same."""
+    """Divides the logits; 0 is greedy. The trainer's log-probs are at the same temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling: only the likeliest tokens with this total probability; 1 = off."""
+    """Nucleus sampling: only the fewest likeliest tokens whose probabilities add up to this; 1 = off."""
     top_k: Annotated[Count, BeforeValidator(lambda value: 0 if value == -1 else value)] = 0
     """Only the k likeliest tokens; 0 (or -1) = off."""
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Leaves out tokens that are less likely than this share of the likeliest one; 0 = off."""
+    min_p: Fraction = 0.0
+    """Leaves out tokens whose probability is below this × that of the likeliest token; 0 = off."""
     num_return_sequences: Annotated[int, AfterValidator(_one_sequence)] = 1
     """Always 1: siblings come from `group_size`."""
     stop_strings: Names = Field(default_factory=list)
-    """A response ends with the token that completes one of these."""
+    """A response ends with the token that completes one of these strings."""
     repetition_penalty: Positive = 1.0
-    """Divides the positive logits of tokens that are in the context, and multiplies negative ones; 1 = off."""
+    """Divides positive logits of tokens that are in the context already, and multiplies negative ones; 1 = off."""
     do_sample: bool = True
     """False is greedy."""
 
@@ -182,27 +181,28 @@ class GeneratingArgs(Section):
 
     @property
     def is_truncated(self) -> bool:
-        """Whether part of the policy's probability can't be sampled."""
+        """Whether tokens are drawn from another distribution than the softmax of the logits at this temperature."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
 
     @property
     def loses_ids(self) -> bool:
-        """Whether sampling is truncated and servers can't return the ids that were left, so that log-probs don't compare."""
+        """Whether sampling is truncated and servers don't return the ids that were left, so that the log-probs of sampler and
+        trainer can't be compared."""
         return self.is_truncated and not self.keeps_ids
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether servers return the ids that each token was drawn from (`SamplingParams.keeps_ids`)."""
+        """Whether servers return the candidate ids that each token was drawn from (`SamplingParams.keeps_ids`)."""
         return 0 < self.top_k <= MAX_KEPT and self.repetition_penalty == 1
 
 
 class StrategyArgs(Section):
-    """The strategy that runs a role."""
+    """The strategy that runs a role: the code or engine that trains, computes log-probs or samples."""
 
     strategy_name: Annotated[str, AfterValidator(OneOf(STRATEGIES))] = derived()
-    """The strategy [torch_train for trained roles, torch_infer for frozen ones, embedded for actor_infer]."""
+    """The strategy [torch_train for trained roles, torch_infer for frozen ones, embedded for actor_infer and a judge]."""
     strategy_config: dict[str, Any] = Field(default_factory=dict)
-    """The engine's own options, passed through verbatim (`tp_size`, `gpu_memory_utilization`, a ZeRO stage …)."""
+    """The engine's own options, passed to it unchanged (`tp_size`, `gpu_memory_utilization`, a ZeRO stage …)."""
 
     @field_validator("strategy_config")
     @classmethod
@@ -220,11 +220,11 @@ class StrategyArgs(Section):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank holds only a shard of the trained parameters, which no server can read in place."""
+        """Whether each rank holds only a shard of the trained parameters, so that no server can read them in place."""
         return self.strategy_name == "deepspeed_train"
 
     def degree(self, *names: str) -> int:
-        """The engine's option under the first of these names that it has; 1 if it has none."""
+        """The number in `strategy_config` under the first of these names that is there; 1 if there is none."""
         value = next((self.strategy_config[name] for name in names if name in self.strategy_config), 1)
         return value if isinstance(value, int) and value > 0 else 1
 
@@ -236,20 +236,20 @@ class PlacedModel(Section):
     training_args: TrainingArgs = Field(default_factory=TrainingArgs)
     strategy_args: StrategyArgs = Field(default_factory=StrategyArgs)
     device_mapping: DeviceRanks | None = None
-    """Ranks of the devices, as a list or as text like `list(range(0,8))`; absent = this process."""
+    """Ranks of the devices, as a list or as text like `list(range(0,8))` [this process; for a role, actor_train's devices]."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
-    """Tokens of a micro-batch, if batching is dynamic [2 × sequence_length, at least 4096]."""
+    """Maximum tokens of a micro-batch with use_dynamic_batching_in_train [2 × sequence_length, at least 4096]."""
 
     @property
     def model_parallel_size(self) -> int:
-        """Devices that hold one copy of the model: tensor × pipeline parallel ranks."""
+        """Number of devices that hold one copy of the model: tensor × pipeline parallel ranks."""
         strategy = self.strategy_args
         tensor = strategy.degree("tp_size", "tensor_parallel_size", "tensor_model_parallel_size")
         return tensor * strategy.degree("pp_size", "pipeline_parallel_size", "pipeline_model_parallel_size")
 
     @property
     def data_parallel_size(self) -> int:
-        """Copies of the model that share a batch."""
+        """Number of copies of the model, among which a batch is divided."""
         if self.device_mapping is None:
             return 1
         return max(len(self.device_mapping) // self.model_parallel_size, 1)
@@ -261,17 +261,17 @@ class PlacedModel(Section):
 
 
 class Role(PlacedModel):
-    """One model of the run and the workers that hold it."""
+    """One model of the run, and how it is trained and sampled."""
 
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     use_dynamic_batching_in_train: bool = False
     """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
     use_dynamic_batching_in_infer: bool = False
-    """Fill micro-batches of forward passes by tokens, too."""
+    """Fill the micro-batches of forward passes by tokens, too."""
     max_tokens_per_microbatch_in_infer: PositiveCount = derived()
-    """Tokens of a micro-batch of forward passes, if batching is dynamic [2 × sequence_length, at least 4096]."""
+    """Maximum tokens of a micro-batch with use_dynamic_batching_in_infer [2 × sequence_length, at least 4096]."""
     use_sequence_packing: bool = True
-    """Pack samples one after another instead of padding them."""
+    """Concatenate the samples of a micro-batch instead of padding them."""
 
 
 class ActorTrain(Role):

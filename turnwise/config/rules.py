@@ -1,4 +1,4 @@
-"""Reads `rules.yaml`: combinations of settings that are impossible, and keys that other settings leave without effect."""
+"""Evaluates the conditions of `rules.yaml` (impossible combinations of settings, keys without effect) and `phrases.yaml`."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ _CUT = (
 
 
 class Requirement(NamedTuple):
-    """Keys of a section that have an effect only if a condition in `needs` holds. `reason` says why they need it."""
+    """Keys of a section that have an effect only if at least one condition in `needs` holds, and why."""
 
     keys: tuple[str, ...]
     needs: tuple[str, ...]
@@ -26,7 +26,7 @@ class Requirement(NamedTuple):
 
 
 def requirements(*tables: str) -> tuple[Requirement, ...]:
-    """The requirements of these tables of `rules.yaml`."""
+    """The rows of these tables of `rules.yaml`, which say what keys need in order to have an effect."""
     found = []
     for row in (row for name in tables for row in RULES[name]):
         section, _, names = row["keys"].rpartition(":")
@@ -36,20 +36,20 @@ def requirements(*tables: str) -> tuple[Requirement, ...]:
 
 
 def impossible(table: str, config: Section) -> Iterator[Problem]:
-    """A problem for each impossible combination in the config, by the rows of one table of `rules.yaml`."""
+    """A problem for each row of a table of `rules.yaml` whose combination of settings the config has."""
     for row in RULES[table]:
         if all(holds(condition, config) for condition in row["when"]):
             yield Problem.at(row["key"], row["says"].replace("{cut}", _CUT).format(c=config))
 
 
 def phrases(row: str, config: Section) -> list[str]:
-    """The phrases of `phrases.yaml` for one row of the table at a run's start, if their conditions hold for the config."""
+    """The phrases of `phrases.yaml` whose conditions hold, for one row of the table at a run's start."""
     parts = [part for part in PHRASES[row] if all(holds(condition, config) for condition in part.get("when", ()))]
     return [part["says"].format(c=config) for part in parts]
 
 
 def without_effect(rows: Iterable[Requirement], section: Section, *prefix: str) -> Iterator[Problem]:
-    """The keys of the section that are set although none of their conditions holds."""
+    """A problem for each key that is set in a section although none of its conditions holds. `prefix` is the section's path."""
     for row in rows:
         if not any(holds(condition, section) for condition in row.needs):
             for key in filter(section.departs, row.keys):
@@ -74,7 +74,7 @@ def holds(condition: str, section: Any) -> bool:
 
 
 def _value(path: str, section: Any) -> Any:
-    """The value that a dotted path leads to; None if a section on the way is unset."""
+    """The value at a dotted path; None if a section on the way is unset."""
     for name in path.split("."):
         section = None if section is None else getattr(section, name)
     return section

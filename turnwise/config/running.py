@@ -1,4 +1,4 @@
-"""Settings of every run: name and folders, steps, tracking, checkpoints, limits."""
+"""Settings of a run as a whole: name and folders, steps, tracking, checkpoints, limits."""
 
 import reprlib
 from typing import Annotated, Any, Literal
@@ -9,7 +9,7 @@ from turnwise.config.section import Count, Name, Names, NonNegative, OneOf, Posi
 from turnwise.spec import TRACKERS
 
 LONGEST_NAME = 200
-"""Maximum bytes of an experiment's name, which with the time and an ending becomes the name of a file."""
+"""Maximum bytes of an experiment's name. With a time and an ending it is a file's name, which may have 255 bytes."""
 
 
 def _trackers(names: list[str]) -> list[str]:
@@ -29,16 +29,16 @@ class CheckpointConfig(Section):
     """Where checkpoints go."""
 
     type: Literal["file_system"] = "file_system"
-    """Kind of storage; there is only this one."""
+    """Kind of storage: a folder, the only one."""
     output_dir: Name | None = None
     """Folder of the checkpoints [the run's own]."""
 
 
 class Trace(Section):
-    """One trace per trajectory: its generate calls, tool calls and environment steps."""
+    """Traces of trajectories: generate calls, tool calls and environment steps. They aren't in this version."""
 
     backend: Literal["jsonl", "mlflow"] | None = None
-    """Where traces go; unset = nowhere."""
+    """Where traces go; unset = nowhere. Other values are refused: this version has no traces."""
     token2text: bool = False
     """Keep the text in addition to the token ids."""
     max_samples_per_step: PositiveCount | None = None
@@ -53,15 +53,15 @@ class Deadlines(Section):
     start_s: Seconds = 1800.0
     """The start of an inference server with its engine."""
     env_s: Seconds = 600.0
-    """Time that a task without its own deadline may block the event loop, or a blocking environment may wait for its turn."""
+    """Code without its own deadline that blocks the event loop, or a blocking environment that waits for its turn."""
     train_s: Seconds = 3600.0
     """One call of the trainer, the reference or the critic: a forward pass, an optimiser step, saving, loading."""
     weights_s: Seconds = 600.0
-    """One weight update."""
+    """One weight update of the inference servers."""
 
 
 class CpuSplit(Section):
-    """Threads of each side, where training and rollouts share a CPU."""
+    """CPU threads of training and of rollouts, where both compute at once."""
 
     train: PositiveCount | None = None
     """Threads of the trainer."""
@@ -73,48 +73,30 @@ class ClusterArgs(Section):
     """The processes that train."""
 
     name: Literal["auto", "local", "process", "launched", "ray"] = "auto"
-    """`local` = this process, `process` = one for each device, besides this one, `launched` = those that torchrun or accelerate
-    started; `auto` takes what the devices need. `ray` is refused, since it isn't in this version."""
+    """`local` = this process; `process` = a process for each device, beside this one; `launched` = the processes that torchrun
+    or accelerate started; `auto` takes what the devices need. `ray` is refused: it isn't in this version."""
 
 
-class SaveBest(Section):
+class ByValidation(Section):
+    """A metric of the validations, by which models are compared."""
+
+    metric: str = "val/score/mean"
+    """The metric that validations are compared by; for supervised fine-tuning it is always sft/val_loss."""
+    mode: Literal["max", "min"] = "max"
+    """Whether larger or smaller values are better; for supervised fine-tuning the default is min."""
+
+
+class SaveBest(ByValidation):
     """How the best model is chosen. The run keeps it in its folder `best`."""
 
-    metric: str = "val/score/mean"
-    """Validation metric that decides which model is the best."""
-    mode: Literal["max", "min"] = "max"
-    """Whether the largest or the smallest value is the best."""
 
-
-class EarlyStopping(Section):
+class EarlyStopping(ByValidation):
     """When a run ends because it no longer gets better."""
 
-    metric: str = "val/score/mean"
-    """Validation metric that should get better."""
-    mode: Literal["max", "min"] = "max"
-    """Whether larger or smaller values are better."""
     patience: PositiveCount = 5
     """The run ends after this many validations in a row that don't improve on the best value."""
     min_delta: NonNegative = 0.0
     """A value is better only if it improves on the best by more than this."""
-
-
-class SFTSaveBest(SaveBest):
-    """`SaveBest` for supervised fine-tuning, whose validations measure a loss."""
-
-    metric: Literal["sft/val_loss"] = "sft/val_loss"
-    """Validation metric that decides which model is the best."""
-    mode: Literal["max", "min"] = "min"
-    """Whether the largest or the smallest value is the best."""
-
-
-class SFTEarlyStopping(EarlyStopping):
-    """`EarlyStopping` for supervised fine-tuning, whose validations measure a loss."""
-
-    metric: Literal["sft/val_loss"] = "sft/val_loss"
-    """Validation metric that should get better."""
-    mode: Literal["max", "min"] = "min"
-    """Whether larger or smaller values are better."""
 
 
 class RunKeys(Section):
@@ -128,60 +110,62 @@ class RunKeys(Section):
     exp_name: Annotated[str, AfterValidator(_folder_name)] = "turnwise"
     """Name of the experiment [the name of the config file]."""
     seed: Count = 42
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     output_dir: Name = "runs"
-    """A run writes to output_dir/exp_name/time."""
+    """A run writes to the folder output_dir/exp_name/time."""
     logging_dir: Name | None = None
     """Folder of the run's readable log file [the run's own]."""
 
     save_steps: Count = 50
-    """Save the model every so many steps, and at the end; 0 = only at the end."""
+    """Write a checkpoint every so many steps, and at the end; 0 = only at the end."""
     logging_steps: PositiveCount = 1
-    """Print samples and a step's line every so many steps."""
+    """Print a line of metrics and some samples every so many steps."""
     eval_steps: Count = 0
-    """Validate every so many steps, step 0 included; 0 = never."""
+    """Validate every so many steps, from step 0 on, and at the end; 0 = never, or for fine-tuning only at the end."""
+    save_best: SaveBest | None = None
+    early_stopping: EarlyStopping | None = None
     resume_from_checkpoint: bool | str = False
-    """A checkpoint's path; true = the newest of this experiment."""
+    """Path of a checkpoint to continue from; true = the newest of this experiment; false = a new run."""
     max_ckpt_to_keep: Count = 2
     """Number of checkpoints to keep; older ones are deleted; 0 = keep all."""
     checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
 
     cluster: ClusterArgs = Field(default_factory=ClusterArgs)
     num_gpus_per_node: PositiveCount | None = None
-    """Number of devices that a machine without accelerators is treated as having [its cores]."""
+    """Number of devices that a machine without accelerators is taken to have [its cores]."""
+    deterministic: bool = False
+    """Make two runs of one config and seed bit-identical, and refuse settings that prevent it."""
 
     track_with: Annotated[Names, AfterValidator(_trackers)] = Field(default_factory=lambda: ["tensorboard", "stdout"])
-    """Where metrics go, next to metrics.jsonl: tensorboard, stdout, wandb, swanlab, mlflow."""
+    """Where metrics go besides metrics.jsonl: tensorboard, stdout, wandb, swanlab, mlflow."""
     tracker_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments by tracker name (`wandb: {mode: offline}`), or directly if only one tracker takes any (docs/python.md)."""
     sequence_length: PositiveCount = derived()
-    """Tokens of a context [the model's, at most 4096]."""
+    """Maximum tokens of a context [the model's, at most 4096]."""
     _is_examined: bool = PrivateAttr(False)
 
     @property
     def is_examined(self) -> bool:
-        """Whether the config's plug-ins were checked when it was read."""
+        """Whether the user's own classes that the config names were checked when it was read."""
         return self._is_examined
 
     def note_examined(self) -> None:
-        """Marks the config's plug-ins as checked."""
+        """Sets `is_examined`."""
         self._is_examined = True
 
 
 class LimitKeys(Section):
-    """Determinism, asynchrony and time."""
+    """Parity of sampler and trainer, asynchrony, deadlines and traces."""
 
-    deterministic: bool = False
-    """Two runs of one config and seed are bit-identical."""
     parity_max_logprob_diff: Positive = derived()
-    """Mean |log-prob| by which sampler and trainer may differ [1e-3 in fp32, 5e-2 otherwise]."""
+    """Maximum mean |difference| of the log-probs of sampler and trainer, in nats [1e-3 in fp32, 5e-2 otherwise]."""
     deadlines: Deadlines = Field(default_factory=Deadlines)
     on_weight_update: Literal["finish", "abort_continue", "abort_restart", "keep"] = "finish"
     """What happens to running requests when the weights change."""
     stale_groups: Literal["wait", "drop"] = "wait"
-    """What happens to groups that are too old for any later step: the step waits for them, or they are dropped."""
+    """What happens to groups that would be too old for the next step: this step waits for them, or they are dropped."""
     stream_training: bool = derived()
-    """Gradients are accumulated as each group of a step ends; one optimiser step follows the last group [true where training is
-    asynchronous and nothing needs the whole batch]."""
+    """Accumulate gradients as each group of a step ends, with one optimiser step after the last [true if training is
+    asynchronous and no setting needs the whole batch]."""
     cpu_split: CpuSplit = Field(default_factory=CpuSplit)
     trace: Trace = Field(default_factory=Trace)

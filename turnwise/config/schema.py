@@ -9,7 +9,7 @@ from turnwise.config.environments import Agent, CustomEnv, Data, EnvManager
 from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.resolve import resolve
 from turnwise.config.roles import ROLES, ActorTrain, GeneratingArgs, Role
-from turnwise.config.running import EarlyStopping, LimitKeys, RunKeys, SaveBest
+from turnwise.config.running import LimitKeys, RunKeys
 from turnwise.config.section import Count, Name, PositiveCount, derived
 from turnwise.spec import KV_CACHE_BYTES, OldLogProbs
 
@@ -26,9 +26,8 @@ def _whole(value: Any) -> Any:
 
 
 class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
-    """One YAML of `turnwise train`, validated and with every default filled in.
-
-    Contradictions between sections are found by `turnwise.config.checks`; `parse_config` runs both.
+    """One YAML of `turnwise train`, validated and with every default filled in. Contradictions between its keys aren't found
+    here but by `parse_config` and `load_config`.
 
     >>> lake = {"custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
     >>> config = AgenticConfig.model_validate({"pretrain": "models/tiny", **lake})
@@ -37,9 +36,9 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     """
 
     max_steps: Count = 200
-    """Number of steps; each plays a batch and trains on it."""
+    """Number of steps, each of which plays a batch and trains on it."""
     render_save_dir: Name | None = None
-    """Folder for animated pictures of validation episodes, in exp_name/time/step-N below it; unset = none."""
+    """Folder for animated pictures of validation episodes, which go to exp_name/time/step-N in it; unset = no pictures."""
     reward_pretrain: Name = derived()
     """Model of the critic and of the `reward` role [pretrain]."""
 
@@ -52,11 +51,9 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     response_length: PositiveCount | None = None
     """With prompt_length, another way to give sequence_length."""
     turn_journal_mb: Count = 0
-    """Largest size in megabytes of turns.jsonl, which records every turn as soon as it is sampled; 0 = no such file."""
-    save_best: SaveBest | None = None
-    early_stopping: EarlyStopping | None = None
+    """Maximum size in megabytes of turns.jsonl, which records every turn as soon as it is sampled; 0 = no such file."""
     async_generation_ratio: Annotated[Count, BeforeValidator(_whole)] = 0
-    """Batches that may be sampled ahead of training; 0 = synchronous."""
+    """Number of batches that may be sampled ahead of training; 0 = synchronous."""
 
     actor_train: ActorTrain = Field(default_factory=ActorTrain)
     actor_infer: Role = Field(default_factory=Role)
@@ -89,31 +86,30 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def device_mappings(self) -> dict[str, list[int] | None]:
-        """The devices of the policy and of each role with its own model; None = those of actor_train."""
-        own = [name for name in ("reference", "critic") if name in self.active_roles]
-        names = ["actor_train", *(name for name in own if name == "critic" or not self.is_reference_in_policy)]
-        return {name: self.roles[name].device_mapping for name in names}
+        """The `device_mapping` (None = actor_train's) of the policy, the critic and a reference with a model of its own."""
+        has_reference = self.needs_reference and not self.is_reference_in_policy
+        placed = {"actor_train": True, "reference": has_reference, "critic": self.needs_critic}
+        return {name: self.roles[name].device_mapping for name, is_there in placed.items() if is_there}
 
     @property
     def names_devices(self) -> bool:
-        """Whether a `device_mapping` names a slot."""
+        """Whether the run has several servers, or a `device_mapping` names devices."""
         return self.num_replicas > 1 or any(self.device_mappings.values())
 
     @property
     def trains_apart(self) -> bool:
-        """Whether training runs in processes other than this one, if no launcher started this one."""
+        """Whether training runs in processes other than this one. A launcher that started this one isn't considered."""
         has_several = any(len(mapping or ()) > 1 for mapping in self.device_mappings.values())
         return self.plays_ahead or self.cluster.name == "process" or has_several or self.actor_train.strategy_args.is_sharded
 
     @property
     def plays_ahead(self) -> bool:
-        """Whether episodes are played while the trainer computes. Both then need memory and threads at once, and samples may be
-        older than the policy that they train."""
+        """Whether episodes are played while the trainer computes. Samples may then be older than the policy that they train."""
         return self.async_generation_ratio > 0
 
     @property
     def staleness(self) -> str:
-        """The maximum age of samples, in steps, compared with the policy that they train; as text with the arithmetic."""
+        """A text: how many steps samples may be older than the policy that they train, with the arithmetic."""
         ratio, every = self.async_generation_ratio, self.actor_train.model_update_frequency
         return f"{ratio} steps" if every == 1 else f"{ratio + every - 1} steps ({ratio} + model_update_frequency {every} − 1)"
 
@@ -123,17 +119,17 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def num_task_versions(self) -> int:
-        """Number of versions of a curriculum's state from which groups may come that haven't been trained on yet."""
+        """Number of versions of a curriculum's state that groups which aren't trained on yet may come from."""
         return self.async_generation_ratio + 2
 
     @property
     def old_log_probs(self) -> OldLogProbs:
-        """Where old log-probs come from. Samples played ahead need a forward pass unless the rollouts' log-probs are used."""
+        """The source of old log-probs. Samples that were played ahead need a forward pass unless the sampler's are used."""
         return "rollouts" if self.use_rollout_log_probs else "always" if self.plays_ahead else "if_needed"
 
     @property
     def num_replicas(self) -> int:
-        """Number of inference servers. One runs in this process, several in their own processes."""
+        """Number of inference servers. A single one runs in this process, several run in processes of their own."""
         return self.actor_infer.data_parallel_size
 
     @property
@@ -148,7 +144,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def is_reference_in_policy(self) -> bool:
-        """Whether the policy without its LoRA adapter is the reference: both have the same model, dtype and attention."""
+        """Whether the policy without its LoRA adapter serves as the reference: model, dtype and attention are the same."""
         policy, reference = self.actor_train.model_args, self.reference.model_args
         same = ("model_name_or_path", "dtype", "attn_implementation")
         return policy.has_adapter and all(policy.__dict__[key] == reference.__dict__[key] for key in same)
@@ -176,20 +172,21 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def is_streamed(self) -> bool:
-        """Whether a step trains on its groups as they end."""
+        """Whether a step trains on each of its groups as it ends."""
         return self.stream_training and self.plays_ahead
 
     def env_manager(self, split: Split) -> EnvManager:
+        """The section of a split's environments."""
         return self.train_env_manager if split == "train" else self.val_env_manager
 
     @property
     def has_unlocked_training(self) -> bool:
-        """Whether training plays an environment that may be called more than once at a time."""
+        """Whether training plays an environment without `use_thread_lock`."""
         return self._has_unlocked(self.train_env_manager)
 
     @property
     def has_unlocked_validation(self) -> bool:
-        """Whether validation plays an environment that may be called more than once at a time."""
+        """Whether validation plays an environment without `use_thread_lock`."""
         return self._has_unlocked(self.val_env_manager)
 
     def _has_unlocked(self, manager: EnvManager) -> bool:
@@ -197,19 +194,17 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def needs_kept_ids(self) -> bool:
-        """Whether training needs the ids that truncated sampling kept for each token, because log-probs are compared."""
+        """Whether servers must return the candidate ids of each token: log-probs of sampler and trainer are compared."""
         is_compared = self.plays_ahead or self.train_infer_correction or self.use_rollout_log_probs
-        return self.sampling("train").keeps_ids and bool(is_compared)
+        return self.train_sampling.keeps_ids and bool(is_compared)
 
     def sampling(self, split: Split) -> GeneratingArgs:
         """The sampling settings of a split. A key that its environment manager doesn't set comes from actor_infer."""
         own, shared = self.env_manager(split).generating_args, self.actor_infer.generating_args
-        chosen = {name: shared.__dict__[name] for name in shared.model_fields_set}
-        chosen.update({name: own.__dict__[name] for name in own.model_fields_set})
-        return GeneratingArgs(**chosen)
+        return GeneratingArgs(**shared.model_dump(exclude_unset=True) | own.model_dump(exclude_unset=True))
 
     def max_new_tokens(self, split: Split, tag: str) -> int:
-        """Tokens of one response: the smaller of the split's max_new_tokens and the tag's max_tokens_per_step [128]."""
+        """Maximum tokens of one response: the smaller of the split's max_new_tokens and the tag's max_tokens_per_step [128]."""
         env = self.custom_envs.get(tag)
         limits = (self.sampling(split).max_new_tokens, env.max_tokens_per_step if env else None)
         given = [limit for limit in limits if limit is not None]
@@ -222,20 +217,20 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def max_samples_per_trajectory(self) -> int:
-        """The most samples of one training trajectory. A sample is one context: an episode, or in mode step a turn."""
+        """Maximum samples of one training trajectory. A sample is one context: an episode, or in mode step a turn."""
         played = (self.custom_envs[tag] for tag in self.train_env_manager.env_tags if tag in self.custom_envs)
         return max((env.max_steps if env.mode == "step" else 1 for env in played), default=1)
 
     def optimizer_steps_per_batch(self, role: str = "actor_train", samples_per_trajectory: int = 1) -> int:
-        """Number of a role's optimiser steps per batch. The learning-rate schedule counts one sample per trajectory."""
+        """Number of a role's optimiser steps per batch. (Learning-rate schedules count one sample per trajectory.)"""
         num_samples = samples_per_trajectory * self.rollout_batch_size
         return self.ppo_epochs * -(-num_samples // self.roles[role].samples_per_optimizer_step)
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Maximum bytes of the embedded server's cache of keys and values."""
+        """Maximum bytes of the embedded server's KV cache."""
         return self.actor_infer.strategy_args.strategy_config.get("kv_cache_bytes", KV_CACHE_BYTES)
 
     def model_shape(self) -> ModelShape | None:
-        """The policy's shape from its config.json; None if there is no such file here."""
+        """The policy's sizes; None as in `read_model_shape`."""
         return read_model_shape(self.actor_train.model_args.model_name_or_path)

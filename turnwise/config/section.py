@@ -1,7 +1,7 @@
 """The base of every section of a config: a strict, frozen pydantic model in which `null` means "not set"."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import Annotated, Any, get_args
 
@@ -47,13 +47,18 @@ def is_entry_point(name: str) -> bool:
     return all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")])  # Class.method, from a Trainer
 
 
+def aliased(names: Mapping[str, str]) -> BeforeValidator:
+    """A validator that replaces the aliases in `names` by the names that they stand for."""
+    return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str) else value)
+
+
 def derived() -> Any:
-    """A field that `resolve` fills from the rest of the config unless the user sets it; never None afterwards."""
+    """The default of a field that `resolve` fills from the rest of the config, unless the user sets it."""
     return Field(default=None)
 
 
 class OneOf:
-    """A validator that accepts the given names. If `own` is set, it also accepts a user's entry point; `own` shows its form."""
+    """A validator that accepts the given names and, if `own` is set, a user's entry point. `own` shows its form in messages."""
 
     def __init__(self, names: Iterable[str], *, own: str = "") -> None:
         self.names = tuple(names)
@@ -69,11 +74,11 @@ class OneOf:
 
 
 class Section(BaseModel):
-    """Base of all sections. Unknown keys and loose types are errors. `fill` leaves `model_fields_set` as the user set it."""
+    """Base of all sections. Unknown keys and values of another type are errors, and `null` leaves a key at its default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     _derived: dict[str, Any] = PrivateAttr(default_factory=dict)
-    """The value that `fill` gave, or would have given, to each key."""
+    """The value that `fill` gave to each key, or would have given if the user hadn't set it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -84,7 +89,7 @@ class Section(BaseModel):
         return {key: value for key, value in data.items() if value is not None or key not in strict}
 
     def fill(self, **values: Any) -> None:
-        """Gives values to keys that the user did not set, without counting them as set."""
+        """Gives values to keys that the user did not set. `is_set` and `model_fields_set` don't count them as set."""
         self._derived.update(values)
         for name, value in values.items():
             if name not in self.model_fields_set:
@@ -99,7 +104,7 @@ class Section(BaseModel):
         return value.is_set(rest) if rest and isinstance(value, Section) else True
 
     def departs(self, key: str) -> bool:
-        """Whether the user gave the dotted `key`, or a key below it, another value than it has if the user leaves it out."""
+        """Whether the user gave the dotted `key`, or a key below it, a value that differs from its default or derived value."""
         first, _, rest = key.partition(".")
         if first not in self.model_fields_set:
             return False

@@ -1,4 +1,4 @@
-"""`SFTConfig`: supervised fine-tuning on demonstrations."""
+"""`SFTConfig`: all settings of supervised fine-tuning on demonstrations."""
 
 from typing import ClassVar, Self
 
@@ -7,32 +7,28 @@ from pydantic import model_validator
 from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.resolve import resolve_model, resolve_sequence_length, tokens_of_microbatch
 from turnwise.config.roles import PlacedModel
-from turnwise.config.running import RunKeys, SFTEarlyStopping, SFTSaveBest
+from turnwise.config.running import RunKeys
 from turnwise.config.section import Names, Positive, PositiveCount
 
 
 class SFTConfig(PlacedModel, RunKeys):
-    """One YAML of `turnwise sft`: JSONL files of `messages`, with the loss on what the assistant says."""
+    """One YAML of `turnwise sft`: files of conversations. The loss is on the assistant's messages."""
 
     train_files: Names
     """JSONL files with a row `{"messages": [...]}` per line."""
     val_files: Names | None = None
-    """Files of the same form, for the validation loss every eval_steps."""
+    """Files of the same form, on which the loss is measured every eval_steps and at the end."""
     num_epochs: PositiveCount = 1
     """Passes over the data."""
     max_steps: PositiveCount | None = None
-    """Limit of the optimiser steps [those of the epochs]."""
+    """Maximum optimiser steps [those of num_epochs]."""
     max_grad_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
     use_dynamic_batching_in_train: bool = True
     """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
-    save_best: SFTSaveBest | None = None
-    early_stopping: SFTEarlyStopping | None = None
     plays_ahead: ClassVar[bool] = False
-    num_replicas: ClassVar[int] = 0  # nothing is played, so nothing is served
+    num_replicas: ClassVar[int] = 0  # no inference server: nothing is sampled
     server_devices: ClassVar[list[int] | None] = None
-    deterministic: bool = False
-    """Two runs of one config and seed are bit-identical."""
 
     @model_validator(mode="after")
     def _resolve(self) -> Self:
@@ -41,6 +37,8 @@ class SFTConfig(PlacedModel, RunKeys):
         self.strategy_args.fill(strategy_name="torch_train")
         resolve_sequence_length(self, self.model_args.model_name_or_path)
         self.fill(max_tokens_per_microbatch_in_train=tokens_of_microbatch(self.sequence_length))
+        for section in filter(None, (self.save_best, self.early_stopping)):
+            section.fill(metric="sft/val_loss", mode="min")
         return self
 
     @property
@@ -58,5 +56,5 @@ class SFTConfig(PlacedModel, RunKeys):
         return self.cluster.name == "process" or len(self.device_mapping or ()) > 1
 
     def model_shape(self) -> ModelShape | None:
-        """The model's shape from its config.json; None if there is no such file here."""
+        """The model's sizes; None as in `read_model_shape`."""
         return read_model_shape(self.model_args.model_name_or_path)

@@ -1,4 +1,4 @@
-"""Sizes of a run: its memory, its checkpoints on the disk, and settings that make its steps smaller."""
+"""Estimates a run's memory and its checkpoints on the disk, and finds settings that make its steps smaller."""
 
 from turnwise.config.model_shape import BYTES, ModelShape, read_model_shape
 from turnwise.config.roles import ModelArgs
@@ -6,25 +6,21 @@ from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.spec import MAX_PACKED_BYTES
 
-_PAGE = "docs/how_long.md has measured times"
 TRAINED_BYTES = 16
-"""Bytes of a trained parameter: fp32 weight, gradient and the two moments of Adam."""
-_SHORTEST_RESPONSE = 8  # tokens. Shorter ones hold no answer.
+"""Bytes per trained parameter: fp32 weight, gradient and the two moments of Adam."""
+_SHORTEST_RESPONSE = 8  # in tokens; a shorter one holds no answer
 
 
 def smaller_steps(config: AgenticConfig | SFTConfig) -> str:
-    """Settings that about halve the time of a step, each with a value that this config can have."""
-    changes = list(_smaller_sft(config) if isinstance(config, SFTConfig) else _smaller(config))
+    """Advice with settings that each about halve the time of a step, as overrides with values that this config can have."""
+    changes = _smaller_sft(config) if isinstance(config, SFTConfig) else _smaller(config)
     tried = f"smaller sizes to try: {' '.join(changes)}, or" if changes else "try"
-    return f"{tried} a smaller model ({_PAGE})"
+    return f"{tried} a smaller model (docs/how_long.md has measured times)"
 
 
 def _smaller_sft(config: SFTConfig) -> list[str]:
-    sizes = config.training_args.__dict__
-    for key in ("gradient_accumulation_steps", "per_device_train_batch_size"):
-        if sizes[key] > 1:
-            return [f"training_args.{key}={sizes[key] // 2}"]
-    return []
+    sizes, keys = config.training_args.__dict__, ("gradient_accumulation_steps", "per_device_train_batch_size")
+    return [f"training_args.{key}={sizes[key] // 2}" for key in keys if sizes[key] > 1][:1]
 
 
 def _smaller(config: AgenticConfig) -> list[str]:
@@ -44,40 +40,46 @@ def _smaller(config: AgenticConfig) -> list[str]:
     return changes
 
 
-def _checkpoint_bytes(arguments: ModelArgs, shape: ModelShape) -> int:
-    """Bytes of one model: fp32 weights, and Adam's two moments of what is trained. An adapter's base model isn't saved."""
-    if arguments.lora_rank is None:
-        return 12 * shape.num_parameters
-    return 12 * shape.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
+def _critic_shape(config: AgenticConfig, policy: ModelShape) -> ModelShape:
+    """The critic's sizes; those of the policy if they aren't known."""
+    return read_model_shape(config.critic.model_args.model_name_or_path) or policy
+
+
+def _num_adapter(arguments: ModelArgs, shape: ModelShape) -> int:
+    """Number of parameters of a model's LoRA adapter; 0 without one."""
+    return shape.num_lora_parameters(arguments.lora_rank or 0, arguments.lora_target or ["all"])
 
 
 def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
-    """Size of one checkpoint on the disk, and of all that are kept."""
-    size = _checkpoint_bytes(config.actor_train.model_args, shape)
+    """The size of one checkpoint on the disk, and of all that are kept. A model has fp32 weights and Adam's two moments of
+    what is trained; an adapter's base model isn't saved."""
+    saved = [(config.actor_train.model_args, shape)]
     if config.needs_critic:
-        critic = read_model_shape(config.critic.model_args.model_name_or_path) or shape
-        size += _checkpoint_bytes(config.critic.model_args, critic)
+        saved.append((config.critic.model_args, _critic_shape(config, shape)))
+    size = 12 * sum(_num_adapter(model, shape) if model.has_adapter else shape.num_parameters for model, shape in saved)
     kept = config.max_ckpt_to_keep
-    # A new one is written before the oldest is deleted.
+    # A new checkpoint is written before the oldest is deleted.
     held = f", {bytes_text((kept + 1) * size)} while one is written" if kept else ", all kept"
     return f"about {bytes_text(size)} each{held} (max_ckpt_to_keep, save_steps)"
 
 
 def episodes_at_once(config: AgenticConfig) -> int:
-    """Training episodes that play at once, including redundant and greedy siblings."""
+    """Number of training episodes that play at once, including redundant and greedy siblings."""
     manager, has_greedy = config.train_env_manager, "greedy_sibling" in config.estimator.needs
     return manager.num_env_groups * (manager.group_size + manager.group_size_redundancy + has_greedy)
 
 
 def memory(config: AgenticConfig, shape: ModelShape) -> str:
-    """A run's estimated memory, without activations. The sampler reads the trainer's weights and needs none of its own if
-    it computes in fp32, gets every update, plays only while nothing trains, and the policy has no LoRA adapter."""
+    """A run's estimated memory, without activations. The sampler needs no weights of its own if it can read the trainer's: it
+    computes in fp32, gets every update and plays only while nothing trains, and the policy has no LoRA adapter."""
     num = shape.num_parameters
     policy = config.actor_train.model_args
     parts = [trained_memory(policy, shape)]
     if config.needs_critic:
-        critic = read_model_shape(config.critic.model_args.model_name_or_path) or shape
-        parts.append(f"{bytes_text(_critic_memory(config.critic.model_args, critic))} critic")
+        critic, arguments = _critic_shape(config, shape).num_value_parameters, config.critic.model_args
+        adapter = _num_adapter(arguments, _critic_shape(config, shape))
+        size = 4 * critic + TRAINED_BYTES * adapter if arguments.has_adapter else TRAINED_BYTES * critic
+        parts.append(f"{bytes_text(size)} critic")
     if config.needs_reference and not config.is_reference_in_policy:
         parts.append(f"{bytes_text(4 * num)} reference")
     dtype = config.actor_infer.model_args.dtype
@@ -99,19 +101,12 @@ def memory(config: AgenticConfig, shape: ModelShape) -> str:
 
 
 def trained_memory(arguments: ModelArgs, shape: ModelShape) -> str:
-    num = shape.num_parameters
-    if arguments.lora_rank is None:
-        most = "at most " if arguments.freeze_module_prefix else ""
-        return f"{most}{bytes_text(TRAINED_BYTES * num)} weights, gradients, optimiser"
-    adapters = shape.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
-    return f"{bytes_text(BYTES['fp32'] * num)} frozen weights, {bytes_text(TRAINED_BYTES * adapters)} adapters to be trained"
-
-
-def _critic_memory(arguments: ModelArgs, shape: ModelShape) -> int:
-    if arguments.lora_rank is None:
-        return TRAINED_BYTES * shape.num_value_parameters
-    adapters = shape.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
-    return BYTES["fp32"] * shape.num_value_parameters + TRAINED_BYTES * adapters
+    """The estimated memory of a trained language model, without activations."""
+    num, adapter = shape.num_parameters, _num_adapter(arguments, shape)
+    if arguments.has_adapter:
+        return f"{bytes_text(4 * num)} frozen weights, {bytes_text(TRAINED_BYTES * adapter)} adapters to be trained"
+    most = "at most " if arguments.freeze_module_prefix else ""
+    return f"{most}{bytes_text(TRAINED_BYTES * num)} weights, gradients, optimiser"
 
 
 def bytes_text(number: int) -> str:

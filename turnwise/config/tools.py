@@ -1,4 +1,4 @@
-"""Reads the files that a config's section `agent` names, in verl's form: tools, simulated users, agent loops."""
+"""Reads the files that a config's section `agent` names: tools, simulated users, agent loops. Their form is verl's."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +18,7 @@ S = TypeVar("S", bound=Section)
 
 
 def _entry_point(known: Mapping[str, str], aliases: Mapping[str, str], name: Any) -> Any:
-    """The name as `module:Class`. Files written for other systems have `module.Class`; a known name stays as it is."""
+    """The name as `module:Class`, also if it is written `module.Class`; a known name stays as it is."""
     if not isinstance(name, str) or name in known:
         return name
     if name in aliases:
@@ -48,7 +48,7 @@ class _ToolFile(Section):
 
 
 class InteractionEntry(Section):
-    """One simulated user of an interaction file: the name that rows choose it by, its class, and the class's config."""
+    """One simulated user of an interaction file: the name by which rows choose it, its class, and the class's config."""
 
     name: Name
     class_name: Annotated[Name, BeforeValidator(partial(_entry_point, INTERACTIONS, INTERACTION_ALIASES))]
@@ -60,7 +60,7 @@ class _InteractionFile(Section):
 
 
 class LoopEntry(Section):
-    """One agent loop of a user: its name in the column `agent_name`, its class, and arguments of the class."""
+    """One of the user's own agent loops: the name by which rows choose it, its class, and the class's arguments."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -74,28 +74,26 @@ class _LoopFile(Section):
 
 def read_tool_file(path: str) -> list[ToolEntry]:
     """The tools of the file that `agent.tool_config_path` names. Raises ConfigError with file and key if it is wrong."""
-    name, form = f"agent.tool_config_path {path}", "tools, a list of {class_name, config, tool_schema}"
-    return _read(name, _ToolFile, _content(path, name), form).tools
+    return _read("tool_config_path", path, _ToolFile, "tools, a list of {class_name, config, tool_schema}").tools
 
 
 def read_interaction_file(path: str) -> list[InteractionEntry]:
     """The simulated users of the file that `agent.interaction_config_path` names; raises as `read_tool_file`."""
-    name, form = f"agent.interaction_config_path {path}", "interaction, a list of {name, class_name, config}"
-    return _read(name, _InteractionFile, _content(path, name), form).interaction
+    form = "interaction, a list of {name, class_name, config}"
+    return _read("interaction_config_path", path, _InteractionFile, form).interaction
 
 
 def read_loop_file(path: str) -> dict[str, LoopEntry]:
     """The loops of the file that `agent.agent_config_path` names, by name; raises as `read_tool_file`."""
-    name = f"agent.agent_config_path {path}"
-    found = _read(name, _LoopFile, {"loops": _content(path, name)}, "a list of {name, _target_}")
+    found = _read("agent_config_path", path, _LoopFile, "a list of {name, _target_}")
     return {loop.name: loop for loop in found.loops}
 
 
-def _content(path: str, name: str) -> Any:
-    return load_yaml(read_yaml(Path(path).expanduser(), name), name)
-
-
-def _read(name: str, kind: type[S], content: Any, form: str) -> S:
+def _read(key: str, path: str, kind: type[S], form: str) -> S:
+    name = f"agent.{key} {path}"
+    content = load_yaml(read_yaml(Path(path).expanduser(), name), name)
+    if kind is _LoopFile:
+        content = {"loops": content}
     if not isinstance(content, dict) or not all(isinstance(value, list) for value in content.values()):
         raise ConfigError(f"{name} holds {str(content)[:40]!r}; expected {form}")
     try:

@@ -1,4 +1,4 @@
-"""Warns about values that are allowed but far outside the range in which training works."""
+"""Finds values that are allowed but far outside the range in which training works."""
 
 import math
 from collections.abc import Collection, Iterator
@@ -10,7 +10,7 @@ from turnwise.package_tables import read_table
 
 
 class Usual(NamedTuple):
-    """One row of `unusual.yaml`."""
+    """One row of `unusual.yaml`, which says what its fields mean."""
 
     keys: str
     usual: str
@@ -25,8 +25,8 @@ _OF_KEY = {key: row for row in _USUAL for key in row.keys.split()}
 
 
 def unusual(section: Section, idle: Collection[Path], path: Path = ()) -> Iterator[Problem]:
-    """A problem for each setting in a section that the user set outside its usual bounds, except `idle` settings. A value of 0
-    (off) is never reported."""
+    """A problem for each setting that the user set outside its usual bounds, in a section at `path` and the sections in it.
+    Settings in `idle`, which have no effect, and values of 0 (off) are never reported."""
     for key in type(section).model_fields:
         value, here = section.__dict__[key], (*path, key)
         if here in idle or key not in section.model_fields_set:

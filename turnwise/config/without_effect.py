@@ -1,5 +1,4 @@
-"""Known keys that were set but change nothing in this combination: warnings, and errors under `--strict`. A key that is set to
-the value that it would have anyway is never reported."""
+"""Finds keys that are set to another value than they have anyway, and change nothing: warnings, or errors under `--strict`."""
 
 from collections.abc import Iterator
 
@@ -14,9 +13,9 @@ REQUIREMENTS = requirements("without_effect")
 _TRAINS = requirements("trained", "trained_by_reinforcement", "computing")
 _FROZEN = requirements("computing", "untrained")
 _AT_TIMES = {"actor_train": _TRAINS, "critic": _TRAINS, "reference": _FROZEN, "reward": _FROZEN}
-"""Role → requirements of its keys that some settings leave without effect."""
+"""Role → requirements of those of its keys that have an effect in some configs only."""
 UNREAD: dict[str, dict[str, list[str]]] = {name: facts["unread"] for name, facts in ROLES.items()}
-"""Role → reason → keys that the role never reads."""
+"""Role → reason → keys of the role that are never read."""
 ROLE_REQUIREMENTS: dict[str, tuple[Requirement, ...]] = {
     role: (*_AT_TIMES.get(role, ()), *(Requirement(tuple(keys), (), reason) for reason, keys in unread.items()))
     for role, unread in UNREAD.items()
@@ -25,23 +24,17 @@ SFT_REQUIREMENTS = requirements("trained", "trained_by_imitation")
 
 
 def never_works(key: str) -> bool:
-    """Whether a dotted key belongs to a role that never reads this key."""
+    """Whether a dotted key, such as `actor_infer.training_args`, is one that its role never reads."""
     role, _, inner = key.partition(".")
     return any(f"{inner}.".startswith(f"{name}.") for names in UNREAD.get(role, {}).values() for name in names)
 
 
 def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
-    """The keys that have no effect, or undo that of others, with reasons. A section without effect is named as a whole."""
+    """The keys that have no effect, or undo others, with reasons. A section without effect is named as a whole."""
     if isinstance(config, SFTConfig):
         return list(without_effect(SFT_REQUIREMENTS, config))
-    found = [
-        *without_effect(REQUIREMENTS, config),
-        *_clip_keys(config),
-        *_corrections(config),
-        *_histories(config),
-        *_mean_credit(config),
-        *_long_warmups(config),
-    ]
+    checks = (_clip_keys, _corrections, _histories, _mean_credit, _long_warmups)
+    found = [*without_effect(REQUIREMENTS, config), *(problem for check in checks for problem in check(config))]
     for name, rows in ROLE_REQUIREMENTS.items():
         found += without_effect(rows, config.roles[name], name)
     paths = {problem.path for problem in found}
@@ -49,7 +42,7 @@ def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
 
 
 def ineffective(config: AgenticConfig | SFTConfig) -> list[str]:
-    """A sentence for each known key that was set but changes nothing in this combination."""
+    """The problems of `find_ineffective` as sentences."""
     return as_sentences(find_ineffective(config))
 
 
@@ -73,7 +66,7 @@ def _corrections(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
-    """Finds credit of single turns under a loss that averages it over a sequence of several turns."""
+    """Finds estimators that give each turn its own credit, under a loss that averages advantages over several turns."""
     estimator, granularities = config.estimator, config.variant.granularities
     by_sequence = granularities[:1] == ("geometric",) and config.ratio_type != "segment"
     if not by_sequence or estimator.is_own or estimator.placement != "turn" or config.reward_placement == "final":
@@ -90,7 +83,7 @@ def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _long_warmups(config: AgenticConfig) -> Iterator[Problem]:
-    """Finds warm-ups that are longer than the run, so that the learning rate stays near 0."""
+    """Finds warm-ups that are longer than the run, so that the learning rate never reaches its peak."""
     for name in ("actor_train", "critic") if config.needs_critic else ("actor_train",):
         training = config.roles[name].training_args
         steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)

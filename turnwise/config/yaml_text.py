@@ -1,4 +1,4 @@
-"""Reads YAML files as UTF-8, limits their size even after anchors and interpolations are expanded, and notes where keys are."""
+"""Reads YAML files as UTF-8, limits their size even after anchors and interpolations are expanded, and finds places of keys."""
 
 import os
 import re
@@ -15,10 +15,10 @@ from turnwise.errors import ConfigError
 MAX_BYTES = 2**20
 """Largest size of a YAML file."""
 MAX_SIZE = 100_000
-"""Number of values that a file may have; a long text counts as several."""
+"""Maximum number of values of a file, in which a long text counts as several."""
 MAX_DEPTH = 64
 """Maximum levels of nested sections."""
-_TEXT_UNIT = 64
+_TEXT_UNIT = 64  # characters of a text that count as one value
 _REFERENCE = re.compile(r"(?<!\\)\$\{\s*(\.*)([^${}:\s]+)\s*\}")
 
 
@@ -58,12 +58,12 @@ def load_yaml(text: str, name: str) -> Any:
 
 
 def require_bounded(text: str, name: str) -> None:
-    """Raises ConfigError if the text isn't YAML, or is too large or too deep after its anchors are expanded."""
+    """Raises ConfigError if the text isn't YAML, or is too large, too deep or endless once its anchors are expanded."""
     anchored: dict[str, tuple[int, int]] = {}
     sections: list[tuple[str | None, int, int]] = [(None, 0, 0)]
     line = 1
     try:
-        # Events come one by one, so neither nesting nor aliases cost anything yet.
+        # Events come one by one, before anything is nested or expanded, so a hostile file costs no memory.
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             line = event.start_mark.line + 1 if event.start_mark else line
             anchor, size, depth = None, 1, 0
@@ -134,7 +134,7 @@ def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
 
 
 def _target(values: Any, path: KeyPath, match: re.Match[str]) -> tuple[KeyPath, Any]:
-    """Path and value of an interpolation's target. If another interpolation is on the way, the path ends there."""
+    """Path and value of an interpolation's target. If another interpolation is on the way, path and value are those of that."""
     dots, rest = match.groups()
     found: KeyPath = ()
     names = [*(path[: len(path) - len(dots)] if dots else ()), *(part for part in re.split(r"[.\[\]]", rest) if part)]
@@ -155,12 +155,12 @@ def _require(depth: int, size: int, name: str, line: int) -> None:
 
 
 MAX_LINKS = 16
-"""Maximum interpolations that are followed in a row, since they may form a circle."""
+"""Maximum number of interpolations that are followed in a row, since they may form a circle."""
 _INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}")
 
 
 def display(path: Path) -> str:
-    """The path relative to the working directory, if it is below that."""
+    """The path, relative to the working directory if it lies in there."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
@@ -169,7 +169,7 @@ class KeyLocations:
     """Places of keys in YAML files and overrides, for messages. Later files win over earlier ones, overrides over files."""
 
     def __init__(self, files: Sequence[Path], overrides: Sequence[str] = ()) -> None:
-        self._file = display(files[-1])
+        self._file = display(files[-1]) if files else ""
         self._places: dict[KeyPath, str] = {}
         self._links: dict[KeyPath, KeyPath] = {}
         for file in files:
@@ -182,7 +182,7 @@ class KeyLocations:
             self._places[key] = place
 
     def of(self, key: KeyPath) -> str:
-        """The place of a key, or of the nearest section around it; an interpolated key has the place of its source."""
+        """The place of a key, of what it interpolates, or of the nearest section around it; empty without files."""
         for _ in range(MAX_LINKS):
             length = next((n for n in range(len(key), 0, -1) if key[:n] in self._places), 0)
             head, tail = key[:length], key[length:]

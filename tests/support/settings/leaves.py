@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-import types
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.config.load import _models as models_in
 
 Kind = type[AgenticConfig] | type[SFTConfig]
 KINDS: tuple[Kind, ...] = (AgenticConfig, SFTConfig)
@@ -63,7 +63,7 @@ class Leaf:
 def leaves(section: type[BaseModel], prefix: Path = ()) -> Iterator[Leaf]:
     """Every key that holds no section; `custom_envs` through one tag, lists through their first item."""
     for name, field in section.model_fields.items():
-        inner = next(_models_in(field.annotation), None)
+        inner = next(models_in(field.annotation), None)
         if inner is None:
             yield Leaf((*prefix, name), field, declaring(section, name))
             continue
@@ -94,13 +94,6 @@ def value_at(config: BaseModel, path: Path) -> Any:
             return None
         value = value.__dict__[str(part)] if isinstance(value, BaseModel) else value[part]
     return value
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)
 
 
 def _literals(annotation: Any) -> Iterator[Any]:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from small_configs import notes_of, values_of
 
 from turnwise.config import parse_config
 from turnwise.errors import ConfigError
-
-LAKE: dict[str, Any] = {"env_type": "frozen_lake"}
-
-
-def notes_of(strict: bool = False, env: dict[str, Any] | None = None, **keys: Any) -> list[str]:
-    return parse_config({"pretrain": "models/none", "custom_envs": {"Lake": LAKE | (env or {})}} | keys, strict=strict)[1]
 
 
 @pytest.mark.parametrize("variant", ["gspo", "gmpo"])
@@ -23,15 +18,15 @@ def test_a_ratio_of_the_whole_episode_averages_the_credit_of_its_turns(variant: 
     assert note.startswith(f"pg_variant: {variant} gives all tokens of a sequence the mean of their advantages")
     assert f"the credit that {estimator} gives single turns is averaged away" in note and "ratio_type: segment" in note
     with pytest.raises(ConfigError, match="averaged away"):
-        notes_of(adv_estimator=estimator, pg_variant=variant, strict=True)
+        parse_config(values_of(adv_estimator=estimator, pg_variant=variant), strict=True)
 
 
 @pytest.mark.parametrize(
     "keys",
     [
         {"ratio_type": "segment"},
-        {"env": {"mode": "step"}},
-        {"env": {"max_steps": 1}},
+        {"custom_envs.Lake.mode": "step"},
+        {"custom_envs.Lake.max_steps": 1},
         {"pg_variant": "ppo"},
         {"adv_estimator": "grpo"},
         {"adv_estimator": "mine:Credit"},

@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from small_configs import config_of
 
 from turnwise.cli import config_command
-from turnwise.config import SFTConfig, describe, find_config, load_any_config, load_config, parse_config
+from turnwise.config import SFTConfig, describe, find_config, load_any_config, load_config
+from turnwise.config.describe import most_sampled
 from turnwise.config.yaml_text import KeyLocations
 from turnwise.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = ROOT / "examples" / "qwen2.5-0.5B-agentic" / "agent_val_frozen_lake.yaml"
-ON_A_LAPTOP = [
-    "pretrain=runs/model",
-    "actor_train.strategy_args=null",
-    "actor_train.device_mapping=null",
-    "actor_train.model_args=null",
-    "actor_infer.strategy_args=null",
-    "actor_infer.device_mapping=null",
-    "actor_infer.model_args=null",
-    "reference.device_mapping=null",
-    "reference.model_args=null",
-    "rollout_batch_size=64",
-    "val_batch_size=64",
-    "sequence_length=2048",
-    "train_env_manager.num_env_groups=8",
-    "train_env_manager.num_groups_partition=[8]",
-    "actor_train.training_args.gradient_accumulation_steps=16",
-]
+ALL_PUBLISHED = sorted(PUBLISHED.parent.glob("*.yaml"))
 
 SHARED = """
 pattern: <a>(.*?)</a>
@@ -167,8 +154,9 @@ def test_folder_and_name_of_the_launcher(tmp_path: Path, monkeypatch: pytest.Mon
         find_config("qwen", name, examples)
 
 
-def test_the_published_example_passes_without_a_warning() -> None:
-    config, notes = load_config(PUBLISHED, strict=True)
+@pytest.mark.parametrize("path", ALL_PUBLISHED, ids=lambda path: path.stem)
+def test_a_published_example_passes_without_a_warning(path: Path) -> None:
+    config, notes = load_config(path, strict=True)
     applied = describe(config)
     assert applied.warnings == []
     assert all("hf_infer" in note for note in notes)
@@ -176,18 +164,28 @@ def test_the_published_example_passes_without_a_warning() -> None:
     assert config.optimizer_steps_per_batch() == 1
 
 
-def test_the_published_example_runs_on_a_laptop_as_its_comment_says() -> None:
-    comment = "".join(line.lstrip("# ") for line in PUBLISHED.read_text().split("defaults:")[0].splitlines(keepends=True))
-    assert all(override in comment for override in ON_A_LAPTOP)
-    config, _ = load_config(PUBLISHED, ON_A_LAPTOP, strict=True)
+@pytest.mark.parametrize("path", ALL_PUBLISHED, ids=lambda path: path.stem)
+def test_a_published_example_runs_on_a_laptop_as_its_comment_says(path: Path) -> None:
+    overrides = re.findall(r"\S+=\S+", path.read_text(encoding="utf-8").split("defaults:")[0])
+    assert len(overrides) > 10
+    config, _ = load_config(path, overrides, strict=True)
     assert describe(config).missing == []
 
 
-def test_a_file_with_train_files_is_for_fine_tuning(tmp_path: Path) -> None:
-    (tmp_path / "sft.yaml").write_text("pretrain: models/none\ntrain_files: demos.jsonl\n")
+@pytest.mark.parametrize(
+    ("keys", "validation"),
+    [
+        ("", "never (no val_files)"),
+        ("val_files: val.jsonl", "at the end"),
+        ("val_files: val.jsonl\neval_steps: 1", "every 1 step and at the end"),
+    ],
+)
+def test_a_file_with_train_files_is_for_fine_tuning(tmp_path: Path, keys: str, validation: str) -> None:
+    (tmp_path / "sft.yaml").write_text(f"pretrain: models/none\ntrain_files: demos.jsonl\n{keys}\n")
     config, _ = load_any_config(tmp_path / "sft.yaml")
     assert isinstance(config, SFTConfig)
-    assert "samples" in dict(describe(config).rows)["steps"]
+    rows = dict(describe(config).rows)
+    assert "samples" in rows["steps"] and rows["validation"] == validation
 
 
 def print_config(path: Path, is_json: bool, capsys: pytest.CaptureFixture[str]) -> str:
@@ -217,9 +215,9 @@ def test_the_command_says_each_warning_once(main_file: Path, capsys: pytest.Capt
 
 
 def test_tags_are_said_as_they_are_played() -> None:
-    values = {"pretrain": "models/none", "custom_envs": {tag: {"env_type": "frozen_lake"} for tag in ("A", "B", "C")}}
+    envs = {tag: {"env_type": "frozen_lake"} for tag in ("A", "B", "C")}
     manager = {"num_env_groups": 9, "num_groups_partition": [6, 3, 0]}
-    rows = dict(describe(parse_config(values | {"eval_steps": 5, "val_batch_size": 2, "train_env_manager": manager})[0]).rows)
+    rows = dict(describe(config_of(custom_envs=envs, eval_steps=5, val_batch_size=2, train_env_manager=manager)).rows)
     assert rows["one step"] == "64 trajectories in 8 groups of 8, from A, B (groups 2 : 1)"
     few = "2 groups hold at most 2 of the 3 tags in validation, always the same ones"
     assert rows["validation"] == f"every 5 steps, temperature 1, 2 trajectories from A, B, C (groups 3 : 3 : 2); {few}"
@@ -273,34 +271,46 @@ def test_importing_and_using_the_config_loads_no_heavy_library() -> None:
     assert done.stderr.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("keys", "most"),
+    [
+        ({}, 40),
+        ({"agent.function_tool_path": "tools.py"}, 100),
+        ({"agent.function_tool_path": "tools.py", "agent.max_assistant_turns": 2}, 80),
+        ({"data.default_agent": "tool_agent"}, 100),
+    ],
+    ids=str,
+)
+def test_an_episode_of_a_row_may_sample_as_many_responses_as_its_agent_takes(keys, most):
+    data = {"train_files": "rows.jsonl", "reward": "exact_match"}
+    sizes = {"sequence_length": 100, "actor_infer.generating_args.max_new_tokens": 40}
+    config = config_of(data=data, custom_envs={}, **sizes | keys)
+    assert most_sampled(config) == most
+
+
 def test_importing_the_config_does_not_import_hydra() -> None:
     code = "import sys, turnwise.config; sys.exit('hydra' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-WHOLE = {"training_args": {"per_device_train_batch_size": 64, "gradient_accumulation_steps": 1}}
-"""One optimiser step a batch."""
 
 
 @pytest.mark.parametrize(
     ("changes", "row"),
     [
         (
-            {"actor_train": WHOLE},
+            {"actor_train.training_args.per_device_train_batch_size": 64},
             "up to 1 batch ahead; at new weights responses are finished; groups are trained on as they end; stale tokens are "
             "trained on as they are",
         ),
         ({"async_generation_ratio": 2, "stream_training": False}, "groups are trained on when the batch is complete"),
         ({"async_generation_ratio": 2}, "up to 2 batches ahead"),
-        ({"train_infer_correction": {"is_weight": {}}}, "stale tokens are corrected by train_infer_correction"),
-        ({"train_infer_correction": {"is_weight": {"enabled": False}}}, "stale tokens are trained on as they are"),
+        ({"train_infer_correction.is_weight": {}}, "stale tokens are corrected by train_infer_correction"),
+        ({"train_infer_correction.is_weight.enabled": False}, "stale tokens are trained on as they are"),
         ({"use_rollout_log_probs": True}, "ratios are to the policies that sampled"),
     ],
     ids=["as it is", "as a whole", "two ahead", "corrected", "switched off", "spanned"],
 )
 def test_an_asynchronous_run_says_what_becomes_of_stale_samples(changes, row):
-    lake = {"pretrain": "models/none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
-    applied = describe(parse_config(lake | {"async_generation_ratio": 1} | changes)[0])
-    assert row in dict(applied.rows)["asynchronous"]
-    assert "in the trainer's process" in dict(applied.rows)["actor_train"]
-    assert "asynchronous" not in dict(describe(parse_config(lake)[0]).rows)
+    rows = dict(describe(config_of(**{"async_generation_ratio": 1} | changes)).rows)
+    assert row in rows["asynchronous"]
+    assert "in the trainer's process" in rows["actor_train"]
+    assert "asynchronous" not in dict(describe(config_of()).rows)

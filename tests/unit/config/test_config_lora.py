@@ -8,28 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_configs import SFT, config_of
 from toy_model import toy_model
 
-from turnwise.config import (
-    AgenticConfig,
-    SFTConfig,
-    describe,
-    differences,
-    ineffective,
-    missing,
-    parse_config,
-    unavailable,
-)
+from turnwise.config import SFTConfig, describe, differences, ineffective, missing, parse_config, unavailable
 from turnwise.config.model_shape import read_model_shape
 from turnwise.errors import ConfigError
 from turnwise.models.lora import Adapters, LoRASettings
-
-MINIMAL: dict[str, Any] = {"pretrain": "models/none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
-SFT: dict[str, Any] = {"pretrain": "models/none", "train_files": "demos.jsonl"}
-
-
-def config_of(**keys: Any) -> AgenticConfig:
-    return parse_config(MINIMAL | keys, AgenticConfig)[0]
 
 
 def with_lora(role: str = "actor_train", **model_args: Any) -> dict[str, Any]:
@@ -63,14 +48,14 @@ def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        (
-            {"actor_train": {"model_args": {"lora_target": "all"}}},
-            "actor_train.model_args.lora_target: has no effect: needs lora_",
-        ),
+        ({"actor_train.model_args.lora_target": "all"}, "actor_train.model_args.lora_target: has no effect: needs lora_"),
         (with_lora("actor_infer"), "actor_infer.model_args.lora_rank: has no effect: actor_train trains; set it there"),
-        (with_lora("reference") | {"use_kl_loss": True}, "reference.model_args.lora_rank: has no effect: it isn't trained"),
         (
-            {"actor_infer": {"model_args": {"freeze_module_prefix": "x"}}},
+            {"reference.model_args.lora_rank": 8, "use_kl_loss": True},
+            "reference.model_args.lora_rank: has no effect: it isn't trained",
+        ),
+        (
+            {"actor_infer.model_args.freeze_module_prefix": "x"},
             "actor_infer.model_args.freeze_module_prefix: has no effect: actor_train trains; set it there",
         ),
     ],

@@ -5,40 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from small_configs import config_of, notes_of, values_of
 
 from turnwise.config import parse_config, unavailable
 from turnwise.errors import ConfigError
-
-LAKE: dict[str, Any] = {"env_type": "frozen_lake"}
-MINIMAL: dict[str, Any] = {"pretrain": "models/none", "custom_envs": {"Lake": LAKE}}
 
 
 @pytest.mark.parametrize(
     ("keys", "path", "expected"),
     [
-        ({"actor_train": {"pg_variant": "topr"}}, "pg_variant", "topr"),
-        ({"actor_train": {"model_args": {"flash_attn": "fa2"}}}, "actor_train.model_args.attn_implementation", "fa2"),
-        ({"actor_train": {"model_args": {"flash_attn": "disabled"}}}, "actor_train.model_args.attn_implementation", "eager"),
+        ({"actor_train.pg_variant": "topr"}, "pg_variant", "topr"),
+        ({"actor_train.model_args.flash_attn": "fa2"}, "actor_train.model_args.attn_implementation", "fa2"),
+        ({"actor_train.model_args.flash_attn": "disabled"}, "actor_train.model_args.attn_implementation", "eager"),
         (
-            {"actor_train": {"model_args": {"lora_rank": 8, "lora_target": "q_proj, v_proj"}}},
+            {"actor_train.model_args.lora_rank": 8, "actor_train.model_args.lora_target": "q_proj, v_proj"},
             "actor_train.model_args.lora_target",
             ["q_proj", "v_proj"],
         ),
-        (
-            {"reference": {"strategy_args": {"strategy_name": "hf_infer"}}},
-            "reference.strategy_args.strategy_name",
-            "torch_infer",
-        ),
-        ({"actor_infer": {"strategy_args": {"strategy_name": "hf_infer"}}}, "actor_infer.strategy_args.strategy_name", "hf"),
-        ({"actor_infer": {"generating_args": {"top_k": -1}}}, "actor_infer.generating_args.top_k", 0),
-        ({"train_env_manager": {"group_filter_cls": "my.filters.Keep"}}, "group_filter", "my.filters:Keep"),
-        (
-            {"train_env_manager": {"group_filter_cls": "roll.pipeline.agentic.agentic_pipeline.GroupFilter"}},
-            "group_filter",
-            None,
-        ),
-        ({"reward_normalization": {"grouping": "state"}}, "reward_normalization.grouping", "traj_group_id"),
-        ({"reward_normalization": {"grouping": "inductive"}}, "reward_normalization.grouping", "tags"),
+        ({"reference.strategy_args.strategy_name": "hf_infer"}, "reference.strategy_args.strategy_name", "torch_infer"),
+        ({"actor_infer.strategy_args.strategy_name": "hf_infer"}, "actor_infer.strategy_args.strategy_name", "hf"),
+        ({"actor_infer.generating_args.top_k": -1}, "actor_infer.generating_args.top_k", 0),
+        ({"train_env_manager.group_filter_cls": "my.filters.Keep"}, "group_filter", "my.filters:Keep"),
+        ({"train_env_manager.group_filter_cls": "roll.pipeline.agentic.agentic_pipeline.GroupFilter"}, "group_filter", None),
+        ({"reward_normalization.grouping": "state"}, "reward_normalization.grouping", "traj_group_id"),
+        ({"reward_normalization.grouping": "inductive"}, "reward_normalization.grouping", "tags"),
         ({"add_token_level_kl": True, "init_kl_coef": 0.1, "kl_penalty": "mse"}, "kl_penalty", "k2"),
         ({"use_kl_loss": True, "kl_loss_type": "low_var"}, "kl_loss_type", "k3"),
         ({"track_with": "tensorboard"}, "track_with", ["tensorboard"]),
@@ -46,7 +36,7 @@ MINIMAL: dict[str, Any] = {"pretrain": "models/none", "custom_envs": {"Lake": LA
     ],
 )
 def test_mapped(keys: dict[str, Any], path: str, expected: object) -> None:
-    value: Any = parse_config(MINIMAL | keys)[0]
+    value: Any = config_of(**keys)
     for part in path.split("."):
         value = value.__dict__[part]
     assert value == expected
@@ -58,17 +48,17 @@ def test_mapped(keys: dict[str, Any], path: str, expected: object) -> None:
         ({"env_manager_cls": "roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager"}, "mode", "trajectory"),
         ({"env_manager_cls": "roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager"}, "mode", "step"),
         ({"max_actions_per_traj": 7}, "max_steps", 7),
-        ({"env_config": {"max_steps": 6}}, "max_steps", 6),
-        ({"max_steps": 5, "env_config": {"max_steps": 6}}, "max_steps", 5),
-        ({"env_config": {"action_pattern": "(.*)"}}, "action_pattern", "(.*)"),
-        ({"action_pattern": "a", "env_config": {"action_pattern": "(.*)"}}, "action_pattern", "a"),
-        ({"env_config": {"special_token_list": ["x"], "size": 5}}, "env_config", {"size": 5}),
+        ({"env_config.max_steps": 6}, "max_steps", 6),
+        ({"max_steps": 5, "env_config.max_steps": 6}, "max_steps", 5),
+        ({"env_config.action_pattern": "(.*)"}, "action_pattern", "(.*)"),
+        ({"action_pattern": "a", "env_config.action_pattern": "(.*)"}, "action_pattern", "a"),
+        ({"env_config.special_token_list": ["x"], "env_config.size": 5}, "env_config", {"size": 5}),
         ({"agent_name": "RectAgentLoop"}, "agent_name", "react_agent"),
         ({"agent_name": "tool_agent_loop"}, "agent_name", "tool_agent"),
     ],
 )
 def test_mapped_in_an_environment(keys: dict[str, Any], name: str, expected: object) -> None:
-    env = parse_config(MINIMAL | {"custom_envs": {"Lake": LAKE | keys}})[0].custom_envs["Lake"]
+    env = config_of(**{f"custom_envs.Lake.{key}": value for key, value in keys.items()}).custom_envs["Lake"]
     assert env.__dict__[name] == expected
     assert "action_pattern" not in env.env_config and "max_steps" not in env.env_config
 
@@ -77,90 +67,85 @@ def test_mapped_in_an_environment(keys: dict[str, Any], name: str, expected: obj
     "keys",
     [
         {"actor_train": {"pg_variant": None, "topr_positive_weight": None, "model_args": {"flash_attn": None}}},
-        {"custom_envs": {"Lake": LAKE | {"max_actions_per_traj": None}}},
+        {"custom_envs.Lake.max_actions_per_traj": None},
     ],
 )
 def test_a_published_key_that_is_null_is_not_set(keys: dict[str, Any]) -> None:
-    assert parse_config(MINIMAL | keys)[0] == parse_config(MINIMAL)[0]
+    assert config_of(**keys) == config_of()
 
 
 def test_an_environment_of_ones_own_keeps_its_arguments() -> None:
     env = {"env_type": "mine:Env", "env_config": {"max_steps": 6}}
-    assert parse_config(MINIMAL | {"custom_envs": {"Mine": env}})[0].custom_envs["Mine"].env_config == {"max_steps": 6}
+    assert config_of(custom_envs={"Mine": env}).custom_envs["Mine"].env_config == {"max_steps": 6}
 
 
-def test_managers_that_this_version_lacks_are_named() -> None:
-    for name in ("VLTrajEnvManager", "AgentNativeStepEnvManager", "StepConcatEnvManager", "ProxyEnvManager"):
-        with pytest.raises(ConfigError, match=rf"env_manager_cls: {name}: .* aren't in this version"):
-            parse_config(MINIMAL | {"custom_envs": {"Lake": LAKE | {"env_manager_cls": f"roll.pipeline.agentic.x.{name}"}}})
-
-
-IDLE = (
-    "always stays on its replica",
-    "the loss from pg_variant",
-    "use_dynamic_batching",
-    "tokenizer's own",
-    "follow from each role",
-)
+@pytest.mark.parametrize("name", ["VLTrajEnvManager", "AgentNativeStepEnvManager", "StepConcatEnvManager", "ProxyEnvManager"])
+def test_managers_that_this_version_lacks_are_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"env_manager_cls: {name}: .* aren't in this version"):
+        config_of(**{"custom_envs.Lake.env_manager_cls": f"roll.pipeline.agentic.x.{name}"})
 
 
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"system_envs": {"A": "1"}}, "set environment variables in the shell"),
-        ({"router_args": {"router_name": "EnvAffinityRouter"}}, "a conversation always stays on its replica"),
-        (
-            {"actor_train": {"worker_cls": "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"}},
-            "the loss from pg_variant",
-        ),
-        ({"actor_train": {"infer_batch_size": 2}}, "use_dynamic_batching_in_infer"),
-        ({"actor_train": {"data_args": {"template": "qwen2_5"}}}, "the chat template is the tokenizer's own"),
-        ({"train_env_manager": {"format_penalty": -0.15}}, "it belongs to custom_envs.<tag>.env_config"),
+        ({"router_args.router_name": "EnvAffinityRouter"}, "a conversation always stays on its replica"),
+        ({"actor_train.worker_cls": "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"}, "the loss from pg_variant"),
+        ({"actor_train.infer_batch_size": 2}, "use_dynamic_batching_in_infer"),
+        ({"actor_train.data_args.template": "qwen2_5"}, "the chat template is the tokenizer's own"),
         ({"num_nodes": 2}, "devices follow from each role's device_mapping"),
+        ({"think_action_pattern": "x"}, "a variable of the published files"),
+    ],
+)
+def test_idle_keys_are_dropped_with_a_sentence(keys: dict[str, Any], sentence: str) -> None:
+    note, *others = notes_of(**keys)
+    assert "nothing to do here" in note and sentence in note and all("other defaults" in other for other in others)
+    parse_config(values_of(**keys), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"system_envs.A": "1"}, "set environment variables in the shell"),
+        ({"train_env_manager.format_penalty": -0.15}, "it belongs to custom_envs.<tag>.env_config"),
         ({"rollout_dump_dir": "/x"}, "rollouts.jsonl"),
         ({"batch_adjust_mode": "copy"}, "never copied"),
-        ({"checkpoint_config": {"async_upload": True}}, "written to the file system"),
-        ({"think_action_pattern": "x"}, "a variable of the published files"),
-        ({"custom_envs": {"Lake": LAKE | {"max_env_step_concurrent": 4}}}, "use_thread_lock"),
+        ({"checkpoint_config.async_upload": True}, "written to the file system"),
+        ({"custom_envs.Lake.max_env_step_concurrent": 4}, "use_thread_lock"),
     ],
 )
 def test_keys_without_counterpart_are_dropped_with_a_sentence(keys: dict[str, Any], sentence: str) -> None:
-    _, (note, *others) = parse_config(MINIMAL | keys)
+    note, *others = notes_of(**keys)
     assert sentence in note and all("other defaults" in other for other in others)
-    if "nothing to do here" in note:
-        assert any(part in sentence for part in (*IDLE, "a variable of the published files"))
-        parse_config(MINIMAL | keys, strict=True)
-        return
-    with pytest.raises(ConfigError, match="(?s)" + sentence.replace("(", r"\(")):
-        parse_config(MINIMAL | keys, strict=True)
+    with pytest.raises(ConfigError, match=f"(?s){sentence}"):
+        parse_config(values_of(**keys), strict=True)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"actor_train": {"worker_cls": "my.workers.Mine"}}, "workers follow from strategy_name"),
-        ({"train_env_manager": {"llm_proxy": {"proxy_type": "openai"}}}, "turnwise play"),
+        ({"actor_train.worker_cls": "my.workers.Mine"}, "workers follow from strategy_name"),
+        ({"train_env_manager.llm_proxy.proxy_type": "openai"}, "turnwise play"),
         ({"use_opd": True}, "distillation isn't part of turnwise"),
-        ({"cluster": {"name": "ray"}}, "cluster.name: ray isn't in this version; take process for the devices of one machine"),
-        ({"cluster": {"address": "head:6379"}}, "cluster.address: this version joins no cluster of Ray"),
-        ({"actor_infer": {"generating_args": {"num_beams": 4}}}, "never searched for with beams"),
-        ({"custom_envs": {"Lake": LAKE | {"env_manager_cls": "my.ProxyManager"}}}, "write an agent loop"),
-        ({"pg_variant": "tis", "actor_train": {"pg_variant": "topr"}}, "keep one of them"),
+        ({"cluster.name": "ray"}, "cluster.name: ray isn't in this version; take process for the devices of one machine"),
+        ({"cluster.address": "head:6379"}, "cluster.address: this version joins no cluster of Ray"),
+        ({"actor_infer.generating_args.num_beams": 4}, "never searched for with beams"),
+        ({"custom_envs.Lake.env_manager_cls": "my.ProxyManager"}, "write an agent loop"),
+        ({"pg_variant": "tis", "actor_train.pg_variant": "topr"}, "keep one of them"),
         (
-            {"rollout_batch_size": 128, "train_env_manager": {"max_traj_per_env": 1}},
+            {"rollout_batch_size": 128, "train_env_manager.max_traj_per_env": 1},
             "64 environments × 1 = 64 trajectories are less",
         ),
         ({"kl_penalty": "full"}, "kl_penalty"),
         (
-            {"train_infer_correction": {"filters": [{"diff_enabled": True, "diff_low": -0.2, "diff_high": 0.2}]}},
+            {"train_infer_correction.filters": [{"diff_enabled": True, "diff_low": -0.2, "diff_high": 0.2}]},
             r"filters\[0\].diff_enabled: a filter that bounds exp\(old\)",
         ),
-        ({"train_infer_correction": {"is_weight": {"upper_bound": None}}}, "upper_bound: null leaves the weights without"),
+        ({"train_infer_correction.is_weight.upper_bound": None}, "upper_bound: null leaves the weights without"),
     ],
 )
 def test_what_would_do_something_else_is_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_config(MINIMAL | keys)
+        config_of(**keys)
 
 
 FILTER = {"agg_type": "sequence", "ratio_low": 0.9, "ratio_high": 1.1}
@@ -175,7 +160,7 @@ FILTER = {"agg_type": "sequence", "ratio_low": 0.9, "ratio_high": 1.1}
     ],
 )
 def test_a_published_filter_of_ratios_is_ours(keys: dict[str, Any], is_enabled: bool, said: list[str]) -> None:
-    config, notes = parse_config(MINIMAL | {"train_infer_correction": {"filters": [FILTER | keys]}})
+    config, notes = parse_config(values_of(**{"train_infer_correction.filters": [FILTER | keys]}))
     assert config.train_infer_correction is not None
     [band] = config.train_infer_correction.filters
     assert (band.agg_type, band.ratio_low, band.ratio_high, band.enabled) == ("sequence", 0.9, 1.1, is_enabled)
@@ -184,29 +169,23 @@ def test_a_published_filter_of_ratios_is_ours(keys: dict[str, Any], is_enabled: 
 
 def test_harmless_values_are_dropped_silently() -> None:
     manager = {"llm_proxy": {"proxy_type": "policy"}, "max_traj_per_env": -1, "format_penalty": 0}
-    keys = {"use_opd": False, "actor_infer": {"generating_args": {"num_beams": 1}}, "train_env_manager": manager}
-    assert parse_config(MINIMAL | keys)[1] == []
+    keys = {"use_opd": False, "actor_infer.generating_args.num_beams": 1, "train_env_manager": manager}
+    assert notes_of(**keys) == []
 
 
 def test_the_second_systems_overrides() -> None:
-    rollout = {"rollout": {"mode": "async"}}
-    config, notes = parse_config(MINIMAL | {"data": {"return_raw_chat": True}, "actor_rollout_ref": rollout})
-    assert [note.partition(":")[2] for note in notes] == [" always so here", " always async here"]
-    assert unavailable(config) == []
+    keys = {"data.return_raw_chat": True, "actor_rollout_ref.rollout.mode": "async"}
+    assert [note.partition(":")[2] for note in notes_of(**keys)] == [" always so here", " always async here"]
+    assert unavailable(config_of(**keys)) == []
+    users = {"tool_config_path": "tools.yaml", "interaction_config_path": "users.yaml"}
+    rollout = {"name": "hf", "mode": "async", "multi_turn": users}
     data = {"train_files": "rows.jsonl", "reward": "gsm8k"}
-    rollout = {
-        "name": "hf",
-        "mode": "async",
-        "multi_turn": {"tool_config_path": "tools.yaml", "interaction_config_path": "users.yaml"},
-    }
-    config, _ = parse_config(MINIMAL | {"data": data, "eval_steps": 0, "actor_rollout_ref": {"rollout": rollout}})
+    config = config_of(data=data, eval_steps=0, **{"actor_rollout_ref.rollout": rollout})
     assert config.actor_infer.strategy_args.strategy_name == "hf" and config.agent.tool_config_path == "tools.yaml"
     assert config.agent.interaction_config_path == "users.yaml"
-    config, _ = parse_config(MINIMAL | {"rollout_name": "hf"})
-    assert config.actor_infer.strategy_args.strategy_name == "hf"
-    with pytest.raises(
-        ConfigError, match=r"multi_turn.max_parallel_calls: unknown key. Did you mean 'agent.max_parallel_calls'"
-    ):
-        parse_config(MINIMAL | {"actor_rollout_ref": {"rollout": {"multi_turn": {"max_parallel_calls": 2}}}})
+    assert config_of(rollout_name="hf").actor_infer.strategy_args.strategy_name == "hf"
+    message = "multi_turn.max_parallel_calls: unknown key. Did you mean 'agent.max_parallel_calls'"
+    with pytest.raises(ConfigError, match=message):
+        config_of(**{"actor_rollout_ref.rollout.multi_turn.max_parallel_calls": 2})
     with pytest.raises(ConfigError, match=r"actor_rollout_ref.rollout.mode: unknown key"):
-        parse_config(MINIMAL | {"actor_rollout_ref": {"rollout": {"mode": "sync"}}})
+        config_of(**{"actor_rollout_ref.rollout.mode": "sync"})

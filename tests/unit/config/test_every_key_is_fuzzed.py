@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator
 from datetime import date
 from itertools import cycle, islice
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from settings.leaves import models_in, with_value
+from small_configs import MINIMAL, SFT
 
 from turnwise.config import AgenticConfig, SFTConfig, describe, parse_config, unavailable
 from turnwise.errors import ConfigError
@@ -26,17 +28,7 @@ HOSTILE: list[Any] = [
 ]
 VALUES_OF_A_KEY = 6
 """That a key gets, of the hostile ones in turn: its neighbours of the same type get the next."""
-BASES: dict[type[AgenticConfig] | type[SFTConfig], dict[str, Any]] = {
-    AgenticConfig: {"pretrain": "models/none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}},
-    SFTConfig: {"pretrain": "models/none", "train_files": ["a.jsonl"]},
-}
-
-
-def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from sections_of(argument)
+BASES: dict[type[AgenticConfig] | type[SFTConfig], dict[str, Any]] = {AgenticConfig: MINIMAL, SFTConfig: SFT}
 
 
 def keys_of(section: type[BaseModel], seen: set[type[BaseModel]], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -45,20 +37,14 @@ def keys_of(section: type[BaseModel], seen: set[type[BaseModel]], prefix: tuple[
     for name, field in section.model_fields.items():
         path = (*prefix, name, "Lake") if name == "custom_envs" else (*prefix, name)
         yield path
-        for inner in sections_of(field.annotation):
+        for inner in models_in(field.annotation):
             if inner not in seen and name != "filters":
                 yield from keys_of(inner, seen, path)
 
 
-def changed(base: Any, path: tuple[str, ...], value: Any) -> Any:
-    if not path:
-        return value
-    return {**(base if isinstance(base, dict) else {}), path[0]: changed((base or {}).get(path[0]), path[1:], value)}
-
-
 def require_named(kind: Any, path: tuple[str, ...], value: Any) -> None:
     try:
-        config, _ = parse_config(changed(BASES[kind], path, value), kind)
+        config, _ = parse_config(with_value(BASES[kind], path, value), kind)
         describe(config)
         unavailable(config)
     except ConfigError as error:

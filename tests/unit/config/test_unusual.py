@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_configs
+from settings.leaves import leaves
+from small_configs import SFT, values_of
 
 from turnwise.cli.main import main
-from turnwise.config import SFTConfig, parse_config
+from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.config.unusual import _USUAL
-
-LAKE = {"pretrain": "models/none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
 
 
 def notes_of(**values: Any) -> list[str]:
-    return [note for note in parse_config({**LAKE, **values})[1] if "far from the usual" in note]
+    return [note for note in small_configs.notes_of(**values) if "far from the usual" in note]
 
 
 @pytest.mark.parametrize(
@@ -27,22 +28,13 @@ def notes_of(**values: Any) -> list[str]:
         ),
         ({"entropy_loss_coef": -0.5}, "entropy_loss_coef: -0.5 is far from"),
         ({"add_token_level_kl": True, "init_kl_coef": 50.0}, "init_kl_coef: 50 is far from"),
+        ({"actor_train.training_args.learning_rate": 10.0}, "actor_train.training_args.learning_rate: 10 is far from"),
+        ({"actor_train.training_args.learning_rate": 1e-12}, "1e-12 is far from the usual 1e-6 to 1e-4, and up to 3e-3"),
         (
-            {"actor_train": {"training_args": {"learning_rate": 10.0}}},
-            "actor_train.training_args.learning_rate: 10 is far from",
-        ),
-        (
-            {"actor_train": {"training_args": {"learning_rate": 1e-12}}},
-            "1e-12 is far from the usual 1e-6 to 1e-4, and up to 3e-3",
-        ),
-        (
-            {"adv_estimator": "gae", "critic": {"training_args": {"learning_rate": 1.0}}},
+            {"adv_estimator": "gae", "critic.training_args.learning_rate": 1.0},
             "critic.training_args.learning_rate: 1 is far from",
         ),
-        (
-            {"train_env_manager": {"generating_args": {"temperature": 50.0}}},
-            "train_env_manager.generating_args.temperature: 50",
-        ),
+        ({"train_env_manager.generating_args.temperature": 50.0}, "train_env_manager.generating_args.temperature: 50"),
         ({"ppo_epochs": 500}, "ppo_epochs: 500 is far from the usual 1 to 4"),
         ({"max_grad_norm": 1e-9}, "max_grad_norm: 1e-09 is far from the usual 0.1 to 10: hardly anything"),
     ],
@@ -53,28 +45,20 @@ def test_a_value_far_from_any_that_trains_is_one_sentence(values: dict[str, Any]
 
 
 def test_what_has_no_effect_or_is_usual_or_off_is_left_alone() -> None:
-    assert not notes_of(kl_loss_coef=1000.0, critic={"training_args": {"learning_rate": 10.0}})
-    assert not notes_of(entropy_loss_coef=0.0, pg_clip=0.2, actor_infer={"generating_args": {"temperature": 0.7}})
+    assert not notes_of(**{"kl_loss_coef": 1000.0, "critic.training_args.learning_rate": 10.0})
+    assert not notes_of(**{"entropy_loss_coef": 0.0, "pg_clip": 0.2, "actor_infer.generating_args.temperature": 0.7})
     assert not notes_of(use_kl_loss=True, kl_loss_coef=0.0)
 
 
 def test_every_row_of_the_table_names_keys_that_exist_and_says_what_happens() -> None:
-    def keys_of(kind: Any) -> set[str]:
-        found = set(kind.model_fields)
-        for field in kind.model_fields.values():
-            for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
-                found |= keys_of(part) if hasattr(part, "model_fields") else set()
-        return found
-
-    known = keys_of(type(parse_config(LAKE)[0]))
+    known = {leaf.path[-1] for leaf in leaves(AgenticConfig)}
     for row in _USUAL:
         assert set(row.keys.split()) <= known
         assert row.below or row.above
 
 
 def test_fine_tuning_and_the_commands_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "rows.jsonl").write_text("{}\n", encoding="utf-8")
-    values = {"pretrain": "models/none", "train_files": [str(tmp_path / "rows.jsonl")], "training_args": {"learning_rate": 3.0}}
+    values = values_of(SFT, **{"training_args.learning_rate": 3.0})
     (note,) = [note for note in parse_config(values, SFTConfig)[1] if "far from" in note]
     assert note.startswith("training_args.learning_rate: 3 is")
     (tmp_path / "own.yaml").write_text(

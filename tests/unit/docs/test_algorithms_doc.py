@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_configs import config_of
 
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.samples import build_samples
-from turnwise.config import ineffective, parse_config
+from turnwise.config import ineffective
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
 from turnwise.spec import ESTIMATORS
@@ -71,9 +72,8 @@ def test_the_example_is_short_and_runs(tmp_path, monkeypatch):
     (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    algorithm = load_class(f"{module}:{name}", "adv_estimator", ConfigError)(
-        AlgorithmSettings(adv_estimator=f"{module}:{name}")
-    )
+    settings = AlgorithmSettings(adv_estimator=f"{module}:{name}")
+    algorithm = load_class(settings.adv_estimator, "adv_estimator", ConfigError)(settings)
     sys.modules.pop(module)
     task = Task(id="t", tag="T", split="train", seed=0)
     groups = []
@@ -90,6 +90,4 @@ def test_the_example_is_short_and_runs(tmp_path, monkeypatch):
 
 
 def test_the_example_is_taken_by_a_config():
-    envs = {"custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
-    config, _ = parse_config({"pretrain": "none", "adv_estimator": "median_credit:MedianCredit", **envs})
-    assert ineffective(config) == []
+    assert ineffective(config_of(adv_estimator="median_credit:MedianCredit")) == []

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_configs import config_of
 
-from turnwise.config import AgenticConfig, parse_config
+from turnwise.config import AgenticConfig
 from turnwise.config.coming_from import vocabulary
+from turnwise.config.dump import leaves
 from turnwise.config.load import _sections
 from turnwise.spec import PG_VARIANTS
 
 SYSTEMS = vocabulary()["systems"]
 FILE = Path(__file__).parents[3] / "docs" / "coming_from.md"
-LAKE = {"pretrain": "x", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}, "rollout_batch_size": 64}
 
 
 def shown(value: Any) -> str:
@@ -28,15 +29,8 @@ def shown(value: Any) -> str:
     return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def ours(key: str) -> Any:
-    value: Any = parse_config(LAKE)[0]
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else value.__dict__[part]
-    return value
-
-
 def tables(name: str) -> Iterator[str]:
-    system = SYSTEMS[name]
+    system, ours = SYSTEMS[name], dict(leaves(config_of().model_dump()))
     yield f"| {name} | here | how the value converts |"
     yield "|---|---|---|"
     for theirs, (key, how) in system["keys"].items():
@@ -45,7 +39,7 @@ def tables(name: str) -> Iterator[str]:
     yield f"| default of {name} | there | key here | default here |"
     yield "|---|---|---|---|"
     for theirs, value, key in system["defaults"]:
-        yield f"| `{theirs}` | {shown(value)} | `{key}` | {shown(ours(key))} |"
+        yield f"| `{theirs}` | {shown(value)} | `{key}` | {shown(ours[key])} |"
 
 
 def rewritten(text: str) -> str:

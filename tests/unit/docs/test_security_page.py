@@ -6,13 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-
-from turnwise.config import AgenticConfig
+from small_configs import config_of
 
 PAGE = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
-SECTIONS = AgenticConfig.model_validate(
-    {"pretrain": "models/tiny", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
-).model_dump()
+SECTIONS = config_of().model_dump()
 
 
 @pytest.mark.parametrize(
