@@ -27,6 +27,7 @@ from turnwise.errors import NotAvailableError
 from turnwise.inference import vllm_server
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
+from turnwise.types import SamplingParams
 
 SHAPE = {
     "vocab_size": 61,
@@ -71,8 +72,20 @@ def test_contract(server_class: Callable, model_name: str, check: Callable) -> N
     asyncio.run(check(server_class, make_model(model_name)))
 
 
+def test_the_hf_server_ignores_the_sampling_that_a_model_suggests() -> None:
+    model = make_model("qwen3")
+
+    async def sampled() -> list[int]:
+        return (await HFServer(model).generate([1, 2, 3], SamplingParams(8, seed=5), "c")).token_ids.tolist()
+
+    plain = asyncio.run(sampled())
+    for name, value in {"temperature": 0.1, "top_k": 1, "top_p": 0.1, "min_p": 0.9, "repetition_penalty": 9.0}.items():
+        setattr(model.generation_config, name, value)
+    assert asyncio.run(sampled()) == plain
+
+
 @pytest.mark.parametrize(
-    ("version", "said"), [("0.31.9", "vLLM 0.31.9 is installed; turnwise works with 0.32 to 0.32"), ("", "can't be imported")]
+    ("version", "said"), [("0.31.9", "vLLM 0.31.9 is installed; turnwise works with 0.32: "), ("", "can't be imported")]
 )
 def test_a_vllm_of_another_version_or_none_is_refused(version: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version) if version else None)

@@ -15,10 +15,6 @@ NUM_STEPS, LR = 3, 1e-3
 TOLERANCE = 1e-3
 
 
-def main() -> None:
-    run_ranks(__file__, num_ranks=2)
-
-
 def run_rank() -> None:
     import deepspeed
     import deepspeed.comm
@@ -54,4 +50,4 @@ def run_rank() -> None:
 
 
 if __name__ == "__main__":
-    run_rank() if sys.argv[1:] == ["rank"] else main()
+    run_rank() if sys.argv[1:] == ["rank"] else run_ranks(__file__, num_ranks=2)

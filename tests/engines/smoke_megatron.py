@@ -17,10 +17,6 @@ NUM_RANKS = 2
 TOLERANCE = 1e-4
 
 
-def main() -> None:
-    run_ranks(__file__, NUM_RANKS)
-
-
 def on_a_cpu() -> None:
     """Replaces the calls to CUDA that Megatron makes whatever the device. Load Hugging Face models before."""
     torch.cuda.current_device = lambda: "cpu"
@@ -134,4 +130,4 @@ def rank_weights(weights: dict[str, torch.Tensor], hf, rank: int) -> dict[str, t
 
 
 if __name__ == "__main__":
-    run_rank() if sys.argv[1:] == ["rank"] else main()
+    run_rank() if sys.argv[1:] == ["rank"] else run_ranks(__file__, NUM_RANKS)

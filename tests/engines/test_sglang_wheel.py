@@ -92,7 +92,7 @@ def test_the_reasons_of_an_end_are_those_that_the_client_knows(source: Path) -> 
     told = [node for function in written for node in ast.walk(function) if isinstance(node, ast.Dict)]
     pairs = [pair for node in told for pair in zip(node.keys, node.values, strict=True)]
     types = {ast.literal_eval(value) for key, value in pairs if isinstance(key, ast.Constant) and key.value == "type"}
-    assert types == set(sglang_server._REASONS)
+    assert types == set(sglang_server.REASONS)
 
 
 def test_server_info_tells_the_version_and_the_configuration(source: Path) -> None:

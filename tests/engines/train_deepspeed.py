@@ -195,15 +195,8 @@ def test_its_launcher_starts_a_training(tmp_path):
     settings = {"pretrain": "model", "train_files": ["rows.jsonl"], "output_dir": "runs"}
     settings["training_args"] = {"learning_rate": 1e-3, "per_device_train_batch_size": 2}
     (tmp_path / "sft.yaml").write_text(json.dumps(settings))
-    command = [
-        Path(sys.executable).with_name("deepspeed"),
-        "--num_gpus",
-        "2",
-        "--module",
-        "turnwise.cli.main",
-        "sft",
-        "sft.yaml",
-    ]
+    launcher = Path(sys.executable).with_name("deepspeed")
+    command = [launcher, "--num_gpus", "2", "--module", "turnwise.cli.main", "sft", "sft.yaml"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "sft on slots 0, 1 (the launcher's processes)" in ended.stdout

@@ -1,14 +1,16 @@
-"""The common part of servers around another engine: transformers, vLLM or SGLang. The engine samples and caches, and ends a
+"""The common part of servers around another engine: transformers, vLLM or SGLang. The engine samples, caches, and aborts a
 request by its id."""
 
 import asyncio
 import itertools
+import re
 import shutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,67 +28,76 @@ from turnwise.models.runtime_info import bare_model, loaded_model
 from turnwise.protocols import NamedTensors, Suspension
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
-from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun, join_kept
+from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
 
+REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
+"""The finish reasons of vLLM and SGLang, and turnwise's for each."""
 _AGAIN_S = 0.1  # seconds after which an abort is repeated: an engine ignores one that overtakes its request
 _MISSING_LOGPROB = -9999.0  # SGLang's number for a log-prob that it doesn't have
-_FILE_BYTES = _SPARE_BYTES = 2**30
+_FILE_BYTES = 2**30  # a file of weights is written as soon as its tensors exceed this size
+_SPARE_BYTES = 2**30  # bytes of shared memory that weights leave free
 _SHARED_MEMORY = Path("/dev/shm")
 
 
 class Sampled(NamedTuple):
-    """An engine's answer. `versions` are the labels of the weights, each with the number of tokens that they sampled."""
+    """An engine's answer."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     reason: FinishReason
     versions: Sequence[tuple[str, int]] = ()
+    """`(label of the weights, number of consecutive tokens that they sampled)`; empty if one version sampled all tokens."""
     kept: Sequence[Any] = ()
-    """The ids that each token was drawn from, if the engine tells them."""
+    """For each token, the ids that it was drawn from; empty if the engine doesn't return them."""
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request in the engine. It has its own id, since a conversation's id recurs with each turn."""
+    """A request in the engine."""
 
     engine_id: str
+    """The request's own id, since a conversation's id recurs with each turn."""
     version: int
     ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     is_aborted: bool = False
 
 
 class RequestServer(ABC):
-    """The common part of servers whose requests run independently. It checks and counts requests, and holds them back while
-    weights change. A subclass samples and ends requests by their ids. Contexts have up to `max_length` tokens. `decode` turns
-    ids into text, for stop strings."""
+    """The common part of servers whose engine serves each request by itself. It checks requests and holds them back while
+    weights change; a subclass passes them to the engine. Contexts have up to `max_length` tokens. `decode` turns ids into text;
+    requests with stop strings need it."""
 
     name: str
     """The server's name in messages."""
 
-    def __init__(self, vocab_size: int, max_length: int, decode: Decode | None, version: int = 0) -> None:
-        self.version = version
-        self._vocab_size, self._max_length, self._decode = vocab_size, max_length, decode
+    def __init__(self, vocab_size: int, max_length: int, decode: Decode | None) -> None:
+        self.version = 0
+        self._max_length, self._decode = max_length, decode
+        can_decode = decode is not None
+        self._checked = partial(check_request, vocab_size=vocab_size, max_length=max_length, can_decode=can_decode)
         self._numbers = itertools.count()
         self._running: dict[str, _Running] = {}
-        self._waiting: set[str] = set()
-        self._aborted: set[str] = set()
+        self._waiting: dict[str, bool] = {}  # request id → whether it was aborted while requests were held back
         self._is_open = asyncio.Event()
         self._is_open.set()
         self._is_closed = self._is_frozen = False
 
     @abstractmethod
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
-        """Samples. Raises ServerError if the engine refuses this request, ConnectionError if the engine has ended."""
+        """Samples the rest of the response. Raises ServerError if the engine refuses this request, ConnectionError if the
+        engine has ended."""
 
     @abstractmethod
-    async def _abort(self, engine_id: str) -> None: ...
+    async def _abort(self, engine_id: str) -> None:
+        """Asks the engine to end a request. `_sample` then returns the tokens so far, with reason `aborted`."""
 
     @abstractmethod
     async def _freeze(self) -> None:
         """Stops sampling. Running requests and their KV stay."""
 
     @abstractmethod
-    async def _thaw(self) -> None: ...
+    async def _thaw(self) -> None:
+        """Continues sampling after `_freeze`."""
 
     async def generate(
         self,
@@ -98,19 +109,16 @@ class RequestServer(ABC):
     ) -> Completion:
         started = time.perf_counter()
         self._refuse_if_closed(request_id)
-        sizes: Any = {"vocab_size": self._vocab_size, "max_length": self._max_length, "can_decode": self._decode is not None}
-        request = check_request(prompt_ids, sampling, request_id, media, partial_ids, **sizes)
+        request = self._checked(prompt_ids, sampling, request_id, media, partial_ids)
         if request_id in self._running or request_id in self._waiting:
             raise ServerError(f"conversation {request_id!r} already has a request in flight; give each its own request_id")
-        self._waiting.add(request_id)
+        self._waiting[request_id] = False
         try:
             await self._is_open.wait()
             self._refuse_if_closed(request_id)
-            is_over = request_id in self._aborted
         finally:
-            self._waiting.discard(request_id)
-            self._aborted.discard(request_id)
-        if is_over:
+            is_aborted = self._waiting.pop(request_id)
+        if is_aborted:
             return request.completion("aborted", self.version, time.perf_counter() - started)
         running = self._running[request_id] = _Running(f"{request_id}#{next(self._numbers)}", self.version)
         try:
@@ -125,11 +133,11 @@ class RequestServer(ABC):
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._waiting:
-            self._aborted.add(request_id)
+            self._waiting[request_id] = True
         await self._abort_all([request_id])
 
     async def release(self, request_id: str) -> None:
-        """Ends a running request. The engine drops caches by itself when it needs room."""
+        """Aborts the conversation's request. The engine drops caches by itself when it needs room."""
         await self.abort(request_id)
 
     async def suspend(self, how: Suspension = "finish") -> None:
@@ -179,12 +187,13 @@ class RequestServer(ABC):
         stop = self._stop_across(request, token_ids)
         length, reason = (len(token_ids), sampled.reason) if stop is None else (stop, "stop")
         versions: tuple[VersionRun, ...] = ()
-        for label, count in sampled.versions or [(str(version), len(token_ids))]:
-            left = length - sum(run.num_tokens for run in versions)
+        for label, count in sampled.versions:
+            num_tokens = min(count, length - sum(run.num_tokens for run in versions))
             # Weights that an engine began with have no label of ours.
-            versions = append_run(versions, int(label) if label.isdigit() else version, min(count, left))
-        kept = [(np.array(ids, np.int32), np.array([0, len(ids)]), 1) for ids in sampled.kept[:length]]
-        return Completion(token_ids[:length], logprobs[:length], reason, versions, generate_s, *join_kept(kept))
+            versions = append_run(versions, int(label) if label.isdigit() else version, num_tokens)
+        request.token_ids, request.logprobs, request.versions = token_ids[:length], logprobs[:length], versions
+        request.kept = [np.array(ids, np.int32) for ids in sampled.kept[:length]]
+        return request.completion(reason, version, generate_s)
 
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
         """The number of `token_ids` up to the end of a stop string that begins in the request's partial tokens, where the
@@ -199,8 +208,8 @@ class RequestServer(ABC):
 
 
 class EngineServer(RequestServer):
-    """A `protocols.InferenceServer` around an engine. Cached prefixes are marked with the number of the weight update, so no
-    request continues from a prefix of older weights. Weights reach the engine as safetensors files in a folder."""
+    """A `protocols.InferenceServer` around vLLM or SGLang. Cached prefixes are marked with the number of the weight update, so
+    no request continues from a prefix of older weights. Weights reach the engine as safetensors files in a folder."""
 
     def __init__(self, rank: RankContext, policy: PolicyInfo) -> None:
         super().__init__(policy.vocab_size, policy.max_context, decoder(policy))
@@ -211,22 +220,24 @@ class EngineServer(RequestServer):
 
     @abstractmethod
     async def _load(self, folder: Path) -> None:
-        """Loads the weights in a folder. Raises ModelError if they don't fit."""
+        """Makes the engine load the weights in a folder. Raises ModelError if they don't fit."""
 
     @abstractmethod
-    async def _label(self, version: str) -> None: ...
+    async def _label(self, version: str) -> None:
+        """Labels the engine's weights; `Sampled.versions` repeats the label."""
 
     @abstractmethod
-    async def _end(self) -> None: ...
+    async def _end(self) -> None:
+        """Ends the engine's processes."""
 
     @property
     def _mark(self) -> str:
-        """The mark of the prefixes that the current weights compute."""
+        """The mark of prefixes that are computed with the current weights."""
         return str(self._num_updates)
 
     async def receive(self, weights: NamedTensors) -> int:
         tensors = dict(weights)
-        self._check_weights({name: tensor.shape for name, tensor in tensors.items()})
+        self._check_weights(tensors)
         folder, num_bytes = await asyncio.to_thread(write_folder, tensors.items())
         try:
             await self._load(folder)
@@ -265,17 +276,17 @@ class EngineServer(RequestServer):
             sampling_mask=sampling_mask,
         )
 
-    def _check_weights(self, shapes: Mapping[str, torch.Size]) -> None:
+    def _check_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Raises ModelError for a missing, unknown or misshapen weight. The engine itself would ignore a missing one."""
         known, needed = self._model.state_dict(), dict(self._model.named_parameters())
-        wrong = [name for name, shape in shapes.items() if name not in known or known[name].shape != shape]
-        if missing := wrong or [name for name in needed if name not in shapes]:
+        wrong = [name for name, tensor in weights.items() if name not in known or known[name].shape != tensor.shape]
+        if missing := wrong or [name for name in needed if name not in weights]:
             fate = "doesn't fit" if wrong else "isn't among the trainer's, but belongs to"
             raise ModelError(f"the tensor {missing[0]} {fate} the model that {self.name} samples from")
 
 
 def own_folder(policy: PolicyInfo, name: str) -> str:
-    """The folder from which the engine of that name loads the policy. Raises NotAvailableError if the policy is an adapter."""
+    """The folder from which the engine `name` loads the policy. Raises NotAvailableError if the policy is an adapter."""
     if base_of_adapter(policy.path) is not None:
         raise NotAvailableError(
             f"{name} can't load the adapter in {policy.path}; merge it with turnwise export, or sample with "
@@ -285,8 +296,8 @@ def own_folder(policy: PolicyInfo, name: str) -> str:
 
 
 def write_folder(weights: NamedTensors) -> tuple[Path, int]:
-    """Writes safetensors files that another process can load, in shared memory if there is room. Returns their new folder and
-    the bytes of the tensors. Tied tensors are written once, under their first name, as in a checkpoint."""
+    """Writes weights as safetensors files into a new folder, in shared memory if there is room. Returns the folder and the
+    number of bytes of the tensors. Tied tensors are written once, under their first name, as in a checkpoint."""
     pairs = {(tensor.data_ptr(), tensor.shape): (name, tensor) for name, tensor in reversed(list(weights))}.values()
     num_bytes = sum(tensor.nbytes for _, tensor in pairs)
     has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > num_bytes + _SPARE_BYTES
@@ -301,12 +312,10 @@ def write_folder(weights: NamedTensors) -> tuple[Path, int]:
     return folder, num_bytes
 
 
-def require_version(name: str, found: str, lowest: str, highest: str) -> None:
-    """Raises NotAvailableError if the engine is older or newer than the versions that turnwise was checked with."""
-    bounds = [tuple(map(int, bound.split("."))) for bound in (lowest, highest)]
-    parts = [int("".join(itertools.takewhile(str.isdigit, part)) or 0) for part in found.split("+")[0].split(".")]
-    if not all((bounds[0] <= tuple(parts[: len(bounds[0])]), tuple(parts[: len(bounds[1])]) <= bounds[1])):
+def require_version(name: str, found: str, known: str) -> None:
+    """Raises NotAvailableError unless the engine's version `found` is `known` or begins with it: 0.32.1 is a 0.32."""
+    if not re.match(rf"{re.escape(known)}(?!\d)", found):
         raise NotAvailableError(
-            f"{name} {found} is installed; turnwise works with {lowest} to {highest}: install one of these, or sample with "
+            f"{name} {found} is installed; turnwise works with {known}: install it, or sample with "
             "actor_infer.strategy_args.strategy_name: embedded"
         )

@@ -1,6 +1,5 @@
-"""The plain reference server: transformers' own `generate`, one request after another. Each call samples one token. This keeps
-the event loop running, so that aborts and deadlines work without a thread, and gives every token its own seed. Sampling itself
-is transformers' code alone."""
+"""The plain reference server: transformers' own `generate`, one request after another. Each call of `generate` samples one
+token. So the event loop keeps running, aborts and deadlines work without a thread, and every token has its own seed."""
 
 import asyncio
 from typing import Any
@@ -19,8 +18,9 @@ from turnwise.types import FinishReason, SamplingParams, derive_seed
 
 
 class HFServer(HoldsModel, RequestServer):
-    """Samples with `model.generate` and keeps nothing between requests. It serves to check other servers, not for speed.
-    `max_length` bounds contexts (default: the model's own). Responses include the stop token, or the stop string's last one."""
+    """Samples with `model.generate` and keeps no KV between requests. It serves to check other servers, not for speed.
+    `max_length` bounds contexts (default: the model's own). Responses include the stop token, or the token that completed a
+    stop string."""
 
     name = "the hf server"
 
@@ -30,14 +30,12 @@ class HFServer(HoldsModel, RequestServer):
         *,
         max_length: int | None = None,
         decode: Decode | None = None,
-        version: int = 0,
         stopwatch: Stopwatch | None = None,
         reads_trainer: bool = False,
     ) -> None:
-        super().__init__(model.config.vocab_size, max_length or model.config.max_position_embeddings, decode, version)
+        super().__init__(model.config.vocab_size, max_length or model.config.max_position_embeddings, decode)
         self.model, self.reads_trainer = model, reads_trainer
-        self._turn = asyncio.Lock()
-        self._ending: set[str] = set()
+        self._turn = asyncio.Lock()  # held by the request that is sampled
         self._has_changed = asyncio.Event()
         """Wakes a paused request, which then checks whether it may go on or has been aborted."""
         self._stopwatch = stopwatch or Stopwatch()
@@ -46,7 +44,6 @@ class HFServer(HoldsModel, RequestServer):
         return self.describe("transformers generate", max_length=self._max_length, max_concurrency=1)
 
     async def _abort(self, engine_id: str) -> None:
-        self._ending.add(engine_id)
         self._has_changed.set()
 
     async def _freeze(self) -> None:
@@ -56,39 +53,34 @@ class HFServer(HoldsModel, RequestServer):
         self._has_changed.set()
 
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
-        try:
-            async with self._turn:
-                cache: Any = None
-                reason: FinishReason | None = None
-                while reason is None:
-                    while self._is_frozen and engine_id not in self._ending:
-                        self._has_changed.clear()
-                        await self._has_changed.wait()
-                    if engine_id in self._ending:
-                        reason = "aborted"
-                        break
-                    request.versions = append_run(request.versions, self.version, 1)
-                    started = self._stopwatch.now()
-                    cache = self._sample_token(request, cache)
-                    self._stopwatch.add(ENGINE, "token", started)
-                    self._stopwatch.num_sampled += 1
-                    reason = self._finish_reason(request)
-                    await asyncio.sleep(0)
-        finally:
-            self._ending.discard(engine_id)
+        running = self._running[request.request_id]
+        reason: FinishReason | None = None
+        cache: Any = None
+        async with self._turn:
+            while reason is None and not running.is_aborted:
+                if self._is_frozen:
+                    self._has_changed.clear()
+                    await self._has_changed.wait()
+                    continue
+                request.versions = append_run(request.versions, self.version, 1)
+                started = self._stopwatch.now()
+                cache = self._sample_token(request, cache)
+                self._stopwatch.add(ENGINE, "token", started)
+                self._stopwatch.num_sampled += 1
+                reason = self._finish_reason(request)
+                await asyncio.sleep(0)
         versions = [(str(version), num_tokens) for version, num_tokens in request.versions]
-        return Sampled(request.token_ids.tolist(), request.logprobs.tolist(), reason, versions, request.kept)
+        return Sampled(request.token_ids.tolist(), request.logprobs.tolist(), reason or "aborted", versions, request.kept)
 
     def _sample_token(self, request: Request, cache: Any) -> Any:
         """Samples one token, appends it to the request's, and returns the KV cache of the tokens before it."""
         sampling = request.sampling
-        seed = derive_seed("token", sampling.seed, len(request.response_ids))
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         was_training = self.model.training
         self.model.eval()
-        context = torch.from_numpy(np.concatenate((request.prompt_ids, request.response_ids)))[None].to(self.model.device)
+        context = torch.from_numpy(np.concatenate((request.context_ids, request.token_ids)))[None].to(self.model.device)
         with torch.random.fork_rng(devices=devices), torch.inference_mode():
-            torch.manual_seed(seed)
+            torch.manual_seed(derive_seed("token", sampling.seed, len(request.response_ids)))
             output = self.model.generate(
                 context,
                 attention_mask=torch.ones_like(context),
@@ -96,19 +88,19 @@ class HFServer(HoldsModel, RequestServer):
                 generation_config=_generation_config(sampling),
             )
         self.model.train(was_training)
-        token = int(output.sequences[0, -1])
-        logprob = float(torch.log_softmax(output.scores[0][0].float(), -1)[token])
+        token, scores = int(output.sequences[0, -1]), output.scores[0][0].float()
         if sampling.keeps_ids:
-            request.kept.append(output.scores[0][0].isfinite().nonzero()[:, 0].int().cpu().numpy())
+            request.kept.append(scores.isfinite().nonzero()[:, 0].int().cpu().numpy())
         request.token_ids = np.append(request.token_ids, token)
-        request.logprobs = np.append(request.logprobs, np.float32(logprob))
+        request.logprobs = np.append(request.logprobs, np.float32(torch.log_softmax(scores, -1)[token].item()))
         return output.past_key_values
 
     def _finish_reason(self, request: Request) -> FinishReason | None:
         sampling, ids = request.sampling, request.response_ids
         if int(ids[-1]) in sampling.stop_token_ids:
             return "stop"
-        if sampling.stop_strings and self._decode is not None:
+        if sampling.stop_strings:
+            assert self._decode is not None, "checked with the request"
             text = self._decode(ids.tolist())
             if any(stop in text for stop in sampling.stop_strings):
                 return "stop"
@@ -117,8 +109,9 @@ class HFServer(HoldsModel, RequestServer):
 
 
 def _generation_config(sampling: SamplingParams) -> GenerationConfig:
-    """The config for one token. All parameters are set, so that none of the model's own defaults applies."""
-    cuts = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p or None}
+    """The config for one token. It also sets parameters that are off, since transformers takes unset ones from the model's own
+    generation config."""
+    cuts = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
     drawn = {} if sampling.is_greedy else {"temperature": sampling.temperature, **cuts}
     return GenerationConfig(
         do_sample=not sampling.is_greedy,

@@ -1,4 +1,4 @@
-"""A client for JSON over HTTP: the standard library's, run in threads."""
+"""A client for JSON over HTTP: the standard library's `urlopen`, run in threads."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ MAX_SHOWN = 300
 
 
 class NoAnswerError(ServerError):
-    """The server doesn't answer."""
+    """Nobody answers at the URL, or not in time."""
 
 
 class BusyError(ServerError):
@@ -24,12 +24,13 @@ class BusyError(ServerError):
 
 
 class NotAllowedError(ServerError):
-    """The server answered 401: it wants another key."""
+    """The server answered 401: the key is missing or wrong."""
 
 
 class HttpJson:
-    """A server that takes and gives JSON. An `api_key` is sent as a bearer token; `key_name` is its environment variable.
-    Raises ConfigError if `base_url` isn't http(s)."""
+    """A server that takes and gives JSON. `timeout_s` is the limit in seconds for a connection and for each read, None for no
+    limit. An `api_key` is sent as a bearer token; errors name `key_name`, its environment variable. Raises ConfigError if
+    `base_url` isn't http(s)."""
 
     def __init__(self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = "") -> None:
         parts = urlsplit(base_url)
@@ -42,15 +43,15 @@ class HttpJson:
         self._threads = DaemonPool("http")
 
     async def ask(self, path: str, body: Mapping[str, Any] | None = None, is_read: bool = True) -> Any:
-        """See `ask_now`."""
+        """`ask_now` in a thread."""
         return await self._threads.call(self.ask_now, path, body, is_read)
 
     def ask_now(
         self, path: str, body: Mapping[str, Any] | None = None, is_read: bool = True, timeout_s: float | None = None
     ) -> Any:
         """The answer to a POST of the `body`, or to a GET without one; None unless `is_read`. Raises NoAnswerError if nobody
-        answers; BusyError for 429 and 5xx; NotAllowedError for 401; ServerError if the server refuses in another way, or its
-        answer isn't JSON."""
+        answers; BusyError for 429 and 5xx; NotAllowedError for 401; ServerError for any other HTTP error, or if an answer that
+        is read isn't JSON."""
         url, content = self.url + path, None if body is None else json.dumps(body).encode()
         try:
             with urlopen(Request(url, content, self._headers), timeout=timeout_s or self._timeout_s) as response:
@@ -59,8 +60,8 @@ class HttpJson:
         except HTTPError as error:
             said = error.read().decode(errors="replace")[:MAX_SHOWN]
             hint = self._hint if error.code in (401, 403) else ""
-            kind = BusyError if error.code == 429 or error.code >= 500 else ServerError
-            kind = NotAllowedError if error.code == 401 else kind
+            is_busy = error.code == 429 or error.code >= 500
+            kind = BusyError if is_busy else NotAllowedError if error.code == 401 else ServerError
             raise kind(f"{url} answered {error.code} {error.reason}{hint}: {said}") from error
         except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
             raise NoAnswerError(f"{url} doesn't answer ({error}); is the server up, and the URL right?") from error

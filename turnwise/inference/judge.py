@@ -24,20 +24,22 @@ _FIRST_PAUSE_S = 0.5
 
 
 class _Asked(NamedTuple):
-    """An answer to be judged: the conversation before the first response, and what was said from there on."""
+    """An answer to be judged."""
 
     task: str
+    """The conversation before the first response, as text."""
     answer: str
+    """The conversation from the first response on, as text."""
 
 
 class Judge:
-    """Each reward is in [0, 1]. In the mode `pointwise` the judge grades each answer alone: reward = score / max_score. In the
-    mode `pairwise` the reward is the share of the group's other answers that the answer beats; a tie counts ½.
+    """Rewards in [0, 1] from a language model. The mode `pointwise` grades each answer alone: reward = score / max_score. In
+    the mode `pairwise` the reward is the share of the group's other answers that the answer beats; a tie counts ½.
 
-    The judge is told the rubric, the conversation before the first response, and what follows, between marks that no response
-    can guess. Its reply must end with the line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`. Requests to the
-    `base_url` carry the key in OPENAI_API_KEY, if there is one. Without a `base_url` the model of the `reward` role is asked.
-    Raises ConfigError if an argument is out of range.
+    The model reads the rubric, the conversation before the first response, and the rest of the conversation, between marks that
+    no response can guess. Its reply must hold a line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`; the last such
+    line counts. Requests to the `base_url` carry the key in OPENAI_API_KEY, if there is one. Without a `base_url` the model of
+    the `reward` role is asked. Raises ConfigError if an argument is out of range.
 
     Args:
         rubric: says what a good answer is.
@@ -50,7 +52,7 @@ class Judge:
         temperature: 0 is greedy.
         max_new_tokens: maximum tokens per reply.
         timeout_s: seconds for one reply.
-        max_retries: how often a request is sent again if nobody answers, or the answer is 429 or 5xx.
+        max_retries: how often a request is repeated if nobody answers, or the answer is 429 or 5xx.
         max_concurrency: maximum requests at the same time.
     """
 
@@ -94,7 +96,8 @@ class Judge:
     async def __call__(
         self, completions: Sequence[str], messages: Sequence[Sequence[Message]], ground_truth: Sequence[Any] | None = None
     ) -> list[float]:
-        """The rewards of the answers. Raises RewardFault if the judge doesn't answer, or its reply holds no score."""
+        """The rewards of the answers. Raises RewardFault if the model doesn't answer, its reply can't be read, or there is no
+        ground truth to show."""
         self.check_row({"ground_truth": ground_truth})
         truths = ground_truth if self._shows_ground_truth else None
         asked = []
@@ -145,7 +148,7 @@ class Judge:
         return RewardFault(f"judge: {self._model.url} replied without a line `{form}`: {reply[-MAX_SHOWN:]!r}; {hint}")
 
     async def _ask(self, task: str, answers: dict[str, str], what: str, form: str) -> str:
-        # The mark is a hash of the texts, so none of them can hold it.
+        # The mark is a hash of the texts, so no text can hold it.
         mark = hashlib.sha256(repr((task, answers)).encode()).hexdigest()[:12]
         shown = "\n\n".join(f"<{name} {mark}>\n{text}\n</{name} {mark}>" for name, text in answers.items())
         system = (
@@ -168,7 +171,7 @@ class Judge:
 
 
 async def _all(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of the requests. The first request that fails ends the others."""
+    """The results of the requests, which run at the same time. The first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(request) for request in requests]

@@ -10,7 +10,7 @@ from turnwise.errors import ConfigError, ServerError, nearest
 from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.types import Message, SamplingParams, derive_seed
 
-_OPENING: Message = {"role": "user", "content": "Hello! How can I help you?"}
+_OPENING: Message = {"role": "user", "content": "Hello! How can I help you?"}  # the assistant's, since sides are exchanged
 _INSTRUCTION = (
     "You are a user who talks to an assistant. Write the user's next message and nothing else. When you have got what you came "
     "for, answer {end} alone."
@@ -26,7 +26,7 @@ class _Settings(BaseModel):
     base_url: str
     model: str
     instruction: str = _INSTRUCTION
-    """Tells the model whom to play; `{end}` stands for `end`. A row's `instruction` follows it."""
+    """Tells the model whom to play; `{end}` stands for the value of `end`. A row's own `instruction` is appended."""
     end: str = Field("[END]", min_length=1)
     """The text by which the user ends the conversation."""
     max_new_tokens: int = Field(512, ge=1)
@@ -39,8 +39,9 @@ class _Role(NamedTuple):
 
 
 class ModelUser:
-    """A model plays the user: it reads the policy's final answers and writes the user's messages, but scores nothing. Requests
-    carry the key in OPENAI_API_KEY. Raises ConfigError if `config` lacks a key, or has a wrong key or type."""
+    """A `protocols.Interaction` whose user is played by a model: it reads the policy's final answers and writes the user's
+    messages, but scores nothing. Requests carry the key in OPENAI_API_KEY. Raises ConfigError if `config` lacks a key, or has a
+    wrong key or type."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         try:
@@ -75,7 +76,7 @@ class ModelUser:
 
 
 def _as_user(messages: Sequence[Message]) -> list[Message]:
-    """The conversation as the user sees it: both sides exchanged, without tool calls and their results."""
+    """The messages of both sides with their roles exchanged, without system messages, tool calls and their results."""
     sides = {"user": "assistant", "assistant": "user"}
     return [
         {"role": sides[message["role"]], "content": message["content"]}

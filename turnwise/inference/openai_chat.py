@@ -18,7 +18,7 @@ _CALL_S = 20.0
 
 class OpenAIChat:
     """Chat completions of one model behind a `base_url` such as `http://localhost:8000/v1`. The `api_key` is sent as a bearer
-    token; "" sends none. `timeout_s` is the limit in seconds for one answer. Raises ConfigError if `base_url` isn't http(s)."""
+    token, if it isn't empty. An answer may take `timeout_s` seconds. Raises ConfigError if `base_url` isn't http(s)."""
 
     def __init__(self, base_url: str, model: str, api_key: str = "", timeout_s: float = 600.0) -> None:
         base_url = base_url.rstrip("/").removesuffix(_PATH)
@@ -27,8 +27,8 @@ class OpenAIChat:
         self._model = model
 
     def call(self) -> None:
-        """Checks the URL and the key by asking for the list of models; any other refusal counts as an answer. Raises
-        NoAnswerError if nobody answers at the URL, NotAllowedError if the key is refused."""
+        """Checks the URL and the key by asking for the list of models. Raises NoAnswerError if nobody answers at the URL,
+        NotAllowedError if the key is refused. Any other refusal passes the check."""
         try:
             self._http.ask_now("/models", is_read=False, timeout_s=_CALL_S)
         except (NoAnswerError, NotAllowedError):
@@ -37,7 +37,7 @@ class OpenAIChat:
             return
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
-        """The answer to a conversation, with calls of `tools`. Raises ServerError for pictures, or if no answer can be read."""
+        """The answer to a conversation, which may call `tools`. Raises ServerError for pictures, or if it gets no answer."""
         if not all(isinstance(message["content"], str) for message in messages):
             raise ServerError(f"{self.url} takes no pictures from turnwise; use an environment that renders text")
         started = time.perf_counter()

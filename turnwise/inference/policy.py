@@ -1,6 +1,6 @@
-"""Loads a policy for a server in this process. Also the common part of servers that hold a loaded model."""
+"""Loads a policy for a server in this process, and holds the common part of such servers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, Self
 
@@ -19,20 +19,25 @@ from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 
 
 class HoldsModel:
-    """Base of servers that hold their model in this process. With `reads_trainer` it is the trainer's own model."""
+    """Base of servers whose model is in their own process. With `reads_trainer` it is the trainer's own model."""
 
     model: PreTrainedModel
     reads_trainer: bool
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`. The server uses the model of a trainer in this process, or else loads one."""
-        model, reads_trainer = policy_model(rank, policy)
+        """A `protocols.ServerFactory`. The server reads the model of a trainer in this process if it has the policy's dtype;
+        otherwise it loads a model."""
+        dtype, trainer = parse_dtype(policy.dtype), rank.neighbours.get("actor_train")
         own = {"max_length": policy.max_context, "decode": decoder(policy), "stopwatch": rank.stopwatch}
-        return cls(model, reads_trainer=reads_trainer, **own, **options)  # type: ignore[call-arg]
+        if trainer is not None and trainer.model.dtype == dtype:
+            return cls(trainer.model, reads_trainer=True, **own, **options)  # type: ignore[call-arg]
+        loading = {"dtype": dtype, "device": rank.device, "attn_implementation": policy.attention, "trust": policy.trust}
+        return cls(load_fused(policy.path, **loading), **own, **options)  # type: ignore[call-arg]
 
     async def receive(self, weights: NamedTensors) -> int:
-        """Copies tensors into the model; returns their bytes. Raises ModelError if one doesn't fit the model or is missing."""
+        """Copies tensors into the model and returns their number of bytes. Raises ModelError if a tensor is missing, or doesn't
+        fit the model."""
         targets = self.model.state_dict()
         written: set[int] = set()
         num_bytes = 0
@@ -49,41 +54,23 @@ class HoldsModel:
         return num_bytes
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """Raises NotAvailableError if more than the cache is to be freed."""
-        if others := sorted(set(kinds) - {"kv_cache"}):
-            named = ", ".join(others)
+        """Does nothing. Raises NotAvailableError for any kind but `kv_cache`."""
+        if others := ", ".join(sorted(set(kinds) - {"kv_cache"})):
             raise NotAvailableError(
-                f"a server in the trainer's process can free its kv_cache only, got {named}; weights are the trainer's"
+                f"a server in the trainer's process can free its kv_cache only, got {others}; weights are the trainer's"
             )
 
     async def wake(self, kinds: Iterable[MemoryKind]) -> None:
-        """Does nothing: the next request allocates the cache again."""
+        """Does nothing: the next request allocates the cache again. Raises NotAvailableError for any kind but `kv_cache`."""
         await HoldsModel.sleep(self, kinds)
 
     def describe(self, engine: str, **facts: Any) -> ServerInfo:
-        """The info of this server."""
-        model, needs = loaded_model(self.model), not self.reads_trainer
+        """The server's info; `facts` are further fields of it."""
         can: Any = {"sampling_mask": True, "weight_versions": True, "suspensions": EVERY_SUSPENSION}
-        return ServerInfo(model=model, engine=engine, needs_weights=needs, **can, **facts)
-
-
-def policy_model(rank: RankContext, policy: PolicyInfo) -> tuple[PreTrainedModel, bool]:
-    """The model that a server samples from, and whether it is a trainer's: one in this process with the same dtype."""
-    dtype, trainer = parse_dtype(policy.dtype), rank.neighbours.get("actor_train")
-    if trainer is not None and trainer.model.dtype == dtype:
-        return trainer.model, True
-    options = {"dtype": dtype, "device": rank.device, "attn_implementation": policy.attention, "trust": policy.trust}
-    return load_fused(policy.path, **options), False
+        return ServerInfo(loaded_model(self.model), engine, needs_weights=not self.reads_trainer, **can, **facts)
 
 
 def decoder(policy: PolicyInfo) -> Decode:
-    """Turns ids into text. The tokenizer is loaded when it is first needed, by a request with stop strings."""
-
-    @cache
-    def codec() -> TextCodec:
-        return TextCodec(load_tokenizer(policy.path, policy.trust))
-
-    def decode(token_ids: Sequence[int]) -> str:
-        return codec().decode(token_ids)
-
-    return decode
+    """A function that turns ids into text. Its first call loads the tokenizer."""
+    codec = cache(lambda: TextCodec(load_tokenizer(policy.path, policy.trust)))
+    return lambda token_ids: codec().decode(token_ids)

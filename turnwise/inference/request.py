@@ -1,4 +1,4 @@
-"""Requests as servers in this process see them: their checks, which all servers share, and their results."""
+"""Requests inside a server, the checks that all servers make of them, and their results."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,54 +14,53 @@ _NO_IDS, _NO_LOGPROBS = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One response to be sampled for the conversation `request_id`. `partial_ids` are its tokens from an earlier request."""
+    """A request for one response in the conversation `request_id`."""
 
     request_id: str
     prompt_ids: IntArray
     sampling: SamplingParams
     partial_ids: IntArray = field(default_factory=lambda: _NO_IDS)
+    """The response's tokens from before an interruption."""
     token_ids: IntArray = field(default_factory=lambda: _NO_IDS)
-    """Sampled tokens, after the partial ones."""
+    """The tokens sampled for this request, after the partial ones."""
     logprobs: FloatArray = field(default_factory=lambda: _NO_LOGPROBS)
     kept: list[KeptIds] = field(default_factory=list)
-    """The ids that each sampled token was drawn from, where `sampling.keeps_ids`."""
+    """For each sampled token, the ids that it was drawn from; empty unless `sampling.keeps_ids`."""
     versions: tuple[VersionRun, ...] = ()
-    """Which weight versions sampled its first tokens, if weights changed in a pause; a newer version samples the rest."""
+    """The weight versions that sampled the first tokens, if weights changed in a pause. A newer version samples the rest."""
 
     @property
     def context_ids(self) -> IntArray:
-        """The ids before the first sampled token."""
+        """The prompt and the partial tokens."""
         return np.concatenate((self.prompt_ids, self.partial_ids)) if len(self.partial_ids) else self.prompt_ids
 
     @property
     def response_ids(self) -> IntArray:
-        """Partial and sampled tokens."""
+        """The partial and the sampled tokens."""
         return np.concatenate((self.partial_ids, self.token_ids)) if len(self.partial_ids) else self.token_ids
 
     def versions_with(self, version: int, num_tokens: int) -> tuple[VersionRun, ...]:
-        """Version runs of the first `num_tokens` sampled tokens; `version` sampled what `versions` doesn't cover."""
+        """The version runs of the first `num_tokens` sampled tokens; `version` sampled those beyond `versions`."""
         return append_run(self.versions, version, num_tokens - sum(run.num_tokens for run in self.versions))
 
     def completion(self, reason: FinishReason, version: int, generate_s: float) -> Completion:
-        """The sampled tokens as a completion; `version` sampled what `versions` doesn't cover."""
+        """The sampled tokens as a completion; `version` sampled those beyond `versions`."""
         versions = self.versions_with(version, len(self.token_ids))
-        if not self.sampling.keeps_ids:
-            return Completion(self.token_ids, self.logprobs, reason, versions, generate_s)
-        none = (np.zeros(0, np.int32), np.zeros(1, np.int64), 0)
-        kept = join_kept([none, *((ids, np.array([0, len(ids)]), 1) for ids in self.kept)])
+        kept = join_kept((ids, np.array([0, len(ids)]), 1) for ids in self.kept)
         return Completion(self.token_ids, self.logprobs, reason, versions, generate_s, *kept)
 
 
 class Finished(NamedTuple):
-    """A request that is over, and the version of the weights that sampled its last tokens."""
+    """A request that is over."""
 
     request: Request
     reason: FinishReason
     version: int
+    """The version of the weights that sampled its last tokens."""
 
 
 def join(pieces: Sequence[Completion]) -> Completion:
-    """The pieces of a response, in order, as one completion."""
+    """Joins the pieces of a response, in order."""
     if len(pieces) == 1:
         return pieces[0]
     versions: tuple[VersionRun, ...] = ()
@@ -101,7 +100,7 @@ def check_request(
     max_length: int,
     can_decode: bool,
 ) -> Request:
-    """The request, checked. Raises ServerError if it can't be served."""
+    """Makes a request. Raises ServerError if it can't be served."""
     prompt, partial = np.array(prompt_ids, np.int64), np.array(partial_ids, np.int64) if partial_ids else _NO_IDS
     request = Request(request_id, prompt, sampling, partial)
     problem = _prompt_problem(prompt, vocab_size, max_length) or _sampling_problem(sampling)
@@ -121,7 +120,7 @@ def check_request(
 def _prompt_problem(prompt_ids: IntArray, vocab_size: int, max_length: int) -> str | None:
     if len(prompt_ids) == 0:
         return "its prompt is empty"
-    # Negative numbers are large without their sign: one pass finds both kinds.
+    # As unsigned numbers, negative ids are large: one pass finds ids that are too small or too large.
     if prompt_ids.view(np.uint64).max() >= vocab_size:
         wrong = int(prompt_ids[(prompt_ids < 0) | (prompt_ids >= vocab_size)][0])
         return f"its prompt has token id {wrong}; the model's ids are 0 to {vocab_size - 1}"

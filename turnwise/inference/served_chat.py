@@ -1,11 +1,10 @@
-"""A model of this run that answers whole conversations, as `OpenAIChat` does for one behind a URL."""
+"""Answers of a model of this run to whole conversations, as `OpenAIChat` gives them for a model behind a URL."""
 
 from collections.abc import Sequence
 from itertools import count
 from typing import Protocol
 
 from turnwise.chat.conversation import TextAnswer, TokenConversation
-from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ServerError
 from turnwise.protocols import PolicyServer
@@ -18,23 +17,21 @@ class TextModel(Protocol):
     url: str
     """Names the model in error messages."""
 
-    async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer: ...
+    async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> TextAnswer: ...
 
 
 class ServedChat:
-    """A model behind a server of this run, with a context of `max_length` tokens. `url` names it in messages."""
+    """A `TextModel` behind a server of this run, with a context of `max_length` tokens."""
 
     def __init__(self, template: ChatTemplate, server: PolicyServer, url: str, max_length: int) -> None:
         self._template, self._server, self.url, self._max_length = template, server, url, max_length
         self._numbers = count()
 
-    async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
+    async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> TextAnswer:
         """The model's answer to a conversation. Raises ServerError if the conversation leaves no room for an answer, or the
         server can't serve it; ChatTemplateError if the model's chat template refuses the messages."""
         name = f"{self.url} {next(self._numbers)}"
-        conversation = TokenConversation(
-            self._template, self._server, name, sampling, self._max_length, tools=tools, opens_episode=False
-        )
+        conversation = TokenConversation(self._template, self._server, name, sampling, self._max_length, opens_episode=False)
         try:
             reply = await conversation.generate(messages)
         finally:

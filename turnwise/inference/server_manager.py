@@ -11,7 +11,7 @@ from typing import TypeVar
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError, counted
 from turnwise.inference.request import join
 from turnwise.protocols import InferenceServer, MemoryKind, NamedTensors, OnWeightUpdate, Suspension
-from turnwise.runtime.watchdog import Wait, Watchdog
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.runtime_info import ServerInfo
 from turnwise.types import Completion, Media, Metric, SamplingParams
 
@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SETTING = "deadlines.request_s"
+_MAX_CONVERSATIONS = 100_000
 _MAX_IMBALANCE = 1.1
 """A conversation leaves its replica if the replica's load exceeds this many times the least load, plus the request's tokens."""
 
@@ -28,33 +29,31 @@ class LLMServerManager:
     loaded replica. A conversation moves there too, and its context is computed again, if its own replica has clearly more to
     do: response lengths differ so much that loads wouldn't even out otherwise (`benchmarks/balance.py`).
 
-    Load is the number of tokens, prompt and budget, of running and waiting requests. A broken replica is dead: its requests are
-    retried elsewhere with the same prompt and seed. Every method raises DeadlineError if a replica takes longer than
-    `request_s` seconds; that ends the run, and the replica gets no more calls. At most `max_conversations` conversations stay
-    assigned to a replica. Raises ServerError without servers."""
+    A replica's load is the sum of prompt length and `max_new_tokens` over its unfinished requests. A replica that raises any
+    error but a TurnwiseError is dead: its requests are retried elsewhere with the same prompt and seed. If a replica takes
+    longer than `request_s` seconds for a call, DeadlineError is raised, and the replica gets no more calls. The replicas of the
+    last `_MAX_CONVERSATIONS` conversations are remembered. Raises ServerError without servers."""
 
     def __init__(
         self,
         servers: Sequence[InferenceServer],
         *,
         request_s: float | None = None,
-        max_conversations: int = 100_000,
         watchdog: Watchdog | None = None,
     ) -> None:
         if not servers:
             raise ServerError("an LLMServerManager needs at least one server, got none")
         self._servers = dict(enumerate(servers))
         self._request_s = request_s
-        self._max_conversations = max_conversations
         self._watchdog = watchdog or Watchdog()
         self._replica_of: OrderedDict[str, int] = OrderedDict()
         self._tokens_in_flight = dict.fromkeys(self._servers, 0)
         self._last_error: Exception | None = None
         self.take_turn: Callable[[], Awaitable[None]] | None = None
-        """Called before each request, if roles take turns on a device."""
+        """Awaited before each request, if roles take turns on a device."""
         self._in_flight: set[str] = set()  # conversations with a request that its caller hasn't aborted
         self._interrupted: OnWeightUpdate = "finish"
-        """What happens to the requests that the last weight update interrupted."""
+        """How the requests that the last weight update interrupted go on."""
 
     @property
     def servers(self) -> tuple[InferenceServer, ...]:
@@ -64,7 +63,7 @@ class LLMServerManager:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
-        """See `InferenceServer.generate`. A response that a weight update interrupts continues or starts over (`suspend`).
+        """See `PolicyServer.generate`. A response that a weight update interrupts continues or starts over, as `suspend` says.
         Raises ServerError if the request can't be served; ReplicasDeadError if no replica is left."""
         if self.take_turn is not None:
             await self.take_turn()
@@ -90,37 +89,33 @@ class LLMServerManager:
         media: Sequence[Media],
         partial_ids: Sequence[int],
     ) -> Completion:
-        """What a replica samples until the response ends or is interrupted. A dead replica's tokens are lost."""
-        num_tokens = len(prompt_ids) + sampling.max_new_tokens
+        """The tokens that a replica samples until the response ends or is interrupted. A dead replica's tokens are lost."""
+        who, num_tokens = f"conversation {request_id!r}", len(prompt_ids) + sampling.max_new_tokens
         more = {"partial_ids": partial_ids} if partial_ids else {}
         while True:
             before = self._replica_of.get(request_id)
             replica = self._route(request_id, num_tokens)
             if before != replica:
-                await self._ask_of(request_id, before, "release its cache", lambda old: old.release(request_id))
+                await self._ask(before, who, "release its cache", lambda old: old.release(request_id))
             self._tokens_in_flight[replica] += num_tokens
             try:
-                async with self._waiting(f"conversation {request_id!r}", "answer", replica):
-                    return await self._servers[replica].generate(prompt_ids, sampling, request_id, media, **more)
-            except DeadlineError:
-                self._drop(replica)
-                raise
-            except TurnwiseError:
-                raise
-            except Exception as error:  # boundary: any other exception means that the replica is broken
-                self._bury(replica, error)
+                completion = await self._ask(
+                    replica, who, "answer", lambda server: server.generate(prompt_ids, sampling, request_id, media, **more)
+                )
             finally:
                 self._tokens_in_flight[replica] -= num_tokens
+            if completion is not None:
+                return completion
 
     async def abort(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
-        replica = self._replica_of.get(request_id)
-        await self._ask_of(request_id, replica, "abort its request", lambda server: server.abort(request_id))
+        replica, who = self._replica_of.get(request_id), f"conversation {request_id!r}"
+        await self._ask(replica, who, "abort its request", lambda server: server.abort(request_id))
 
     async def release(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
-        replica = self._replica_of.pop(request_id, None)
-        await self._ask_of(request_id, replica, "release its cache", lambda server: server.release(request_id))
+        replica, who = self._replica_of.pop(request_id, None), f"conversation {request_id!r}"
+        await self._ask(replica, who, "release its cache", lambda server: server.release(request_id))
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
         """Suspends all replicas. Running requests end first (`finish`), pause (`keep`), or are interrupted. With the new
@@ -132,7 +127,7 @@ class LLMServerManager:
         await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(how))
 
     async def receive(self, weights: NamedTensors) -> int:
-        """Sends weights to all replicas, and each reads them once. Returns the number of bytes written."""
+        """Sends weights to all replicas, each of which iterates over them once. Returns the number of bytes written."""
         asked = self._ask_all("a weight update", "receive the weights", lambda server: server.receive(weights))
         return sum(num_bytes or 0 for num_bytes in await asked)
 
@@ -152,28 +147,23 @@ class LLMServerManager:
 
     def info(self) -> ServerInfo:
         """The info of the first live replica; all are built alike."""
-        for server in self._servers.values():
-            return server.info()
-        raise self._all_dead()
+        if not self._servers:
+            raise self._all_dead()
+        return self.servers[0].info()
 
     async def _ask_all(self, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[T]]) -> list[T | None]:
-        return await asyncio.gather(*(self._ask(replica, server, who, what, ask) for replica, server in self._servers.items()))
+        return await asyncio.gather(*(self._ask(replica, who, what, ask) for replica in self._servers))
 
-    async def _ask_of(
-        self, request_id: str, replica: int | None, what: str, ask: Callable[[InferenceServer], Awaitable[None]]
-    ) -> None:
-        if replica in self._servers:
-            await self._ask(replica, self._servers[replica], f"conversation {request_id!r}", what, ask)
-
-    async def _ask(
-        self, replica: int, server: InferenceServer, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[T]]
-    ) -> T | None:
-        """The answer, None if the replica is broken."""
+    async def _ask(self, replica: int | None, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[T]]) -> T | None:
+        """The replica's answer; None if it is dead, or dies now. `who` and `what` name the wait if it takes too long."""
+        if replica not in self._servers:
+            return None
         try:
-            async with self._waiting(who, what, replica):
-                return await ask(server)
+            async with self._watchdog.waiting(who, f"inference replica {replica} to {what}", self._request_s, _SETTING):
+                return await ask(self._servers[replica])
         except DeadlineError:
-            self._drop(replica)
+            # It gets no more calls: otherwise the end of the run would wait for it once per conversation.
+            self._servers.pop(replica, None)
             raise
         except TurnwiseError:
             raise
@@ -200,7 +190,7 @@ class LLMServerManager:
         if replica not in self._servers or load[replica] > _MAX_IMBALANCE * load[least] + num_tokens:
             replica = self._replica_of[request_id] = least
         self._replica_of.move_to_end(request_id)
-        if len(self._replica_of) > self._max_conversations:
+        if len(self._replica_of) > _MAX_CONVERSATIONS:
             self._replica_of.popitem(last=False)
         return replica
 
@@ -215,13 +205,6 @@ class LLMServerManager:
                 "Inference replica %d is dead (%r) and isn't started again: %s for its requests.", replica, error, left
             )
 
-    def _waiting(self, who: str, what: str, replica: int) -> Wait:
-        return self._watchdog.waiting(who, f"inference replica {replica} to {what}", self._request_s, _SETTING)
-
-    def _drop(self, replica: int) -> None:
-        """Drops a late replica for good. Otherwise the end of the run would wait for it once per conversation."""
-        self._servers.pop(replica, None)
-
 
 AsyncLLMServerManager = LLMServerManager
 AsyncServer = InferenceServer
@@ -229,12 +212,13 @@ AsyncServer = InferenceServer
 
 @dataclass(frozen=True)
 class ManagerTransfer:
-    """Makes all replicas of a manager sample from the trainer's current weights: `protocols.WeightTransfer`.
+    """A `protocols.WeightTransfer` from the trainer to all replicas of a manager.
 
-    `weights` gives the trainer's named tensors, or an awaitable of them if the trainer is in another process. Servers that read
-    the trainer's own parameters are only suspended and resumed: they drop their caches and their reordered copies of the
-    weights. Other servers receive the tensors. `share` brings the tensors into a form that several servers, or other processes,
-    can read. `take_turn` is called first, if roles take turns on a device. An update may take `timeout_s` seconds."""
+    `weights` returns the trainer's named tensors, or an awaitable of them if the trainer is in another process. Servers that
+    read the trainer's own parameters are only suspended and resumed: they drop their caches and renew their reordered copies of
+    the weights. Other servers receive the tensors. `share` brings the tensors into a form that several servers, or other
+    processes, can read. `take_turn` is awaited first, if roles take turns on a device. An update may take `timeout_s` seconds.
+    """
 
     servers: LLMServerManager
     weights: Callable[[], NamedTensors | Awaitable[NamedTensors]]
@@ -246,11 +230,11 @@ class ManagerTransfer:
     timeout_s: float | None = None
 
     async def update(self, version: int) -> list[Metric]:
-        """Suspends the servers, transfers the weights, and resumes the servers with `version`. Raises ModelError if a name or
-        shape doesn't fit a server's model, or one of its tensors gets no value; DeadlineError past `timeout_s`."""
+        """Suspends the servers, transfers the weights, and resumes the servers with `version`. Raises ModelError if the names
+        or shapes don't fit a server's model; DeadlineError past `timeout_s`."""
         started = time.perf_counter()
-        waiter, awaited = "the pipeline", f"the weights of version {version} to reach the inference servers"
-        async with self.watchdog.waiting(waiter, awaited, self.timeout_s, "deadlines.weights_s"):
+        awaited = f"the weights of version {version} to reach the inference servers"
+        async with self.watchdog.waiting("the pipeline", awaited, self.timeout_s, "deadlines.weights_s"):
             if self.take_turn is not None:
                 await self.take_turn()
             weights = self.weights() if self.servers.info().needs_weights else None

@@ -1,5 +1,5 @@
-"""SGLang's HTTP server behind `protocols.InferenceServer`: started here, or running elsewhere at a URL. Requests and
-answers are defined in `sglang/srt/managers/io_struct.py` of SGLang 0.5.23."""
+"""SGLang's HTTP server behind `protocols.InferenceServer`: started here, or running elsewhere at a URL.
+`sglang/srt/managers/io_struct.py` of SGLang 0.5.23 defines requests and answers."""
 
 import os
 import signal
@@ -10,26 +10,24 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
 from turnwise.errors import ConfigError, ModelError, ServerError
-from turnwise.inference.engine_server import EngineServer, Sampled, own_folder, require_version
+from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, own_folder, require_version
 from turnwise.inference.http_json import HttpJson, NoAnswerError
 from turnwise.inference.request import Request
 from turnwise.models.load import parse_dtype
 from turnwise.protocols import MemoryKind
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import PolicyInfo
-from turnwise.types import FinishReason
 
-LOWEST, HIGHEST = "0.5.23", "0.5.23"
-"""The oldest and the newest version of SGLang that this module works with."""
-_LOOK_S = 0.2
-_END_S = 20.0
-_NUM_LINES = 5  # lines of its log in an error
-_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
+VERSION = "0.5.23"
+"""The version of SGLang that this module works with."""
+_LOOK_S = 0.2  # seconds between two looks whether SGLang is ready
+_END_S = 20.0  # seconds that its process has to end
+_NUM_LINES = 5  # lines of its log that an error shows
 
 _Process = tuple[subprocess.Popen[bytes], Path]
 
@@ -37,7 +35,7 @@ _Process = tuple[subprocess.Popen[bytes], Path]
 class SGLangServer(EngineServer):
     """Samples with the server behind `http`. `process` is the server's process and log file, if it was started here. The server
     uses each request's seed only if `enable_deterministic_inference` is on; then an interruption doesn't change the random
-    draws. Raises NotAvailableError if SGLang is too old or too new; ServerError if it doesn't answer."""
+    draws. Raises NotAvailableError if SGLang has another version than `VERSION`; ServerError if it doesn't answer."""
 
     name = "SGLang"
 
@@ -46,16 +44,16 @@ class SGLangServer(EngineServer):
         self._http = http
         self._process = process
         found = http.ask_now("/server_info")
-        require_version("SGLang", found["version"], LOWEST, HIGHEST)
+        require_version("SGLang", found["version"], VERSION)
         sleeps = bool(found.get("enable_memory_saver"))
         self._describe(f"SGLang {found['version']}", found.get("max_running_requests") or 0, 0, sleeps, True)
-        # A server that ran before may have prefixes of other weights under our marks, and a label of another run.
+        # A server that another run used may have prefixes of other weights under our marks, and that run's label.
         http.ask_now("/flush_cache", {}, is_read=False)
         http.ask_now("/update_weight_version", {"new_version": "0", "abort_all_requests": False}, is_read=False)
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`. `options` are those of `sglang.launch_server`, or the `url` of a running one. Raises
+        """A `protocols.ServerFactory`. `options` are those of `sglang.launch_server`, or the `url` of a running server. Raises
         ConfigError if the server doesn't start, its port is in use, or `url` comes with other options."""
         where = "actor_infer.strategy_args.strategy_config"
         if "url" in options:
@@ -82,9 +80,12 @@ class SGLangServer(EngineServer):
         http = HttpJson(f"http://127.0.0.1:{port}")
         with ExitStack() as on_error:
             on_error.callback(_kill, process)
-            while not _is_ready(http):
+            while True:
                 if process.poll() is not None:
                     raise ConfigError(f"SGLang didn't start (exit status {process.returncode}): {_tail(log)}")
+                with suppress(ServerError):
+                    http.ask_now("/health", is_read=False)
+                    break
                 time.sleep(_LOOK_S)
             server = cls(rank, policy, http, (process, log))
             on_error.pop_all()
@@ -137,9 +138,9 @@ class SGLangServer(EngineServer):
                 logprobs = [logprob for logprob, *_ in found.get("output_token_logprobs", [])]
             spans = [(span["version"], span["end"] - span["start"]) for span in found.get("weight_versions", [])]
             kept = found.get("output_token_sampling_mask", []) if sampling.keeps_ids else []
-            return Sampled(token_ids, logprobs, _REASONS[found["finish_reason"]["type"]], spans, kept)
+            return Sampled(token_ids, logprobs, REASONS[found["finish_reason"]["type"]], spans, kept)
         except (KeyError, TypeError, ValueError) as error:
-            raise ServerError(f"{self._http.url} answered something else than SGLang {HIGHEST} does: {error!r}") from error
+            raise ServerError(f"{self._http.url} answered something else than SGLang {VERSION} does: {error!r}") from error
 
     async def _abort(self, engine_id: str) -> None:
         await self._ask("/abort_request", {"rid": engine_id})
@@ -151,7 +152,7 @@ class SGLangServer(EngineServer):
         await self._ask("/continue_generation", {})
 
     async def _load(self, folder: Path) -> None:
-        # The cache can't be dropped while paused requests use it. Its prefixes are marked anyway.
+        # The cache can't be dropped while paused requests use it. No new request reads its prefixes anyway: they are marked.
         body = {"model_path": str(folder), "load_format": "safetensors", "flush_cache": not self._running}
         try:
             await self._ask("/update_weights_from_disk", body)
@@ -186,21 +187,11 @@ def _launch(options: Mapping[str, Any]) -> _Process:
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True), Path(name)
 
 
-def _is_ready(http: HttpJson) -> bool:
-    try:
-        http.ask_now("/health", is_read=False)
-    except ServerError:
-        return False
-    return True
-
-
 def _kill(process: subprocess.Popen[bytes]) -> None:
     for sent in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, sent)
             process.wait(_END_S)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
 
 
 def _tail(log: Path) -> str:

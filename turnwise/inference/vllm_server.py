@@ -10,17 +10,17 @@ from types import ModuleType
 from typing import Any, Self
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
-from turnwise.inference.engine_server import EngineServer, Sampled, own_folder, require_version
+from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, own_folder, require_version
 from turnwise.inference.request import Request
 from turnwise.models.load import parse_dtype
 from turnwise.protocols import MemoryKind
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import PolicyInfo
 from turnwise.spec import KV_CACHE_BYTES
-from turnwise.types import FinishReason, derive_seed
+from turnwise.types import derive_seed
 
-LOWEST, HIGHEST = "0.32", "0.32"
-"""The oldest and the newest version of vLLM that this module works with."""
+VERSION = "0.32"
+"""The version of vLLM that this module works with."""
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
@@ -29,16 +29,15 @@ _ENVIRONMENT = {
     # Its own choice of cores leaves out one that the trainer needs.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-"""Settings of vLLM that a user's own environment overrides."""
-_STEP_TOKENS = 8192  # tokens that a CPU computes at once
+"""Environment variables of vLLM, set unless the user has set them."""
+_STEP_TOKENS = 8192  # tokens per forward pass on a CPU
 _HAS_ENDED = "vLLM's engine has ended; what it wrote above says why"
 _SHUTDOWN_S = 60.0  # seconds that vLLM's processes have to end
-_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 
 
 class VLLMServer(EngineServer):
     """Samples with `engine`, an `AsyncLLM`. Log-probs are those of the distribution that tokens are drawn from. Each request
-    has its own seed, and a new one after an interruption. Only a response with stop strings is decoded."""
+    has its own seed, and a new one after an interruption. Only responses of requests with stop strings are decoded."""
 
     name = "vLLM"
 
@@ -55,7 +54,7 @@ class VLLMServer(EngineServer):
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
         """A `protocols.ServerFactory`. `options` are those of `vllm.AsyncEngineArgs`. Raises ConfigError if vLLM doesn't know
-        an option, or doesn't start with them; NotAvailableError if vLLM isn't installed, or is too old or too new."""
+        an option, or doesn't start with them; NotAvailableError if vLLM isn't installed, or has another version."""
         vllm = load_vllm()
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -77,7 +76,7 @@ class VLLMServer(EngineServer):
             )
         if rank.device == "cpu":
             defaults |= {"enforce_eager": True, "kv_cache_memory_bytes": KV_CACHE_BYTES}
-            # A prompt that is computed in pieces rewinds its request's generator, which kills the engine on a CPU (vLLM 0.32).
+            # On a CPU, chunked prefill rewinds a request's random generator, which ends the engine (vLLM 0.32).
             own |= {"enable_chunked_prefill": False}
             own |= {"max_num_batched_tokens": max(length, options.get("max_num_batched_tokens", _STEP_TOKENS))}
         try:
@@ -87,7 +86,7 @@ class VLLMServer(EngineServer):
         num_devices = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
         try:
             with _devices(rank.device, num_devices):
-                # The engine gets no name here: a module that is imported above keeps this frame, and so the engine, for ever.
+                # No variable holds the engine: a module imported above keeps this frame, and so its variables, alive.
                 return cls(rank, policy, AsyncLLM.from_engine_args(arguments))
         except (ValueError, RuntimeError, OSError) as error:
             raise ConfigError(
@@ -96,7 +95,8 @@ class VLLMServer(EngineServer):
             ) from error
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """Drops the cache and, with `enable_sleep_mode`, frees GPU memory."""
+        """With `enable_sleep_mode`, frees the cache's GPU memory, and also that of the weights if `kinds` has them. Otherwise
+        only drops cached prefixes."""
         if not self._sleeps:
             await self._engine.reset_prefix_cache()
         elif "weights" in kinds:
@@ -137,7 +137,7 @@ class VLLMServer(EngineServer):
         logprobs = [entry[token].logprob for entry, token in zip(output.logprobs or (), output.token_ids, strict=True)]
         versions = [(span.version, span.end - span.start) for span in output.weight_versions or ()]
         kept = output.sampling_mask.token_ids if output.sampling_mask and sampling.keeps_ids else ()
-        return Sampled(output.token_ids, logprobs, _REASONS[output.finish_reason], versions, kept)
+        return Sampled(output.token_ids, logprobs, REASONS[output.finish_reason], versions, kept)
 
     async def _abort(self, engine_id: str) -> None:
         await self._engine.abort(engine_id)
@@ -163,18 +163,19 @@ class VLLMServer(EngineServer):
         engine, self._engine = self._engine, None
         engine.shutdown(_SHUTDOWN_S)
         del engine
-        # At the interpreter's end its `__del__` would fail.
+        # Frees the engine now: at the interpreter's end its `__del__` would fail.
         gc.collect()
 
 
 class WeightReader:
-    """Lets vLLM's workers read weights from a folder."""
+    """A mixin of vLLM's worker class (`worker_extension_cls`)."""
 
     def read_weights(self, folder: str) -> None:
+        """Loads the weights of all safetensors files in a folder."""
         from safetensors.torch import load_file
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-        # At each update it warns of modules without weights to load. The server has checked that every weight comes.
+        # vLLM warns at each update of modules without weights to load. The server has checked that every weight comes.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         runner = self.model_runner  # type: ignore[attr-defined]
         files = sorted(Path(folder).glob("*.safetensors"))
@@ -186,20 +187,20 @@ class WeightReader:
 
 
 def load_vllm() -> ModuleType:
-    """Imports vLLM. Raises NotAvailableError if vLLM isn't installed, or is too old or too new."""
+    """Imports vLLM. Raises NotAvailableError if vLLM isn't installed, or has another version than `VERSION`."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         import vllm
     except ImportError as error:
         raise NotAvailableError(f"vLLM can't be imported ({error}); pip install 'turnwise[vllm]'") from error
-    require_version("vLLM", vllm.__version__, LOWEST, HIGHEST)
+    require_version("vLLM", vllm.__version__, VERSION)
     return vllm
 
 
 @contextmanager
 def _devices(first: str, count: int) -> Iterator[None]:
-    """In this context, new processes see `count` accelerators, from `first` on."""
+    """In this context, new processes see `count` GPUs from the device `first` on; nothing changes if it is no GPU."""
     name, before = "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")
     if not first.startswith("cuda"):
         yield

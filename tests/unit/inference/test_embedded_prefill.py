@@ -235,26 +235,22 @@ def make_crowded_server() -> EmbeddedServer:
     return EmbeddedServer(MODEL, max_length=256, max_concurrency=7, max_step_tokens=24, kv_cache_bytes=9 * 2**16)
 
 
-def test_nothing_leaks() -> None:
+async def test_nothing_leaks() -> None:
     """Conversations come, are cancelled at any moment, and go, while weights are updated: nothing is left of them."""
-
-    async def scenario() -> None:
-        server = make_crowded_server()
-        conversations = [asyncio.create_task(converse(server, index)) for index in range(60)]
-        for version in range(1, 5):
-            for _ in range(100):
-                await asyncio.sleep(0)
-            await server.suspend("abort")
-            await server.resume(version)
-        await asyncio.gather(*conversations)
-        engine = server._engine
-        scheduler, prefill = engine._scheduler, engine._prefill
-        assert not (engine.num_running or scheduler.num_waiting or server._futures or len(prefill) or scheduler._slots)
-        assert len(scheduler._free) == scheduler._num_fresh <= 9
-        assert len(prefill._index._keys) == len(prefill._index._key_of) <= 9
-        assert engine._runner._cache.num_slots <= 9
-
-    asyncio.run(scenario())
+    server = make_crowded_server()
+    conversations = [asyncio.create_task(converse(server, index)) for index in range(60)]
+    for version in range(1, 5):
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await server.suspend("abort")
+        await server.resume(version)
+    await asyncio.gather(*conversations)
+    engine = server._engine
+    scheduler, prefill = engine._scheduler, engine._prefill
+    assert not (engine.num_running or scheduler.waiting or server._futures or len(prefill) or scheduler.slots)
+    assert sorted(scheduler._free) == list(range(9))
+    assert len(prefill._index._keys) == len(prefill._index._key_of) <= 9
+    assert engine._runner._cache.num_slots <= 9
 
 
 def test_memory_stays_flat() -> None:

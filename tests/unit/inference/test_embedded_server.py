@@ -39,19 +39,16 @@ async def play(server: EmbeddedServer, name: str, num_turns: int) -> list[int]:
     return context
 
 
-def test_a_driver_that_breaks_leaves_nobody_waiting() -> None:
+async def test_a_driver_that_breaks_leaves_nobody_waiting() -> None:
     class FullDisk(ReplayLog):
         def stepped(self, admissions: Admissions) -> None:
             raise OSError("No space left on device")
 
-    async def scenario() -> None:
-        server = EmbeddedServer(make_model(), replay_log=FullDisk())
-        with pytest.raises(ServerError, match="the engine broke off while 'a' waited for it: No space left"):
-            await asyncio.wait_for(server.generate([1, 2], SamplingParams(3), "a"), 10.0)
-        await server.release("a")
-        assert not server._engine.has_work
-
-    asyncio.run(scenario())
+    server = EmbeddedServer(make_model(), replay_log=FullDisk())
+    with pytest.raises(ServerError, match="the engine broke off while 'a' waited for it: No space left"):
+        await asyncio.wait_for(server.generate([1, 2], SamplingParams(3), "a"), 10.0)
+    await server.release("a")
+    assert not server._engine.has_work
 
 
 def test_callers_that_are_ready_decode_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,59 +84,50 @@ def test_a_server_outlives_an_event_loop() -> None:
     assert asyncio.run(play(server, "a", 2)) == asyncio.run(play(server, "a", 2))
 
 
-def test_a_cancelled_caller_frees_its_place() -> None:
-    async def scenario() -> None:
-        server = EmbeddedServer(make_model())
-        task = asyncio.create_task(server.generate([1], SamplingParams(100), "a"))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert server._engine.num_running == 0
-        assert len((await server.generate([1], SamplingParams(2), "a")).token_ids) == 2
-
-    asyncio.run(scenario())
+async def test_a_cancelled_caller_frees_its_place() -> None:
+    server = EmbeddedServer(make_model())
+    task = asyncio.create_task(server.generate([1], SamplingParams(100), "a"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert server._engine.num_running == 0
+    assert len((await server.generate([1], SamplingParams(2), "a")).token_ids) == 2
 
 
-def test_a_model_error_fails_the_batch_and_not_the_server() -> None:
-    async def scenario() -> None:
-        server = EmbeddedServer(make_model())
-        expected = await server.generate([1, 2], SamplingParams(3), "a")
-        weight = server.model.model.norm.weight
-        old = weight.detach().clone()
-        with torch.no_grad():
-            weight.fill_(torch.nan)
-        await server.suspend()
-        await server.resume(1)
-        failures = await asyncio.gather(
-            *(server.generate([1, 2, 3], SamplingParams(3), name) for name in "ab"), return_exceptions=True
-        )
-        assert all(isinstance(failure, ServerError) and "diverged" in str(failure) for failure in failures)
-        with torch.no_grad():
-            weight.copy_(old)
-        await server.suspend()
-        await server.resume(2)
-        again = await server.generate([1, 2], SamplingParams(3), "a")
-        assert again.token_ids.tolist() == expected.token_ids.tolist()
-
-    asyncio.run(scenario())
+async def test_a_model_error_fails_the_batch_and_not_the_server() -> None:
+    server = EmbeddedServer(make_model())
+    expected = await server.generate([1, 2], SamplingParams(3), "a")
+    weight = server.model.model.norm.weight
+    old = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+    await server.suspend()
+    await server.resume(1)
+    failures = await asyncio.gather(
+        *(server.generate([1, 2, 3], SamplingParams(3), name) for name in "ab"), return_exceptions=True
+    )
+    assert all(isinstance(failure, ServerError) and "diverged" in str(failure) for failure in failures)
+    with torch.no_grad():
+        weight.copy_(old)
+    await server.suspend()
+    await server.resume(2)
+    again = await server.generate([1, 2], SamplingParams(3), "a")
+    assert again.token_ids.tolist() == expected.token_ids.tolist()
 
 
-def test_suspending_waits_for_running_requests_and_holds_new_ones() -> None:
-    async def scenario() -> None:
-        server = EmbeddedServer(make_model())
-        running = asyncio.create_task(server.generate([1], SamplingParams(30), "a"))
-        for _ in range(8):
-            await asyncio.sleep(0)
-        late = asyncio.create_task(server.generate([1], SamplingParams(3), "b"))
-        suspended = asyncio.create_task(server.suspend("finish"))
-        await suspended
-        assert server._engine.num_running == 0
-        assert (await running).versions[0].num_tokens == 30
-        await server.resume(1)
-        assert (await late).versions[-1].version == 1
-
-    asyncio.run(scenario())
+async def test_suspending_waits_for_running_requests_and_holds_new_ones() -> None:
+    server = EmbeddedServer(make_model())
+    running = asyncio.create_task(server.generate([1], SamplingParams(30), "a"))
+    for _ in range(8):
+        await asyncio.sleep(0)
+    late = asyncio.create_task(server.generate([1], SamplingParams(3), "b"))
+    suspended = asyncio.create_task(server.suspend("finish"))
+    await suspended
+    assert server._engine.num_running == 0
+    assert (await running).versions[0].num_tokens == 30
+    await server.resume(1)
+    assert (await late).versions[-1].version == 1
 
 
 def test_the_generic_path_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,55 +152,46 @@ def test_the_generic_path_keeps_its_bound_where_heads_are_wide() -> None:
     assert runner.max_slots == 1_000_000 // num_bytes
 
 
-def test_sleep_frees_the_cache_only() -> None:
-    async def scenario() -> None:
-        server = EmbeddedServer(make_model())
-        context = await play(server, "a", 2)
-        await server.sleep(["kv_cache"])
-        assert server._engine._runner._cache.num_slots == 0
-        await server.wake(["kv_cache"])
-        assert await play(server, "a", 2) == context
-        with pytest.raises(NotAvailableError, match="weights"):
-            await server.sleep(["weights"])
-
-    asyncio.run(scenario())
+async def test_sleep_frees_the_cache_only() -> None:
+    server = EmbeddedServer(make_model())
+    context = await play(server, "a", 2)
+    await server.sleep(["kv_cache"])
+    assert server._engine._runner._cache.num_slots == 0
+    await server.wake(["kv_cache"])
+    assert await play(server, "a", 2) == context
+    with pytest.raises(NotAvailableError, match="weights"):
+        await server.sleep(["weights"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_transfer_makes_servers_sample_from_the_trainer_s_weights(dtype: torch.dtype) -> None:
-    async def scenario() -> None:
-        trainer, copied = make_model(), copy.deepcopy(make_model()).to(dtype)
-        servers = [EmbeddedServer(trainer, reads_trainer=True), EmbeddedServer(copied)]
-        transfers = [ManagerTransfer(LLMServerManager([server]), trainer.named_parameters) for server in servers]
-        optimizer = torch.optim.AdamW(trainer.parameters(), lr=0.05)
-        context, sampling = [1, 2, 3], SamplingParams(6)
-        for version in (1, 2):
-            trainer(torch.tensor([context]), labels=torch.tensor([context])).loss.backward()
-            optimizer.step()
-            for transfer in transfers:
-                await transfer.update(version)
-            completions = [await server.generate(context, sampling, "c") for server in servers]
-            for completion in completions:
-                assert completion.versions == (VersionRun(version, 6),)
-                assert_logprobs(trainer, context, completion, sampling)
-            context = [*context, *completions[0].token_ids.tolist(), 4]
-        assert not any(parameter.is_inference() for parameter in trainer.parameters())
-
-    asyncio.run(scenario())
+async def test_transfer_makes_servers_sample_from_the_trainer_s_weights(dtype: torch.dtype) -> None:
+    trainer, copied = make_model(), copy.deepcopy(make_model()).to(dtype)
+    servers = [EmbeddedServer(trainer, reads_trainer=True), EmbeddedServer(copied)]
+    transfers = [ManagerTransfer(LLMServerManager([server]), trainer.named_parameters) for server in servers]
+    optimizer = torch.optim.AdamW(trainer.parameters(), lr=0.05)
+    context, sampling = [1, 2, 3], SamplingParams(6)
+    for version in (1, 2):
+        trainer(torch.tensor([context]), labels=torch.tensor([context])).loss.backward()
+        optimizer.step()
+        for transfer in transfers:
+            await transfer.update(version)
+        completions = [await server.generate(context, sampling, "c") for server in servers]
+        for completion in completions:
+            assert completion.versions == (VersionRun(version, 6),)
+            assert_logprobs(trainer, context, completion, sampling)
+        context = [*context, *completions[0].token_ids.tolist(), 4]
+    assert not any(parameter.is_inference() for parameter in trainer.parameters())
 
 
-def test_a_transfer_that_does_not_fit_is_refused() -> None:
-    async def scenario() -> None:
-        copied = make_model()
-        servers = LLMServerManager([EmbeddedServer(copied)])
-        for weights, message in (
-            (lambda: [("model.norm.bias", torch.zeros(32))], "doesn't fit"),
-            (lambda: [("model.norm.weight", torch.zeros(32))], "gave no values"),
-        ):
-            with pytest.raises(ModelError, match=message):
-                await ManagerTransfer(servers, weights).update(1)
-
-    asyncio.run(scenario())
+async def test_a_transfer_that_does_not_fit_is_refused() -> None:
+    copied = make_model()
+    servers = LLMServerManager([EmbeddedServer(copied)])
+    for weights, message in (
+        (lambda: [("model.norm.bias", torch.zeros(32))], "doesn't fit"),
+        (lambda: [("model.norm.weight", torch.zeros(32))], "gave no values"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            await ManagerTransfer(servers, weights).update(1)
 
 
 def test_training_goes_on_after_sampling() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from turnwise.errors import DeadlineError, ServerError
+from turnwise.inference import server_manager
 from turnwise.inference.server_manager import AsyncLLMServerManager, AsyncServer, LLMServerManager
 from turnwise.protocols import InferenceServer
 from turnwise.types import Completion, Media, SamplingParams, VersionRun
@@ -63,75 +64,77 @@ class FakeServer:
         self.calls.append("close")
 
 
+@pytest.fixture
+def servers() -> list[FakeServer]:
+    return [FakeServer(0), FakeServer(1)]
+
+
+@pytest.fixture
+def manager(servers: list[FakeServer]) -> LLMServerManager:
+    return LLMServerManager(servers)
+
+
 async def ask(manager: LLMServerManager, request_id: str, prompt_length: int = 3) -> int:
     return int((await manager.generate([1] * prompt_length, SamplingParams(5, seed=8), request_id)).token_ids[0])
+
+
+async def settle(num_turns: int = 5) -> None:
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
 
 
 def test_published_names() -> None:
     assert AsyncLLMServerManager is LLMServerManager and AsyncServer is InferenceServer
 
 
-def test_conversations_stay_and_new_ones_go_where_fewest_tokens_are_in_flight() -> None:
-    async def scenario() -> None:
-        servers = [FakeServer(0), FakeServer(1)]
-        manager = LLMServerManager(servers)
-        for server in servers:
-            server.gate.clear()
-        tasks = [asyncio.create_task(ask(manager, "long", 100))]
+async def test_conversations_stay_and_new_ones_go_where_fewest_tokens_are_in_flight(
+    servers: list[FakeServer], manager: LLMServerManager
+) -> None:
+    for server in servers:
+        server.gate.clear()
+    tasks = [asyncio.create_task(ask(manager, "long", 100))]
+    await asyncio.sleep(0)
+    for index in range(3):
+        tasks.append(asyncio.create_task(ask(manager, f"short{index}", 10)))
         await asyncio.sleep(0)
-        for index in range(3):
-            tasks.append(asyncio.create_task(ask(manager, f"short{index}", 10)))
-            await asyncio.sleep(0)
-        for server in servers:
-            server.gate.set()
-        assert await asyncio.gather(*tasks) == [0, 1, 1, 1]
-        assert await ask(manager, "short1") == 1
-        assert await ask(manager, "new") == 0
-        await manager.release("short1")
-        assert servers[1].calls == ["release short1"]
-        assert await ask(manager, "short1") == 0
-
-    asyncio.run(scenario())
+    for server in servers:
+        server.gate.set()
+    assert await asyncio.gather(*tasks) == [0, 1, 1, 1]
+    assert await ask(manager, "short1") == 1
+    assert await ask(manager, "new") == 0
+    await manager.release("short1")
+    assert servers[1].calls == ["release short1"]
+    assert await ask(manager, "short1") == 0
 
 
-def test_memory_of_conversations_is_bounded() -> None:
-    async def scenario() -> None:
-        manager = LLMServerManager([FakeServer(0)], max_conversations=3)
-        for index in range(10):
-            await ask(manager, f"c{index}")
-        assert len(manager._replica_of) == 3
-
-    asyncio.run(scenario())
+async def test_memory_of_conversations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_manager, "_MAX_CONVERSATIONS", 3)
+    manager = LLMServerManager([FakeServer(0)])
+    for index in range(10):
+        await ask(manager, f"c{index}")
+    assert len(manager._replica_of) == 3
 
 
-def test_a_dead_replica_is_left_with_the_same_prompt_and_seed() -> None:
-    async def scenario() -> None:
-        servers = [FakeServer(0), FakeServer(1)]
-        manager = LLMServerManager(servers)
-        assert await ask(manager, "c") == 0
-        servers[0].failure = ConnectionError("gone")
-        assert await ask(manager, "c") == 1
-        assert servers[1].seen == [("c", 8)]
-        assert manager.servers == (servers[1],)
-        servers[1].failure = ConnectionError("gone too")
-        with pytest.raises(ServerError, match="gone too") as caught:
-            await ask(manager, "c")
-        assert caught.value.__cause__ is servers[1].failure
-
-    asyncio.run(scenario())
+async def test_a_dead_replica_is_left_with_the_same_prompt_and_seed(
+    servers: list[FakeServer], manager: LLMServerManager
+) -> None:
+    assert await ask(manager, "c") == 0
+    servers[0].failure = ConnectionError("gone")
+    assert await ask(manager, "c") == 1
+    assert servers[1].seen == [("c", 8)]
+    assert manager.servers == (servers[1],)
+    servers[1].failure = ConnectionError("gone too")
+    with pytest.raises(ServerError, match="gone too") as caught:
+        await ask(manager, "c")
+    assert caught.value.__cause__ is servers[1].failure
 
 
-def test_a_refused_request_kills_nobody() -> None:
-    async def scenario() -> None:
-        servers = [FakeServer(0), FakeServer(1)]
-        manager = LLMServerManager(servers)
-        servers[0].failure = ServerError("too long")
-        with pytest.raises(ServerError, match="too long"):
-            await ask(manager, "c")
-        assert len(manager.servers) == 2
-        assert set(manager._tokens_in_flight.values()) == {0}
-
-    asyncio.run(scenario())
+async def test_a_refused_request_kills_nobody(servers: list[FakeServer], manager: LLMServerManager) -> None:
+    servers[0].failure = ServerError("too long")
+    with pytest.raises(ServerError, match="too long"):
+        await ask(manager, "c")
+    assert len(manager.servers) == 2
+    assert set(manager._tokens_in_flight.values()) == {0}
 
 
 class StuckServer(FakeServer):
@@ -162,51 +165,36 @@ CALLS: dict[str, tuple[Callable[[LLMServerManager], Awaitable[Any]], str]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_every_call_has_a_deadline_that_names_who_waits_for_whom(name: str) -> None:
+async def test_every_call_has_a_deadline_that_names_who_waits_for_whom(name: str) -> None:
     call, message = CALLS[name]
-
-    async def scenario() -> None:
-        manager = LLMServerManager([StuckServer(0)], request_s=0.01)
-        manager._route("c", 1)
-        with pytest.raises(DeadlineError, match=re.escape(message)) as caught:
-            await call(manager)
-        assert "raise deadlines.request_s" in str(caught.value)
-        assert set(manager._tokens_in_flight.values()) == {0}
-
-    asyncio.run(scenario())
+    manager = LLMServerManager([StuckServer(0)], request_s=0.01)
+    manager._route("c", 1)
+    with pytest.raises(DeadlineError, match=re.escape(message)) as caught:
+        await call(manager)
+    assert "raise deadlines.request_s" in str(caught.value)
+    assert set(manager._tokens_in_flight.values()) == {0}
 
 
-def test_a_replica_that_does_not_answer_is_not_waited_for_again() -> None:
-    async def scenario() -> None:
-        server = StuckServer(0)
-        manager = LLMServerManager([server], request_s=0.05)
-        with pytest.raises(DeadlineError):
-            await ask(manager, "c")
-        await asyncio.gather(manager.release("c"), manager.close())
-        assert server.num_calls == 1
-
-    asyncio.run(scenario())
+async def test_a_replica_that_does_not_answer_is_not_waited_for_again() -> None:
+    server = StuckServer(0)
+    manager = LLMServerManager([server], request_s=0.05)
+    with pytest.raises(DeadlineError):
+        await ask(manager, "c")
+    await asyncio.gather(manager.release("c"), manager.close())
+    assert server.num_calls == 1
 
 
-def test_a_replica_s_own_timeout_is_its_death_and_no_deadline() -> None:
-    async def scenario() -> None:
-        servers = [FakeServer(0), FakeServer(1)]
-        servers[0].failure = TimeoutError("socket")
-        assert await ask(LLMServerManager(servers, request_s=5.0), "c") == 1
-
-    asyncio.run(scenario())
+async def test_a_replica_s_own_timeout_is_its_death_and_no_deadline() -> None:
+    servers = [FakeServer(0), FakeServer(1)]
+    servers[0].failure = TimeoutError("socket")
+    assert await ask(LLMServerManager(servers, request_s=5.0), "c") == 1
 
 
-def test_updates_reach_every_replica() -> None:
-    async def scenario() -> None:
-        servers = [FakeServer(0), FakeServer(1)]
-        manager = LLMServerManager(servers)
-        await manager.suspend("abort_continue")
-        await manager.resume(4)
-        await manager.close()
-        assert servers[0].calls == servers[1].calls == ["suspend abort", "resume 4", "close"]
-
-    asyncio.run(scenario())
+async def test_updates_reach_every_replica(servers: list[FakeServer], manager: LLMServerManager) -> None:
+    await manager.suspend("abort_continue")
+    await manager.resume(4)
+    await manager.close()
+    assert servers[0].calls == servers[1].calls == ["suspend abort", "resume 4", "close"]
 
 
 class CountingServer(FakeServer):
@@ -237,8 +225,7 @@ class CountingServer(FakeServer):
 
     async def suspend(self, how: str = "finish") -> None:
         self.is_open.clear()
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await settle()
 
     async def resume(self, version: int) -> None:
         self.version = version
@@ -250,160 +237,126 @@ async def interrupted(how: str, after: int = 6) -> tuple[CountingServer, LLMServ
     server = CountingServer(0)
     manager = LLMServerManager([server])
     task = asyncio.create_task(manager.generate([1], SamplingParams(20), "c"))
-    for _ in range(after):
-        await asyncio.sleep(0)
+    await settle(after)
     await manager.suspend(how)  # type: ignore[arg-type]
     return server, manager, task
 
 
-def test_an_interrupted_response_goes_on_from_its_tokens() -> None:
-    async def scenario() -> None:
-        _, manager, task = await interrupted("abort_continue")
-        await manager.resume(1)
-        completion = await task
-        assert completion.token_ids.tolist() == list(range(10, 30)) and len(completion.logprobs) == 20
-        assert [run.version for run in completion.versions] == [0, 1] and completion.finish_reason == "length"
-
-    asyncio.run(scenario())
+async def test_an_interrupted_response_goes_on_from_its_tokens() -> None:
+    _, manager, task = await interrupted("abort_continue")
+    await manager.resume(1)
+    completion = await task
+    assert completion.token_ids.tolist() == list(range(10, 30)) and len(completion.logprobs) == 20
+    assert [run.version for run in completion.versions] == [0, 1] and completion.finish_reason == "length"
 
 
-def test_an_interrupted_response_starts_over() -> None:
-    async def scenario() -> None:
-        server, manager, task = await interrupted("abort_restart")
-        await manager.resume(1)
-        assert (await task).versions == (VersionRun(1, 20),)
-        assert server.seen == [("c", 0), ("c", 0)]
-
-    asyncio.run(scenario())
+async def test_an_interrupted_response_starts_over() -> None:
+    server, manager, task = await interrupted("abort_restart")
+    await manager.resume(1)
+    assert (await task).versions == (VersionRun(1, 20),)
+    assert server.seen == [("c", 0), ("c", 0)]
 
 
-def test_two_interruptions_join_three_pieces() -> None:
-    async def scenario() -> None:
-        _, manager, task = await interrupted("abort_continue", after=4)
-        await manager.resume(1)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        await manager.suspend("abort_continue")
-        await manager.resume(2)
-        completion = await task
-        assert completion.token_ids.tolist() == list(range(10, 30))
-        assert [run.version for run in completion.versions] == [0, 1, 2]
-
-    asyncio.run(scenario())
+async def test_two_interruptions_join_three_pieces() -> None:
+    _, manager, task = await interrupted("abort_continue", after=4)
+    await manager.resume(1)
+    await settle()
+    await manager.suspend("abort_continue")
+    await manager.resume(2)
+    completion = await task
+    assert completion.token_ids.tolist() == list(range(10, 30))
+    assert [run.version for run in completion.versions] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_response_that_its_caller_aborts_does_not_go_on(is_late: bool) -> None:
+async def test_a_response_that_its_caller_aborts_does_not_go_on(is_late: bool) -> None:
     """Neither in the middle of sampling nor while it waits for new weights."""
-
-    async def scenario() -> None:
-        server, manager, task = await interrupted("abort_continue" if is_late else "finish", after=6 if is_late else 4)
-        await manager.abort("c")
-        await manager.resume(1)
-        completion = await task
-        assert completion.finish_reason == "aborted" and 0 < len(completion.token_ids) < 20
-        assert len(server.seen) == (2 if is_late else 1) and not manager._in_flight
-
-    asyncio.run(scenario())
+    server, manager, task = await interrupted("abort_continue" if is_late else "finish", after=6 if is_late else 4)
+    await manager.abort("c")
+    await manager.resume(1)
+    completion = await task
+    assert completion.finish_reason == "aborted" and 0 < len(completion.token_ids) < 20
+    assert len(server.seen) == (2 if is_late else 1) and not manager._in_flight
 
 
-def test_a_replica_that_breaks_in_an_update_is_left_and_the_others_go_on() -> None:
+async def test_a_replica_that_breaks_in_an_update_is_left_and_the_others_go_on() -> None:
     class Breaking(FakeServer):
         async def resume(self, version: int) -> None:
             raise ConnectionError("gone")
 
-    async def scenario() -> None:
-        servers = [Breaking(0), FakeServer(1)]
-        manager = LLMServerManager(servers)
-        await manager.suspend()
-        await manager.resume(1)
-        assert manager.servers == (servers[1],) and await ask(manager, "c") == 1
-
-    asyncio.run(scenario())
+    servers = [Breaking(0), FakeServer(1)]
+    manager = LLMServerManager(servers)
+    await manager.suspend()
+    await manager.resume(1)
+    assert manager.servers == (servers[1],) and await ask(manager, "c") == 1
 
 
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
+async def test_a_conversation_leaves_a_replica_with_clearly_more_to_do_and_its_cache_is_released(
+    servers: list[FakeServer], manager: LLMServerManager
+) -> None:
+    slow = servers[0]
+    assert [await ask(manager, name) for name in ("a", "b", "c")] == [0, 0, 0]
+    slow.gate.clear()
+    held = [asyncio.create_task(ask(manager, name, 20)) for name in ("a", "b")]
+    await settle()
+    assert len(slow.seen) == 5, "25 tokens aren't enough more than none, with 25 on top"
+    async with asyncio.timeout(10):  # Whoever stays is held.
+        assert await ask(manager, "c", 10) == 1
+    assert slow.calls == ["release c"]
+    slow.gate.set()
+    assert await asyncio.gather(*held) == [0, 0]
+    assert await ask(manager, "c", 10) == 1, "it stays where its context is now"
 
 
-def test_a_conversation_leaves_a_replica_with_clearly_more_to_do_and_its_cache_is_released() -> None:
-    async def scenario() -> None:
-        slow, _ = servers = [FakeServer(0), FakeServer(1)]
-        manager = LLMServerManager(servers)
-        assert [await ask(manager, name) for name in ("a", "b", "c")] == [0, 0, 0]
-        slow.gate.clear()
-        held = [asyncio.create_task(ask(manager, name, 20)) for name in ("a", "b")]
-        await settle()
-        assert len(slow.seen) == 5, "25 tokens aren't enough more than none, with 25 on top"
-        async with asyncio.timeout(10):  # Whoever stays is held.
-            assert await ask(manager, "c", 10) == 1
-        assert slow.calls == ["release c"]
-        slow.gate.set()
-        assert await asyncio.gather(*held) == [0, 0]
-        assert await ask(manager, "c", 10) == 1, "it stays where its context is now"
-
-    asyncio.run(scenario())
-
-
-def test_a_replica_that_breaks_while_a_conversation_leaves_it_is_buried() -> None:
+async def test_a_replica_that_breaks_while_a_conversation_leaves_it_is_buried() -> None:
     class Unreleasing(FakeServer):
         async def release(self, request_id: str) -> None:
             raise ConnectionError("gone")
 
-    async def scenario() -> None:
-        servers = [Unreleasing(0), FakeServer(1)]
-        manager = LLMServerManager(servers)
-        await ask(manager, "a")
-        await ask(manager, "b")
-        servers[0].gate.clear()
-        held = asyncio.create_task(ask(manager, "a", 100))
-        await settle()
-        assert await ask(manager, "b") == 1
-        assert manager.servers == (servers[1],)
-        held.cancel()
-
-    asyncio.run(scenario())
+    servers = [Unreleasing(0), FakeServer(1)]
+    manager = LLMServerManager(servers)
+    await ask(manager, "a")
+    await ask(manager, "b")
+    servers[0].gate.clear()
+    held = asyncio.create_task(ask(manager, "a", 100))
+    await settle()
+    assert await ask(manager, "b") == 1
+    assert manager.servers == (servers[1],)
+    held.cancel()
 
 
-def test_a_replica_that_dies_in_the_middle_comes_back_by_joining() -> None:
-    async def scenario() -> None:
-        servers = [FakeServer(0), FakeServer(1)]
-        manager = LLMServerManager(servers)
-        servers[0].gate.clear()
-        asked = [asyncio.create_task(ask(manager, name)) for name in ("a", "b")]
-        await settle()
-        servers[0].failure = ConnectionError("gone")
-        servers[0].gate.set()
-        assert await asyncio.gather(*asked) == [1, 1]
-        servers[0].failure = None
-        manager.join(servers[0])
-        servers[1].gate.clear()
-        held = asyncio.create_task(ask(manager, "b", 50))
-        await settle()
-        assert await ask(manager, "new") == 0
-        servers[1].gate.set()
-        await held
-        await manager.suspend()
-        assert [server.calls for server in servers] == [["suspend finish"]] * 2, "updates reach it too"
-
-    asyncio.run(scenario())
+async def test_a_replica_that_dies_in_the_middle_comes_back_by_joining(
+    servers: list[FakeServer], manager: LLMServerManager
+) -> None:
+    servers[0].gate.clear()
+    asked = [asyncio.create_task(ask(manager, name)) for name in ("a", "b")]
+    await settle()
+    servers[0].failure = ConnectionError("gone")
+    servers[0].gate.set()
+    assert await asyncio.gather(*asked) == [1, 1]
+    servers[0].failure = None
+    manager.join(servers[0])
+    servers[1].gate.clear()
+    held = asyncio.create_task(ask(manager, "b", 50))
+    await settle()
+    assert await ask(manager, "new") == 0
+    servers[1].gate.set()
+    await held
+    await manager.suspend()
+    assert [server.calls for server in servers] == [["suspend finish"]] * 2, "updates reach it too"
 
 
-def test_a_replica_that_leaves_finishes_its_requests_and_gets_no_others() -> None:
-    async def scenario() -> None:
-        servers = [FakeServer(0), FakeServer(1)]
-        manager = LLMServerManager(servers)
-        servers[0].gate.clear()
-        held = asyncio.create_task(ask(manager, "a"))
-        await settle()
-        leaving = asyncio.create_task(manager.leave(servers[0]))
-        await settle()
-        assert await ask(manager, "b") == 1 and not leaving.done()
-        servers[0].gate.set()
-        await leaving
-        assert await held == 0
-        assert await ask(manager, "a") == 1
-        assert manager.servers == (servers[1],)
-
-    asyncio.run(scenario())
+async def test_a_replica_that_leaves_finishes_its_requests_and_gets_no_others(
+    servers: list[FakeServer], manager: LLMServerManager
+) -> None:
+    servers[0].gate.clear()
+    held = asyncio.create_task(ask(manager, "a"))
+    await settle()
+    leaving = asyncio.create_task(manager.leave(servers[0]))
+    await settle()
+    assert await ask(manager, "b") == 1 and not leaving.done()
+    servers[0].gate.set()
+    await leaving
+    assert await held == 0
+    assert await ask(manager, "a") == 1
+    assert manager.servers == (servers[1],)

@@ -46,57 +46,51 @@ def tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_a_bf16_sampler_gets_every_weight_and_agrees_with_its_own_forward_pass(is_tied: bool) -> None:
-    async def scenario() -> None:
-        trainer = make_trainer(tie_word_embeddings=is_tied)
-        sampler = toy_model(seed=1, tie_word_embeddings=is_tied).to(torch.bfloat16)
-        server = EmbeddedServer(sampler)
-        transfer = ManagerTransfer(LLMServerManager([server]), trainer.weights)
-        for version in (1, 2):
-            trainer.train_step(BATCHES, WeightedLoss())
-            await transfer.update(version)
-            expected = trainer.model.state_dict()
-            for name, tensor in sampler.state_dict().items():
-                assert torch.equal(tensor, expected[name].to(torch.bfloat16)), name
-            attention = sampler.model.layers[0].self_attn
-            parts = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
-            assert torch.equal(fused(qkv(sampler.model.layers[0])).weight, torch.cat(parts))
-            assert (sampler.lm_head.weight is sampler.model.embed_tokens.weight) is is_tied
+async def test_a_bf16_sampler_gets_every_weight_and_agrees_with_its_own_forward_pass(is_tied: bool) -> None:
+    trainer = make_trainer(tie_word_embeddings=is_tied)
+    sampler = toy_model(seed=1, tie_word_embeddings=is_tied).to(torch.bfloat16)
+    server = EmbeddedServer(sampler)
+    transfer = ManagerTransfer(LLMServerManager([server]), trainer.weights)
+    for version in (1, 2):
+        trainer.train_step(BATCHES, WeightedLoss())
+        await transfer.update(version)
+        expected = trainer.model.state_dict()
+        for name, tensor in sampler.state_dict().items():
+            assert torch.equal(tensor, expected[name].to(torch.bfloat16)), name
+        attention = sampler.model.layers[0].self_attn
+        parts = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
+        assert torch.equal(fused(qkv(sampler.model.layers[0])).weight, torch.cat(parts))
+        assert (sampler.lm_head.weight is sampler.model.embed_tokens.weight) is is_tied
 
-            completion = await ask(server, turn=version)
-            own = reference_logprobs(sampler, [*PROMPT, version], completion.token_ids, SAMPLING)
-            exact = reference_logprobs(trainer.model, [*PROMPT, version], completion.token_ids, SAMPLING)
-            assert np.abs(completion.logprobs - own).max() < 0.1
-            assert 0 < np.abs(completion.logprobs - exact).max() < 0.3
-        await server.close()
-
-    asyncio.run(scenario())
+        completion = await ask(server, turn=version)
+        own = reference_logprobs(sampler, [*PROMPT, version], completion.token_ids, SAMPLING)
+        exact = reference_logprobs(trainer.model, [*PROMPT, version], completion.token_ids, SAMPLING)
+        assert np.abs(completion.logprobs - own).max() < 0.1
+        assert 0 < np.abs(completion.logprobs - exact).max() < 0.3
+    await server.close()
 
 
-def test_between_updates_a_sampler_stays_on_the_old_policy_while_the_trainer_moves() -> None:
-    async def scenario() -> None:
-        trainer, sampler = make_trainer(), toy_model(seed=1)
-        server = EmbeddedServer(sampler)
-        transfer = ManagerTransfer(LLMServerManager([server]), trainer.weights)
-        await transfer.update(0)
-        policy, first = tensors(sampler), await ask(server)
-        assert_logprobs(trainer.model, [*PROMPT, 0], first, SAMPLING)
-        for _ in range(3):
-            trainer.train_step(BATCHES, WeightedLoss())
-            again = await ask(server)
-            assert again.token_ids.tolist() == first.token_ids.tolist()
-            np.testing.assert_allclose(again.logprobs, first.logprobs, atol=1e-5)
-            assert again.versions == (VersionRun(0, len(again.token_ids)),)
-        assert all(torch.equal(policy[name], tensor) for name, tensor in sampler.state_dict().items())
-        assert np.abs(reference_logprobs(trainer.model, [*PROMPT, 0], first.token_ids, SAMPLING) - first.logprobs).max() > 1e-2
+async def test_between_updates_a_sampler_stays_on_the_old_policy_while_the_trainer_moves() -> None:
+    trainer, sampler = make_trainer(), toy_model(seed=1)
+    server = EmbeddedServer(sampler)
+    transfer = ManagerTransfer(LLMServerManager([server]), trainer.weights)
+    await transfer.update(0)
+    policy, first = tensors(sampler), await ask(server)
+    assert_logprobs(trainer.model, [*PROMPT, 0], first, SAMPLING)
+    for _ in range(3):
+        trainer.train_step(BATCHES, WeightedLoss())
+        again = await ask(server)
+        assert again.token_ids.tolist() == first.token_ids.tolist()
+        np.testing.assert_allclose(again.logprobs, first.logprobs, atol=1e-5)
+        assert again.versions == (VersionRun(0, len(again.token_ids)),)
+    assert all(torch.equal(policy[name], tensor) for name, tensor in sampler.state_dict().items())
+    assert np.abs(reference_logprobs(trainer.model, [*PROMPT, 0], first.token_ids, SAMPLING) - first.logprobs).max() > 1e-2
 
-        await transfer.update(3)
-        moved = await ask(server)
-        assert {run.version for run in moved.versions} == {3}
-        assert_logprobs(trainer.model, [*PROMPT, 0], moved, SAMPLING)
-        await server.close()
-
-    asyncio.run(scenario())
+    await transfer.update(3)
+    moved = await ask(server)
+    assert {run.version for run in moved.versions} == {3}
+    assert_logprobs(trainer.model, [*PROMPT, 0], moved, SAMPLING)
+    await server.close()
 
 
 def test_a_transfer_that_hangs_in_this_process_is_named() -> None:

@@ -133,7 +133,7 @@ def test_episodes_that_are_given_up_leave_nothing_in_the_engine(make_config, cha
     assert len(groups) == len(set(groups)) == 5 * 8
     assert aborted or "stale_groups" in changes, "slower siblings were being sampled when the others had ended"
     # The parity gate asks under the same few names again and again.
-    left = [name for name in server._engine._scheduler._slots if not name.startswith("parity/")]
+    left = [name for name in server._engine._scheduler.slots if not name.startswith("parity/")]
     assert not left and not server._futures and not server._engine.num_running
 
 

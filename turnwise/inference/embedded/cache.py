@@ -1,4 +1,4 @@
-"""Keys and values of all slots, in one tensor each per layer, which grows by doubling."""
+"""The KV cache of the fast path: each layer has one tensor for the keys of all slots and one for the values."""
 
 from typing import Any
 
@@ -16,9 +16,8 @@ _FIRST_LENGTH = 256
 class KVCache:
     """`keys[layer]` and `values[layer]` [slots, kv_heads, length, head_dim] in the model's dtype, on its device.
 
-    Slots and length start small and double as conversations need them, so the allocated memory follows the use. There are at
-    most `max_slots` slots of `max_length` tokens (rounded up to a multiple of `LANES`), as `num_bytes` allows. Raises
-    ConfigError if `num_bytes` has no room for one slot of `max_length`."""
+    Slots and length start small and double as conversations need them, so the allocated memory follows the use. `num_bytes`
+    bounds the number of slots of `max_length` tokens. Raises ConfigError if there is no room for one."""
 
     def __init__(
         self,
@@ -33,14 +32,14 @@ class KVCache:
     ) -> None:
         self.max_length = max_length
         self.max_slots = num_slots_within(num_bytes, 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize, max_length)
-        # Kernels read whole vectors of keys, so a slot has room for a few more tokens.
+        # Kernels read keys in vectors of `LANES` tokens, so a slot has room for whole vectors.
         self._most_tokens = -(-max_length // LANES) * LANES
         self.dtype, self.device = dtype, device
         empty = torch.empty((0, num_kv_heads, 0, head_dim), dtype=dtype, device=device)
         self.keys = [empty] * num_layers
         self.values = [empty] * num_layers
         self.prefixes = SharedPrefixes(self.copy)
-        """Prefixes that slots read from other slots; code that can't read them there calls `copy`."""
+        """Which slots read the beginning of their context from another slot. Only turnwise's own kernels can do so."""
 
     @property
     def num_slots(self) -> int:
@@ -57,10 +56,8 @@ class KVCache:
             return
         slots = min(_doubled(self.num_slots or _FIRST_SLOTS, num_slots), self.max_slots)
         tokens = min(_doubled(self.length or _FIRST_LENGTH, length), self._most_tokens)
-        if (slots, tokens) == (self.num_slots, self.length):
-            return
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            # Both grow or neither: if memory is too short, a layer's keys and values still have one shape.
+            # Assigned together: if memory is too short for both, a layer's keys and values keep the same shape.
             self.keys[layer], self.values[layer] = _grown(keys, slots, tokens), _grown(values, slots, tokens)
         self.prefixes.reserve(slots)
 
@@ -70,7 +67,7 @@ class KVCache:
         self.values[layer][slots, :, positions] = values
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copies positions `start` to `stop` of a slot to another."""
+        """Copies the positions from `start` up to `stop` (exclusive) of slot `source` to slot `target`."""
         # NumPy copies a few positions in a quarter of torch's time; it knows no bf16.
         is_numpy = self.device.type == "cpu" and self.dtype == torch.float32
         for tensor in (*self.keys, *self.values):
@@ -78,7 +75,7 @@ class KVCache:
             cached[target, :, start:stop] = cached[source, :, start:stop]
 
     def free(self) -> None:
-        """Frees the memory. Everything in the cache is lost."""
+        """Empties the cache and frees its memory."""
         self.keys = [keys[:0, :, :0].clone() for keys in self.keys]
         self.values = [values[:0, :, :0].clone() for values in self.values]
         self.prefixes.clear()
@@ -86,7 +83,7 @@ class KVCache:
 
 
 def num_slots_within(kv_cache_bytes: int, bytes_per_token: int, max_length: int) -> int:
-    """The number of sequences of `max_length` tokens that fit into the bound. Raises ConfigError if none does.
+    """The number of sequences of `max_length` tokens that fit into `kv_cache_bytes`. Raises ConfigError if none does.
 
     >>> num_slots_within(1_000_000, bytes_per_token=100, max_length=1000)
     10

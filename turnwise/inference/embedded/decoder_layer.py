@@ -1,4 +1,4 @@
-"""A decoder layer's work between matrix products, in torch. Rows of similar lengths share one kernel call of attention."""
+"""The operations of a decoder layer between its matrix products, in torch. Rows of similar lengths share one attention call."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,26 +15,27 @@ from turnwise.models.fused import FusedLinear
 from turnwise.types import IntArray
 
 _DECODE_SPREAD = 2
-"""Decoding rows are computed in place, with the idle slots between them, if they span at most this many slots per row: reading
-an idle slot is cheaper than copying the others."""
+"""Decoding rows attend to the cache in place, together with the idle slots between them, if they span at most this many slots
+per row: reading an idle slot is cheaper than copying the others."""
 _PIECE = 512  # queries of one row that are computed together; a piece only reads the keys up to its own end
-_BLOCK = 2**22  # pairs of queries and keys that are computed together, padding and masked pairs included
-_KEPT_MASK = 2**20  # the most pairs of a block whose mask is kept for the next layer
+_BLOCK = 2**22  # most pairs of queries and keys of one attention call, padding and masked pairs included
+_KEPT_MASK = 2**20  # most pairs of a call whose mask is kept for all layers instead of computed in each
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Pieces of rows with similar numbers of new tokens: a padded block of `R` pieces × `width` queries over `length` keys."""
+    """One attention call: a padded block of `R` rows × `width` queries over `length` keys. A row of the block holds new tokens
+    of one row of the step, or belongs to an idle slot in between and its result is unused."""
 
     slots: slice | Tensor
-    """The pieces' slots in the cache; a slice if they are adjacent, so that nothing needs copying."""
+    """The rows' slots in the cache; a slice if they are adjacent, so that nothing needs copying."""
     num_rows: int
     width: int
     length: int
-    tokens: Tensor | None  # [n] indices of the group's tokens in the pack; None = all of them, in order
+    tokens: Tensor | None  # [n] indices of the block's tokens among the packed ones; None = all of them, in order
     places: Tensor | None  # [n] their places in the flat block [R · width]; None = place i holds token i
     positions: Tensor  # [R, 1, width, 1] of the queries in their contexts; 0 for padding
-    kept_mask: Tensor | None
+    kept_mask: Tensor | None  # the mask, if it is small enough to keep
 
     def mask(self, dtype: torch.dtype) -> Tensor:
         """The additive attention mask [R, 1, width, length]: a query sees the keys up to its own position."""
@@ -46,21 +47,22 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """P pieces, each of consecutive tokens of one row."""
+    """Pieces, each of consecutive tokens of one row of the step, as arrays with one entry per piece."""
 
     slots: IntArray
     tokens: IntArray
-    """The index of each piece's first token in the pack."""
+    """The index of each piece's first token among the packed ones."""
     starts: IntArray
     """The position of each piece's first token in its context."""
     counts: IntArray
+    """The number of each piece's tokens."""
 
     def __getitem__(self, index: IntArray) -> "_Pieces":
         return _Pieces(self.slots[index], self.tokens[index], self.starts[index], self.counts[index])
 
 
 def _grouped(pieces: _Pieces) -> Iterator[_Pieces]:
-    """Groups the rows by the power of two at or above their number of new tokens."""
+    """Groups rows by the power of two at or above their number of new tokens. Each piece of a long row is a group alone."""
     exponents = np.ceil(np.log2(pieces.counts)).astype(np.int64)
     for exponent in np.unique(exponents):
         alike = pieces[np.flatnonzero(exponents == exponent)]
@@ -138,17 +140,13 @@ class HeadShape:
     eps: float
     """The ε of all norms."""
 
-    @property
-    def num_rotated(self) -> int:
-        return self.num_heads + self.num_kv_heads
-
 
 class LayerWeights(NamedTuple):
     """One decoder layer's parameters. The tensors share the model's memory, except for `head_norms`."""
 
     input_norm: Tensor
     qkv: FusedLinear
-    head_norms: Tensor | None  # [heads + kv_heads, head_dim]: a copy of the query and key norms (Qwen3)
+    head_norms: Tensor | None  # [heads + kv_heads, head_dim]: copies of the norms of queries and keys (Qwen3), or None
     output: FusedLinear
     post_norm: Tensor
     gate_up: FusedLinear
@@ -157,7 +155,7 @@ class LayerWeights(NamedTuple):
 
 class TorchOps:
     """The operations on the `N` packed tokens of a `step`. The cache must have room for its slots. `rotary` [length, 2,
-    head_dim] holds cosines, and sines with the sign of their half of the head."""
+    head_dim] holds cosines and sines by position; sines of the first half of `head_dim` are negated."""
 
     def __init__(self, step: PackedStep, shape: HeadShape, cache: KVCache, rotary: Tensor) -> None:
         device, dtype = rotary.device, rotary.dtype
@@ -175,26 +173,27 @@ class TorchOps:
         """x / √(mean x² + eps) · weight over the last dimension (Zhang & Sennrich 2019)."""
         if x.is_cuda or x.dtype != torch.float32:
             return F.rms_norm(x, x.shape[-1:], eps=self._shape.eps) * weight
-        # torch has no kernel for a CPU: its own function makes more than these three passes over x.
+        # On a CPU, torch's own function makes more passes over x than these three.
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x * size.square_().mul_(1 / x.shape[-1]).add_(self._shape.eps).rsqrt_()).mul_(weight)
 
     def place_heads(self, layer: int, qkv: Tensor, norms: Tensor | None) -> Tensor:
-        """Queries [N, heads, head_dim] out of `qkv` [N, (heads + 2 kv_heads) · head_dim]; keys and values go to the cache.
-        Queries and keys are normed by `norms` [heads + kv_heads, head_dim], if given, and rotated (Su et al. 2021)."""
-        shape = self._shape
+        """Returns the queries [N, heads, head_dim] of `qkv` [N, (heads + 2 kv_heads) · head_dim], and writes its keys and
+        values to the cache. Queries and keys are normed by `norms` [heads + kv_heads, head_dim], if given, and rotated (Su et
+        al. 2021)."""
+        shape, num_rotated = self._shape, self._shape.num_heads + self._shape.num_kv_heads
         heads = qkv.view(len(qkv), -1, shape.head_dim)
-        rotated = heads[:, : shape.num_rotated]
+        rotated = heads[:, :num_rotated]
         if norms is not None:
             rotated = self.rms_norm(rotated, norms)
         first, second = rotated.chunk(2, -1)
         rotated = (rotated * self._cosines).addcmul_(torch.cat((second, first), -1), self._sines)
-        keys, values = rotated[:, shape.num_heads :], heads[:, shape.num_rotated :]
+        keys, values = rotated[:, shape.num_heads :], heads[:, num_rotated:]
         self._cache.write(layer, self._slots, self._positions, keys, values)
         return rotated[:, : shape.num_heads]
 
     def attend(self, layer: int, queries: Tensor) -> Tensor:
-        """Attention output [N, heads · head_dim]: each token sees its slot's cache up to its own position."""
+        """The attention output [N, heads · head_dim]: each token attends to its slot's cache up to its own position."""
         keys, values, groups = self._cache.keys[layer], self._cache.values[layer], self._groups
         if len(groups) == 1 and groups[0].tokens is None:
             return _attend_group(queries, keys, values, groups[0], self._shape.scale)

@@ -1,6 +1,6 @@
-"""The synchronous core of the embedded server: requests in, tokens out, one step at a time. A step takes the uncomputed tokens
-of running rows through one forward pass: the last sampled token, the tail of a new prompt, or a chunk of a long one. It samples
-a token for each row whose context is then fully computed. The engine has no clock, no thread and no text."""
+"""The synchronous core of the embedded server: requests in, tokens out, one step at a time. A row is a running request and its
+context. A step makes one forward pass over uncomputed tokens of the rows: the last sampled token, the new end of a prompt, or a
+chunk of a long prompt. It samples a token for each row whose context is then fully computed."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -19,18 +19,22 @@ from turnwise.replay_log import Admissions
 from turnwise.types import FinishReason, IntArray
 
 Decode = Callable[[Sequence[int]], str]
+"""Turns token ids into text."""
 
 
 class StepSize(NamedTuple):
-    """The size of a step: the numbers of its rows, of their prompt tokens, and of their sampled tokens."""
+    """The size of a step."""
 
     batch_size: int
+    """Number of rows."""
     prefill_tokens: int
+    """Number of prompt tokens that the forward pass computes."""
     decode_tokens: int
+    """Number of sampled tokens that the forward pass computes."""
 
     @classmethod
     def of(cls, num_new: IntArray) -> "StepSize":
-        """The size of a step whose rows have `num_new` tokens each. A row with one token counts as decoding.
+        """The size of a step that computes `num_new` [B] tokens of its rows. A row with one token counts as decoding.
 
         >>> StepSize.of(np.array([1, 1, 30]))
         StepSize(batch_size=3, prefill_tokens=30, decode_tokens=2)
@@ -40,9 +44,9 @@ class StepSize(NamedTuple):
 
 
 class Engine:
-    """Continuous batching over a runner. A conversation's cache is kept for its next request. A forward pass computes one token
-    of each decoding row, and fills up to `max_step_tokens` with prompt tokens. A cache depends on token ids and weights alone,
-    so any conversation with the same prefix can use it."""
+    """Continuous batching over a runner. A forward pass computes one token of each decoding row, and fills up to
+    `max_step_tokens` with prompt tokens. A conversation's cache is kept for its next request. Cached keys and values depend on
+    token ids and weights alone, so any conversation with the same prefix can copy them."""
 
     def __init__(
         self,
@@ -52,21 +56,19 @@ class Engine:
         max_concurrency: int,
         max_step_tokens: int,
         decode: Decode | None = None,
-        version: int = 0,
     ) -> None:
-        self.version = version
+        self.version = 0
         self.last_step = StepSize(0, 0, 0)
+        """The size of the last step; all 0 if it had nothing to compute."""
         self.is_admitting = True
         self.is_frozen = False
         """Whether running requests are paused, so that weights may change meanwhile."""
         self.admissions: Admissions | None = None
-        """Requests that the next step is to admit, and their slots; None = first come, first served."""
+        """The requests that the next step admits, and their slots; None = first come, first served."""
         self.admitted: Admissions = ()
-        """Requests that the last step admitted, and their slots."""
-        self.num_steps = 0
-        """Steps that have computed something."""
+        """The requests that the last step admitted, and their slots."""
         self.num_sampled = 0
-        """Number of sampled tokens."""
+        """Number of tokens sampled so far."""
         self._runner = runner
         self._max_length = max_length
         self._max_step_tokens = max_step_tokens
@@ -82,26 +84,26 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return not self.is_frozen and bool(self.num_running or (self.is_admitting and self._scheduler.num_waiting))
+        return not self.is_frozen and bool(self.num_running or (self.is_admitting and self._scheduler.waiting))
 
     def is_waiting(self, request_id: str) -> bool:
         """Whether the conversation has a request that isn't admitted yet."""
-        return self._scheduler.is_waiting(request_id)
+        return request_id in self._scheduler.waiting
 
     def add(self, request: Request) -> None:
         """Queues a request that `check_request` has passed. Raises ServerError if its conversation has one in flight."""
         self._scheduler.add(request)
 
     def step(self) -> list[Finished]:
-        """Makes one forward pass and samples one token for every complete row. Returns the requests that ended, by slot."""
+        """Makes one forward pass and samples one token for every fully computed row. Returns the requests that ended, ordered
+        by slot."""
         with torch.inference_mode():
             self._plan()
             state, slots = self._rows.state, self._rows.computing()
+            rows = state[slots]
+            self.last_step = StepSize.of(rows["num_new"])
             if not len(slots):
                 return []
-            rows = state[slots]
-            self.num_steps += 1
-            self.last_step = StepSize.of(rows["num_new"])
             self._reserve(0, int(rows["length"].max()) + 1)
             step = PackedStep.pack(self._rows.ids, slots, rows["cached"], rows["num_new"], rows["length"])
             logits = self._runner.forward(step)
@@ -112,36 +114,34 @@ class Engine:
         return self._advance(slots, drawn)
 
     def abort(self, request_id: str) -> Finished | None:
-        """Ends the conversation's request with the tokens it has; None if it has no request."""
-        waiting = self._scheduler.withdraw(request_id)
+        """Ends the conversation's request with the tokens sampled so far; None if it has no request."""
+        waiting = self._scheduler.waiting.pop(request_id, None)
         if waiting is not None:
             return Finished(waiting, "aborted", self.version)
-        slot = self._scheduler.slot_of(request_id)
-        if slot is None or slot not in self._scheduler.running:
-            return None
-        return self._finish(slot, "aborted")
+        slot = self._scheduler.slots.get(request_id)
+        return self._finish(slot, "aborted") if slot in self._scheduler.running else None
 
     def release(self, request_id: str) -> None:
-        """Frees the slot of a conversation that doesn't run."""
+        """Frees the slot of a conversation, unless its request runs."""
         self._scheduler.release(request_id)
 
     def abort_running(self) -> list[Finished]:
-        """Ends the running requests with the tokens they have."""
+        """Ends the running requests with the tokens sampled so far."""
         return [self._finish(slot, "aborted") for slot in sorted(self._scheduler.running)]
 
     def fail_running(self) -> list[Request]:
-        """Takes the running requests out and forgets their caches, which a failed pass may have left half written."""
+        """Removes and returns the running requests. Drops their caches, which a failed pass may have left half written."""
         slots = sorted(self._scheduler.running)
         requests = [self._scheduler.finish(slot) for slot in slots]
         for slot, request in zip(slots, requests, strict=True):
-            self._rows.clear(slot)
+            self._rows.state[slot] = 0  # nothing is cached, nothing runs
             self._prefill.forget(slot)
             self._scheduler.release(request.request_id)
         return requests
 
     def update(self, version: int) -> None:
-        """The weights are now those of `version`. Paused requests that have sampled keep their caches, but no other request
-        will read those. All other caches are dropped. Raises ServerError if requests run and aren't paused."""
+        """Tells the engine that the weights are now those of `version`. Paused requests that are decoding keep their caches,
+        but no other request will read those. All other caches are dropped. Raises ServerError if requests run unpaused."""
         if not self.is_frozen:
             self._require_idle()
         state, kept = self._rows.state, [slot for slot in self._scheduler.running if slot not in self._prefill]
@@ -157,7 +157,7 @@ class Engine:
         self.version = version
 
     def free_cache(self) -> None:
-        """Frees the cache's memory. No request may be running."""
+        """Frees the cache's memory. Raises ServerError if a request is running."""
         self._require_idle()
         self._drop_prefixes()
         self._runner.free()
@@ -174,28 +174,22 @@ class Engine:
         self._prefill.forget_all()
 
     def _plan(self) -> None:
-        """Decides what the next forward pass computes: first come, first served, but decoding rows never wait."""
+        """Chooses the tokens of the next forward pass: those of decoding rows, then prompts in order of arrival."""
         self.admitted = ()
         budget = self._prefill.plan(max(self._max_step_tokens - (self.num_running - len(self._prefill)), 1))
-        while budget and self.is_admitting:
-            admitted = self._admit()
-            if admitted is None:
-                return
+        while budget and self.is_admitting and (admitted := self._admit()) is not None:
             slot, request = admitted
+            self.admitted += ((request.request_id, slot),)
             self._reserve(slot + 1, len(request.context_ids))
             self._prefill.start(slot, request, self._max_length)
             budget -= self._prefill.plan_row(slot, budget)
 
     def _admit(self) -> tuple[int, Request] | None:
+        """Starts the next request. Returns its slot and the request; None if no more can start in this step."""
         if self.admissions is None:
-            admitted = self._scheduler.admit()
-        elif len(self.admitted) < len(self.admissions):
-            admitted = self._scheduler.admit_to(*self.admissions[len(self.admitted)])
-        else:
-            admitted = None
-        if admitted is not None:
-            self.admitted += ((admitted[1].request_id, admitted[0]),)
-        return admitted
+            return self._scheduler.admit()
+        left = self.admissions[len(self.admitted) :]
+        return self._scheduler.admit_to(*left[0]) if left else None
 
     def _reserve(self, num_slots: int, capacity: int) -> None:
         self._rows.reserve(num_slots, capacity)
@@ -217,7 +211,7 @@ class Engine:
         return [self._finish(int(slots[row]), "stop" if is_stopped[row] else "length") for row in np.flatnonzero(is_over)]
 
     def _hits_stop_string(self, slot: int) -> bool:
-        assert self._decode is not None, "checked when the request was added"
+        assert self._decode is not None, "checked with the request"
         text = self._decode(self._rows.response(slot)[0].tolist())
         return any(stop in text for stop in self._scheduler.running[slot].sampling.stop_strings)
 

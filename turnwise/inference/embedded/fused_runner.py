@@ -1,6 +1,6 @@
 """The fast path: turnwise's own forward pass of the Llama, Qwen2, Qwen3 and Mistral shape over fused projections. It reads the
-parameters of the model itself. Only for a small model in float32 on a CPU, every `refresh` copies the parameters into the order
-that turnwise's own kernels read."""
+model's own parameters. Only for a small model in float32 on a CPU, each `refresh` copies them into the order in which
+turnwise's own kernels read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,13 +19,13 @@ from turnwise.kernels.build import LANES, load_kernels
 from turnwise.models.fused import FusedLinear, fuse_projections, fused, gate_up, qkv
 from turnwise.spec import MAX_PACKED_BYTES
 
-_BLOCK_TOKENS = 1024  # tokens that go through all layers together on a CPU, so that a layer's output stays in the CPU's caches
+_BLOCK_TOKENS = 1024  # tokens that go through all layers together on a CPU, so that a layer's output stays in its caches
 
 
 class FusedRunner:
-    """Forward passes of a model that `supports_fast_path`, keeping keys and values in a `KVCache`. Fuses its projections.
-    Turnwise's own kernels run where they fit, unless `may_be_native` is False. Raises ConfigError if `kv_cache_bytes` has no
-    room for one sequence of `max_length` tokens; ModelError if the model doesn't have the shape."""
+    """The `Runner` of models that `supports_fast_path` accepts. Fuses the model's projections, and keeps keys and values in a
+    `KVCache`. Turnwise's own kernels run where they fit, unless `may_be_native` is False. Raises ConfigError if
+    `kv_cache_bytes` has no room for one sequence of `max_length` tokens; ModelError for a model of another shape."""
 
     def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int, may_be_native: bool = True) -> None:
         self._model = model
@@ -67,11 +67,11 @@ class FusedRunner:
         self._final_norm = body.norm.weight.detach()
         self._unembedding = model.lm_head.weight.detach()
         cos, sin = body.rotary_emb(self._embedding, torch.arange(self._max_length, device=model.device)[None])
-        # With the sign in the table, rotating by half a turn is a swap of halves.
+        # With negated sines in the table, the two halves of a head only need to be swapped.
         half = self._shape.head_dim // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
         self._rotary = torch.stack((cos[0], sin[0]), 1)
-        self._native = None  # its memory goes before another copy is made
+        self._native = None  # frees its copy of the weights before another is made
         self._native = self._native_forward()
         self.name = "fused" if self._native is None else "fused (own kernels)"
 
@@ -139,7 +139,7 @@ class FusedRunner:
             qkv = F.linear(ops.rms_norm(hidden, layer.input_norm), *layer.qkv)
             queries = ops.place_heads(index, qkv, layer.head_norms)
             if index == len(self._layers) - 1 and len(step.last_tokens) < len(step.token_ids):
-                # The last layer needs only the keys and values of all other tokens.
+                # Of all other tokens, the last layer needs keys and values only.
                 if not len(step.last_tokens):
                     return hidden.new_empty(0, len(self._unembedding), dtype=torch.float32)
                 last_tokens = torch.from_numpy(step.last_tokens).to(device)

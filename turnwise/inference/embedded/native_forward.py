@@ -1,4 +1,4 @@
-"""A small model's whole forward pass, matrix products included, in one call of the library's own kernels."""
+"""A small model's whole forward pass, matrix products included, in one call of turnwise's own C kernels."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from turnwise.inference.embedded.runner import PackedStep
 from turnwise.models.fused import FusedLinear
 
 PANEL = 16
-"""The number of output rows of a weight matrix that are stored interleaved; must equal that in `kernels/products.h`."""
+"""The number of rows of a weight matrix that are stored interleaved; must equal `PANEL` in `kernels/products.h`."""
 
 
 class _Linear(ctypes.Structure):
@@ -48,8 +48,8 @@ class _Step(ctypes.Structure):
 
 
 class NativeForward:
-    """Forward passes over a copy of the weights, made at construction, in panels that the kernels read in order. A token's
-    result depends neither on the number of threads nor on the rest of the batch."""
+    """Forward passes over a copy of the weights, made at construction, in panels of interleaved rows that the kernels read in
+    order. A token's result depends neither on the number of threads nor on the rest of the batch."""
 
     def __init__(
         self,
@@ -103,14 +103,15 @@ class NativeForward:
         return _Linear(self._pointer(panels), self._pointer(linear.bias), num_inputs, num_outputs)
 
     def _pointer(self, tensor: Tensor | None) -> int | None:
-        """The address of a copy of the tensor."""
+        """The address of a contiguous copy of the tensor; None for None."""
         if tensor is None:
             return None
         self._kept.append(tensor.clone(memory_format=torch.contiguous_format))
         return self._kept[-1].data_ptr()
 
     def __call__(self, step: PackedStep) -> Tensor:
-        """Logits [C, V] after the contexts that end with this step. Raises IndexError for ids or positions out of range."""
+        """Logits [C, V] after the contexts that end with this step. Raises IndexError if token ids, slots or positions are out
+        of range."""
         cache, num_tokens = self._cache, len(step.token_ids)
         if step.token_ids.min() < 0 or step.token_ids.max() >= self._num_embeddings:
             raise IndexError(f"a step has token ids beyond the {self._num_embeddings} that the model embeds")

@@ -1,4 +1,5 @@
-"""Chooses which prompt tokens each new row computes in a step: a chunk within a budget, without what it can copy."""
+"""Chooses the prompt tokens that each new row computes in a step: a chunk within a budget. Prefixes that another row has cached
+or is computing are copied instead."""
 
 from bisect import bisect_left, insort
 
@@ -12,9 +13,8 @@ from turnwise.types import IntArray
 
 
 class PrefixIndex:
-    """Contexts of slots, sorted by their bytes, so that the context with the longest common prefix is a neighbour.
-
-    A lookup is one binary search, for any number of slots and any length of their contexts.
+    """The contexts of slots, sorted by their bytes, so that the context with the longest common prefix is a neighbour. A lookup
+    is one binary search.
 
     >>> index = PrefixIndex()
     >>> index.put(0, np.array([5, 6, 7]))
@@ -32,7 +32,7 @@ class PrefixIndex:
         return slot in self._key_of
 
     def put(self, slot: int, context_ids: IntArray) -> None:
-        """Sets the slot's context."""
+        """Adds or replaces the slot's context."""
         self.discard(slot)
         key = _key(context_ids)
         self._key_of[slot] = key
@@ -49,7 +49,7 @@ class PrefixIndex:
         self._key_of.clear()
 
     def neighbours(self, slot: int, context_ids: IntArray) -> list[int]:
-        """At most two other slots. One of them has the longest common prefix with the context of `slot`."""
+        """At most two other slots, among them the slot with the longest prefix in common with the context of `slot`."""
         place = bisect_left(self._keys, (_key(context_ids), slot))
         around = self._keys[max(place - 1, 0) : place + 2]
         return [other for _, other in around if other != slot][:2]
@@ -60,13 +60,13 @@ def _key(context_ids: IntArray) -> bytes:
 
 
 _WORTH_SHARING = LANES
-"""The least number of tokens worth sharing. Recomputing fewer is as cheap as finding them and waiting: kernels read whole
-vectors of a shared prefix's keys in place, and copy the rest."""
+"""The least number of tokens worth sharing. The kernels read a shared prefix's keys in place by whole vectors of tokens, and
+recomputing fewer tokens is as cheap as waiting for them and copying them."""
 
 
 class Prefill:
-    """The rows whose prompts aren't computed yet, in the order of their admission. A prompt copies a prefix that another slot
-    has cached. If another row is computing that prefix, the prompt waits and copies it in the next step, so that siblings of a
+    """The rows whose prompts aren't fully computed yet, in the order of their admission. A row copies a prefix that another
+    slot has cached. If another row is still computing the prefix, the row waits and copies it in a later step: episodes of a
     group compute their common prompt once. A row that has begun to compute never waits, so no two rows wait for each other."""
 
     def __init__(self, rows: Rows, runner: Runner) -> None:
@@ -82,7 +82,7 @@ class Prefill:
         return slot in self._slots
 
     def start(self, slot: int, request: Request, max_length: int) -> None:
-        """Loads a request into a slot. Cached tokens stay as far as the old and the new context agree."""
+        """Loads a request into a slot. As much of the slot's cache stays as the new context and the runner can use."""
         rows, context_ids = self._rows, request.context_ids
         num_cached = int(rows.state["cached"][slot])
         # The last token is always computed: sampling needs its logits.
@@ -92,23 +92,23 @@ class Prefill:
         self._slots[slot] = None
 
     def stop(self, slot: int) -> None:
-        """Notes that the slot's request is over."""
+        """Must be called when the slot's request is over."""
         self._slots.pop(slot, None)
 
     def end_step(self) -> None:
-        """Moves rows with computed prompts to decoding: one token per step."""
+        """Removes rows whose prompts are now computed. From the next step on they are decoded, one token per step."""
         state = self._rows.state
         for slot in [slot for slot in self._slots if state["cached"][slot] == state["length"][slot]]:
             state["num_new"][slot] = 1
             del self._slots[slot]
 
     def forget(self, slot: int) -> None:
-        """Invalidates the slot's cache."""
+        """Must be called when the slot's cache is lost."""
         self._slots.pop(slot, None)
         self._index.discard(slot)
 
     def forget_all(self) -> None:
-        """From now on, no slot copies what is cached now. It can still copy what is computed later."""
+        """From now on, no slot copies keys and values that are cached now."""
         self._index.clear()
 
     def plan(self, budget: int) -> int:
@@ -129,14 +129,14 @@ class Prefill:
         return count
 
     def _waits(self, slot: int) -> bool:
-        """Copies the longest prefix that another slot has cached. Returns whether to wait for a longer one."""
+        """Copies the longest prefix that another slot has cached. Returns whether the row should wait for a longer prefix."""
         rows, state, context_ids = self._rows, self._rows.state, self._rows.context(slot)
         start = int(state["cached"][slot])
         if len(context_ids) - start <= _WORTH_SHARING:
             return False
         is_promised = False
         for other in self._index.neighbours(slot, context_ids):
-            # One token tells most contexts apart, before all tokens are compared.
+            # Comparing one token rules out most contexts, before all tokens are compared.
             needed = start + _WORTH_SHARING
             if needed >= len(context_ids):
                 break

@@ -1,4 +1,4 @@
-"""The state of every slot as arrays, so that the token loop handles all rows at once."""
+"""The state of all slots as arrays, so that a step handles all rows at once."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,8 @@ ROW = np.dtype(
         ("min_p", np.float32),
         ("repetition_penalty", np.float32),
         ("is_greedy", np.bool_),
-        ("keeps_ids", np.bool_),  # the ids that a token is drawn from are returned
-        ("is_plain", np.bool_),  # drawn from the model's own distribution, or its most likely token
+        ("keeps_ids", np.bool_),  # whether the ids that a token is drawn from are returned
+        ("is_plain", np.bool_),  # whether logits stay as they are: temperature 1 or greedy, without truncation or penalty
         ("has_stop_strings", np.bool_),
         ("is_running", np.bool_),
     ]
@@ -31,7 +31,7 @@ _NO_TOKEN = -1
 
 class Rows:
     """The arrays of S slots: `state` [S] of dtype `ROW`, `ids` and `logprobs` [S, capacity], `stop_ids` [S, K] padded with −1.
-    Between steps every running row has `cached < length`. Later steps compute the tokens between them, `num_new` in each."""
+    Between steps every running row has `cached < length`: the tokens in between are still to be computed."""
 
     def __init__(self) -> None:
         self.state = np.zeros(0, ROW)
@@ -51,7 +51,7 @@ class Rows:
         self.stop_ids = _grown(self.stop_ids, (num_slots, self.stop_ids.shape[1]), _NO_TOKEN)
 
     def common_prefix(self, slot: int, context_ids: IntArray) -> int:
-        """How many first tokens `context_ids` shares with the slot's own context, whether they are cached or not."""
+        """The length of the common prefix of `context_ids` and the slot's context, whether it is cached or not."""
         length = min(int(self.state["length"][slot]), len(context_ids))
         own, other = self.ids[slot, :length], context_ids[:length]
         if own.tobytes() == other.tobytes():
@@ -91,12 +91,8 @@ class Rows:
         self.stop_ids[slot] = _NO_TOKEN
         self.stop_ids[slot, :num_stops] = sampling.stop_token_ids
 
-    def clear(self, slot: int) -> None:
-        """Sets a slot's state to zero: nothing is cached, nothing runs."""
-        self.state[slot] = np.zeros((), ROW)
-
     def computing(self) -> IntArray:
-        """The slots, ascending, of the running requests with tokens in the next forward pass."""
+        """The slots, ascending, whose running requests have tokens in the next forward pass."""
         return np.flatnonzero(self.state["is_running"] & (self.state["num_new"] > 0))
 
     def response(self, slot: int) -> tuple[IntArray, FloatArray]:

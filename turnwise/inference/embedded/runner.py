@@ -1,4 +1,4 @@
-"""The model behind the engine, one forward pass at a time: the protocol of a runner, and the runner for any causal LM."""
+"""Runners compute the engine's forward passes and keep its KV cache: their protocol, and a runner for any causal LM."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ from turnwise.types import IntArray
 class PackedStep:
     """One forward pass: `N` new tokens of `B` rows, packed row after row."""
 
-    slots: IntArray  # [B], ascending
-    starts: IntArray  # [B] tokens that each row's slot has cached: the position of its first new token
+    slots: IntArray  # [B] slot of each row, ascending
+    starts: IntArray  # [B] number of tokens that each row's slot has cached, which is the position of its first new token
     counts: IntArray  # [B] new tokens, at least 1
     rows: IntArray  # [N] row of each token
-    columns: IntArray  # [N] index of each token among its row's new ones
-    positions: IntArray  # [N] place of each token in its context
+    positions: IntArray  # [N] position of each token in its context
     token_ids: IntArray  # [N]
     ends_context: NDArray[np.bool_]  # [B] whether the row's context is fully computed, so that its next token can be sampled
     last_tokens: IntArray  # [C] index in the pack of the last token of each such row
 
     @classmethod
     def pack(cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray, lengths: IntArray) -> "PackedStep":
-        """The step of `counts` tokens from `starts` on in `slots`, all [B]. `ids` [S, L] are contexts of `lengths` [B] tokens.
+        """The step over `counts` [B] tokens of each slot in `slots` [B], from the positions `starts` [B] on. `ids` [S, L] holds
+        the contexts of all slots; those of `slots` have `lengths` [B] tokens.
 
         >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
         >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 2]), lengths=np.array([3, 3]))
@@ -40,17 +40,16 @@ class PackedStep:
         """
         if len(slots) == counts.sum():
             rows = last_tokens = np.arange(len(slots))
-            columns, positions = np.zeros_like(rows), starts.copy()  # `starts` may be one field of many, with gaps
+            positions = starts.copy()  # contiguous, though `starts` may be a field of a structured array
         else:
             rows, last_tokens = np.repeat(np.arange(len(slots)), counts), np.cumsum(counts) - 1
-            columns = np.arange(len(rows)) - (last_tokens + 1 - counts)[rows]
-            positions = starts[rows] + columns
+            positions = starts[rows] + np.arange(len(rows)) - (last_tokens + 1 - counts)[rows]
         ends_context = starts + counts == lengths
         token_ids = ids[slots[rows], positions]
-        return cls(slots, starts, counts, rows, columns, positions, token_ids, ends_context, last_tokens[ends_context])
+        return cls(slots, starts, counts, rows, positions, token_ids, ends_context, last_tokens[ends_context])
 
     def tail(self) -> "PackedStep":
-        """The last token of each row whose context ends here, as rows of one token.
+        """The last token of each row whose context ends with this step, as rows of one token.
 
         >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
         >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 3]), lengths=np.array([3, 3]))
@@ -60,38 +59,34 @@ class PackedStep:
         slots, positions = self.slots[self.ends_context], self.positions[self.last_tokens]
         order, ones = np.arange(len(slots)), np.ones_like(slots)
         token_ids = self.token_ids[self.last_tokens]
-        return PackedStep(slots, positions, ones, order, order * 0, positions, token_ids, ones.astype(np.bool_), order)
+        return PackedStep(slots, positions, ones, order, positions, token_ids, ones.astype(np.bool_), order)
 
     def cut(self, max_tokens: int) -> "Iterator[PackedStep]":
         """Cuts the rows, in order, into steps of at most `max_tokens` tokens. A row with more is a step of its own."""
         ends = np.cumsum(self.counts)
-        first, num_before = 0, 0
+        first = begin = 0
         while first < len(ends):
-            stop = max(int(np.searchsorted(ends, num_before + max_tokens, side="right")), first + 1)
-            yield self._part(first, stop, num_before, int(ends[stop - 1]))
-            first, num_before = stop, int(ends[stop - 1])
-
-    def _part(self, first: int, stop: int, begin: int, end: int) -> "PackedStep":
-        """Rows `first` to `stop`, whose tokens are `begin` to `end`."""
-        is_within = (self.last_tokens >= begin) & (self.last_tokens < end)
-        return PackedStep(
-            self.slots[first:stop],
-            self.starts[first:stop],
-            self.counts[first:stop],
-            self.rows[begin:end] - first,
-            self.columns[begin:end],
-            self.positions[begin:end],
-            self.token_ids[begin:end],
-            self.ends_context[first:stop],
-            self.last_tokens[is_within] - begin,
-        )
+            stop = max(int(np.searchsorted(ends, begin + max_tokens, side="right")), first + 1)
+            end = int(ends[stop - 1])
+            is_within = (self.last_tokens >= begin) & (self.last_tokens < end)
+            yield PackedStep(
+                self.slots[first:stop],
+                self.starts[first:stop],
+                self.counts[first:stop],
+                self.rows[begin:end] - first,
+                self.positions[begin:end],
+                self.token_ids[begin:end],
+                self.ends_context[first:stop],
+                self.last_tokens[is_within] - begin,
+            )
+            first, begin = stop, end
 
 
 class Runner(Protocol):
-    """Computes logits and keeps keys and values by slot. Called under `torch.inference_mode`."""
+    """Computes logits and keeps keys and values by slot. The engine calls it under `torch.inference_mode`."""
 
     max_slots: int
-    """The number of sequences of full length that the memory bound has room for."""
+    """The number of sequences of full length that the bound on the cache's memory has room for."""
     name: str
     """Name of the forward pass, for the table at the start of a run."""
     can_copy: bool
@@ -101,8 +96,8 @@ class Runner(Protocol):
         """Makes room for at least `num_slots` slots of `length` tokens. What is cached stays."""
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
-        """How many of the slot's `num_cached` tokens can stay if the next context begins with the first `num_common` of them.
-        The others will be overwritten."""
+        """How many of the slot's `num_cached` tokens stay cached if the next context begins with the first `num_common` of
+        them. The others will be overwritten."""
 
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
         """Copies the cache of positions `start` to `stop` from slot `source` to slot `target`, if `can_copy`."""
@@ -111,7 +106,7 @@ class Runner(Protocol):
         """Logits [C, V] float32 after the contexts that end with this step."""
 
     def refresh(self, kept: Sequence[int] = ()) -> None:
-        """Handles changed or moved weights. Old caches are no longer used, except those of the slots `kept`."""
+        """Must be called after the weights have changed or moved. Caches are dropped, except those of the slots `kept`."""
 
     def free(self) -> None:
         """Frees the cache's memory."""

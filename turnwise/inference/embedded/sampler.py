@@ -1,5 +1,5 @@
-"""Draws the next token of every row at once, from counter-based random numbers. The uniform number behind token t of a request
-is a hash of (seed, t). It depends on no other row, no earlier draw and no device."""
+"""Draws the next tokens of all rows at once, with counter-based random numbers: the uniform number behind token t of a request
+is a hash of (seed, t). It depends neither on other rows, nor on earlier draws, nor on the device."""
 
 import ctypes
 import math
@@ -36,18 +36,18 @@ def uniforms(seeds: NDArray[np.uint64], counters: IntArray) -> FloatArray:
 
 
 class Drawn(NamedTuple):
-    """Tokens [B] and their log-probs [B] under the distributions that they were drawn from; greedy rows have log-prob 0. For
-    each row with `keeps_ids`, `kept` has the ids that its token was drawn from."""
+    """The drawn tokens of B rows."""
 
-    token_ids: IntArray
-    logprobs: FloatArray
+    token_ids: IntArray  # [B]
+    logprobs: FloatArray  # [B] under the distributions that the tokens were drawn from; 0 for greedy rows
     kept: dict[int, KeptIds]
+    """For each row with `keeps_ids`, by its index: the ids that its token was drawn from."""
 
 
 def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Drawn:
     """Draws a token for each row. `logits` [B, V] float32 may be overwritten; `rows` [B] has dtype `rows.ROW`; the context of
-    row i is the first `rows["length"][i]` tokens of `ids[slots[i]]`. Logits are changed in this order: repetition penalty,
-    temperature, top-k, top-p, min-p. Raises FloatingPointError if logits aren't finite."""
+    row i is the first `rows["length"][i]` tokens of `ids[slots[i]]`. Sampling parameters apply in this order: repetition
+    penalty, temperature, top-k, top-p, min-p. Raises FloatingPointError if logits aren't finite."""
     kept: dict[int, KeptIds] = {}
     scores = logits if rows["is_plain"].all() else _processed(logits, rows, ids, slots, kept)
     numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])
@@ -58,7 +58,8 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Dra
 
 
 def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, kept: dict[int, KeptIds]) -> Tensor:
-    """The scores of the distribution to draw from. Overwrites the logits, and notes in `kept` which ids are left."""
+    """The logits of the distributions to draw from. Overwrites `logits`, and adds to `kept` the ids that are left of rows with
+    `keeps_ids`."""
     is_penalised = rows["repetition_penalty"] != 1.0
     if is_penalised.any():
         _penalise(logits, np.flatnonzero(is_penalised), rows, ids, slots)
@@ -99,7 +100,7 @@ def _running_sums(probs: Tensor) -> Tensor:
 def _draw_natively(
     kernels: ctypes.CDLL, scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray
 ) -> tuple[IntArray, FloatArray]:
-    """Draws the tokens by `kernels/sampler.c`; overwrites the scores."""
+    """Draws the tokens with `kernels/sampler.c`; overwrites the scores."""
     greedy = np.ascontiguousarray(is_greedy)
     tokens, log_probs = np.empty(len(greedy), np.int64), np.empty(len(greedy), np.float32)
     arrays = [array.ctypes.data for array in (greedy, numbers, tokens, log_probs)]
@@ -109,14 +110,15 @@ def _draw_natively(
 
 
 def _checked(values: Tensor) -> Tensor:
-    # A sum of finite terms is finite unless it overflows, and logits as large as that are no better.
+    # One sum finds any term that isn't finite. A sum of finite logits overflows only if the model has diverged, too.
     if not math.isfinite(values.sum().item()):
         raise FloatingPointError(_NOT_FINITE)
     return values
 
 
 def _penalise(logits: Tensor, chosen: IntArray, rows: NDArray, ids: IntArray, slots: IntArray) -> None:
-    """Divides positive logits of tokens in the context by the penalty, multiplies negative ones (Keskar et al. 2019, § 4.1)."""
+    """For tokens in the context of the `chosen` rows, divides positive logits by the penalty and multiplies negative ones by it
+    (Keskar et al. 2019, § 4.1)."""
     lengths = rows["length"][chosen]
     contexts = ids[slots[chosen], : lengths.max()]
     is_beyond = np.arange(contexts.shape[1]) >= lengths[:, None]
@@ -129,9 +131,9 @@ def _penalise(logits: Tensor, chosen: IntArray, rows: NDArray, ids: IntArray, sl
 
 
 def _truncate(scores: Tensor, chosen: IntArray, rows: NDArray) -> dict[int, KeptIds]:
-    """Takes tokens out of the chosen rows: those outside the top k, then those outside the nucleus of mass top_p (Holtzman et
-    al. 2020), then those less likely than min_p times the likeliest (Nguyen et al. 2024, arXiv:2407.01082). Returns the ids
-    that are left, for rows with `keeps_ids`."""
+    """Sets scores of the `chosen` rows to −∞: those of tokens outside the top k, then outside the nucleus of mass top_p
+    (Holtzman et al. 2020), then of tokens less likely than min_p times the likeliest (Nguyen et al. 2024, arXiv:2407.01082).
+    Returns the ids that are left, for rows with `keeps_ids`."""
     index, cuts = torch.from_numpy(chosen).to(scores.device), rows[chosen]
     limits = (torch.from_numpy(cuts[name].copy()).to(scores.device) for name in ("top_k", "top_p", "min_p"))
     top_k, top_p, min_p = (limit[:, None] for limit in limits)

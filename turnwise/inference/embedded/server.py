@@ -24,15 +24,16 @@ from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_QUIET_ROUNDS = 3  # turns of the event loop without a new request after which the callers count as waiting for tokens
+_QUIET_ROUNDS = 3  # after so many turns of the event loop without a new request, all callers count as waiting for tokens
 
 
 class EmbeddedServer(HoldsModel):
     """Samples from a Hugging Face causal LM in this process, on its device and in its dtype.
 
     To change the model's parameters in place, call `suspend` before and `resume` afterwards. Up to `max_concurrency` requests
-    are decoded together, in contexts of up to `max_length` tokens (default: the model's own). `kv_cache_bytes` bounds the cache
-    of running and idle conversations. `decode` turns ids into text, for stop strings. With `reads_trainer` the model is the
+    are decoded together, in contexts of up to `max_length` tokens (default: the model's own). A forward pass takes one token of
+    each decoding request, and prompt tokens up to `max_step_tokens` in all. `kv_cache_bytes` bounds the cache of running and
+    idle conversations. `decode` turns ids into text; requests with stop strings need it. With `reads_trainer` the model is the
     trainer's own. `replay_log` records which requests each step admits, or prescribes them. Responses include the stop token,
     or the token that completed a stop string. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of
     `max_length` tokens."""
@@ -46,7 +47,6 @@ class EmbeddedServer(HoldsModel):
         kv_cache_bytes: int = KV_CACHE_BYTES,
         max_step_tokens: int = 8192,
         decode: Decode | None = None,
-        version: int = 0,
         stopwatch: Stopwatch | None = None,
         reads_trainer: bool = False,
         replay_log: ReplayLog | None = None,
@@ -62,7 +62,6 @@ class EmbeddedServer(HoldsModel):
             max_concurrency=max_concurrency,
             max_step_tokens=max_step_tokens,
             decode=decode,
-            version=version,
         )
         self._max_concurrency = max_concurrency
         self._kv_cache_bytes = kv_cache_bytes
@@ -105,7 +104,7 @@ class EmbeddedServer(HoldsModel):
         return request.completion(reason, version, time.perf_counter() - started)
 
     async def abort(self, request_id: str) -> None:
-        """Ends the conversation's request, running or waiting, with its tokens so far. Does nothing if it has none."""
+        """Ends the conversation's request, running or waiting, with the tokens sampled so far. Does nothing without one."""
         finished = self._engine.abort(request_id)
         if finished is not None:
             self._deliver(finished)
@@ -123,7 +122,7 @@ class EmbeddedServer(HoldsModel):
         for finished in self._engine.abort_running() if how == "abort" else ():
             self._deliver(finished)
         if self._driver is not None:
-            # The driver ends with the last running request, or frozen; cancelling this wait must not cancel it.
+            # The driver ends with the last running request, or at once if frozen. Cancelling this wait must not cancel it.
             await asyncio.shield(self._driver)
 
     async def resume(self, version: int) -> None:
@@ -171,7 +170,7 @@ class EmbeddedServer(HoldsModel):
             self._driver = None
 
     def _end(self, driver: asyncio.Task[None]) -> None:
-        """Passes a driver's error (such as a full disk) on to those who wait for tokens, since nobody awaits the driver."""
+        """Fails all requests with the driver's error (such as a full disk), since nobody awaits the driver itself."""
         fault = None if driver.cancelled() else driver.exception()
         for request_id in list(self._futures) if fault is not None else ():
             self._engine.abort(request_id)
@@ -186,13 +185,13 @@ class EmbeddedServer(HoldsModel):
         return admissions is not None and all(self._engine.is_waiting(request_id) for request_id, _ in admissions)
 
     async def _update_is_due(self) -> None:
-        """Waits until the steps before the next weight update are made. Raises DataError if the record ends before it."""
+        """Waits for the steps that the record has before its next weight update. Raises DataError if it has no update left."""
         while self._replay_log.update is None:
             self._has_stepped.clear()
             await self._has_stepped.wait()
 
     async def _let_callers_run(self) -> None:
-        """Lets every coroutine that can run submit its next request before the step, so that batches are large."""
+        """Lets all callers that can run submit their next requests before the step, so that batches are large."""
         num_requests, quiet_rounds = self._num_requests, 0
         while quiet_rounds < _QUIET_ROUNDS:
             await asyncio.sleep(0)
@@ -201,7 +200,7 @@ class EmbeddedServer(HoldsModel):
 
     def _step(self) -> None:
         try:
-            started, num_steps, num_sampled = self._stopwatch.now(), self._engine.num_steps, self._engine.num_sampled
+            started, num_sampled = self._stopwatch.now(), self._engine.num_sampled
             self._engine.admissions = self._replay_log.admissions
             finished = self._engine.step()
             self._stopwatch.add(ENGINE, "step", started, **self._engine.last_step._asdict())
@@ -211,7 +210,7 @@ class EmbeddedServer(HoldsModel):
                 name = request.request_id
                 self._fail(name, f"the engine failed on the batch of conversation {name!r}: {error}", error)
             return
-        if self._engine.num_steps > num_steps:
+        if self._engine.last_step.batch_size:
             self._replay_log.stepped(self._engine.admitted)
             self._has_stepped.set()
         for item in finished:
@@ -230,7 +229,7 @@ class EmbeddedServer(HoldsModel):
 
 
 def make_runner(model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int) -> Runner:
-    """The fast path if the model has the shape for it, else the model's own forward pass, with the reason in the log."""
+    """A FusedRunner if the model has the shape for it; otherwise a GenericRunner, with the reason in the log."""
     obstacle = fast_path_obstacle(model)
     if obstacle is None:
         return FusedRunner(model, max_length=max_length, kv_cache_bytes=kv_cache_bytes)

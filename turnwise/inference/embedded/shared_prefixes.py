@@ -1,4 +1,4 @@
-"""Notes which slots read the beginning of their context from another slot's cache."""
+"""Lets slots read the beginning of their context from another slot of the KV cache."""
 
 from collections.abc import Callable
 
@@ -8,14 +8,15 @@ from turnwise.kernels.build import LANES
 from turnwise.types import IntArray
 
 Copy = Callable[[int, int, int, int], None]
-"""Copies the positions `start` to `stop` from one slot to another: (source, target, start, stop)."""
+"""Copies the positions from `start` up to `stop` of a slot to another. Arguments: source, target, start, stop."""
 
 
 class SharedPrefixes:
-    """Lets siblings with the same prompt store its keys and values once, and read them from memory once per step.
+    """Lets conversations with the same prompt store its keys and values once, and read them from memory once per step.
 
-    Slot `s` reads its positions below `splits[s]`, a multiple of `LANES`, from slot `bases[s]`, and the others from itself. A
-    base reads from no other slot. Before a lent part is overwritten, `keep` copies it to a borrower.
+    Slot `s` reads its positions below `splits[s]`, a multiple of `LANES`, from slot `bases[s]`, its base, and the others from
+    itself. A base reads from no other slot. Before the base's positions are overwritten, `keep` copies them to a slot that
+    reads them.
 
     >>> moved = []
     >>> prefixes = SharedPrefixes(lambda *what: moved.append(what))
@@ -41,15 +42,15 @@ class SharedPrefixes:
         self.splits = np.concatenate((self.splits, np.zeros_like(more)))
 
     def clear(self) -> None:
-        """Forgets all sharing, when nothing that is cached will be read again."""
+        """Makes every slot read from itself. What is cached now must not be read again."""
         self.bases, self.splits = np.arange(len(self.bases)), np.zeros_like(self.splits)
 
     def share(self, source: int, target: int, start: int, stop: int) -> None:
-        """Gives `target` the positions `start` to `stop` of `source`. Before `start`, both slots already hold the same."""
+        """Gives `target` the positions from `start` up to `stop` of `source`. The earlier ones are already equal in both."""
         split = int(self.splits[source])
         base = int(self.bases[source]) if split else source
         length = _whole_vectors(min(split or stop, stop))
-        # A target that has more already keeps it. A slot from which others borrow may not borrow itself.
+        # A target that already has as much keeps what it has. A slot that others read from must not read from another.
         if length > start and not self._borrowers(target, longer_than=0):
             self._borrow(base, target, length)
             start = length
@@ -59,7 +60,8 @@ class SharedPrefixes:
             self._copy(source, target, max(start, split), stop)
 
     def keep(self, slot: int, num_tokens: int) -> None:
-        """Keeps the first `num_tokens` positions of the slot. The others may be overwritten from now on."""
+        """Keeps the first `num_tokens` positions of the slot, for itself and for slots that read from it. Its other positions
+        may be overwritten from now on: another slot that reads them gets a copy."""
         split = int(self.splits[slot])
         if split > num_tokens:
             base = int(self.bases[slot])
@@ -70,13 +72,11 @@ class SharedPrefixes:
         borrowers = self._borrowers(slot, longer_than=num_tokens)
         if not borrowers:
             return
-        heir = max(borrowers, key=lambda other: int(self.splits[other]))
-        length = int(self.splits[heir])
-        self._copy(slot, heir, 0, length)
+        heir = max(borrowers, key=self.splits.__getitem__)
+        self._copy(slot, heir, 0, int(self.splits[heir]))
         self._borrow(slot, heir, 0)
         for other in borrowers:
-            if other != heir:
-                self._borrow(heir, other, int(self.splits[other]))
+            self._borrow(heir, other, int(self.splits[other]))
 
     def _borrow(self, base: int, slot: int, split: int) -> None:
         self.splits[slot] = split
