@@ -17,7 +17,8 @@ BUDGET_S = 2.0
 
 
 def build_health(config: AgenticConfig, is_playing: bool) -> Health:
-    """The health checks of a run. A random player is compared with only if all tasks are of environments that don't block."""
+    """The health checks of a run. They compare with a random player if only non-blocking environments are played and
+    rewarded."""
     manager = config.env_manager("train")
     blocks = manager.max_env_num_per_worker or any(config.custom_envs[tag].use_thread_lock for tag in manager.env_tags)
     is_alone = is_playing and not blocks and not manager.has_rows and not config.data.reward

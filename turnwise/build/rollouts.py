@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Policy:
-    """The facts, tokenizer and chat template of a policy whose weights aren't loaded, and the event loop of its rollouts."""
+    """A policy without its weights, but with its tokenizer and chat template, and the event loop that its rollouts run on."""
 
     info: PolicyInfo
     tokenizer: PreTrainedTokenizerBase

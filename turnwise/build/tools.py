@@ -25,7 +25,7 @@ from turnwise.tools.session import Interactions, OfferedTool, ToolBox, interacti
 
 
 def build_tools(config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None) -> ToolBox:
-    """The tools of `agent.tool_config_path` and `agent.function_tool_path`. Raises ConfigError if one is invalid."""
+    """The tools of `agent.tool_config_path` and `agent.function_tool_path`. Raises TurnwiseError if one can't be made."""
     agent = config.agent
     key = f"class_name of {agent.tool_config_path}"
     entries = read_tool_file(agent.tool_config_path) if agent.tool_config_path else []
@@ -81,7 +81,7 @@ def _functions(path: str) -> Sequence[Callable[..., Any]]:
 def build_interactions(
     config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None
 ) -> Interactions:
-    """The simulated users of `agent.interaction_config_path`, if it is set. Raises ConfigError if one is invalid."""
+    """The simulated users of `agent.interaction_config_path`, if it is set. Raises TurnwiseError if one can't be made."""
     path, users = config.agent.interaction_config_path, dict[str, Interaction]()
     for entry in read_interaction_file(path) if path else []:
         key = f"interaction {entry.name} of {path}"

@@ -97,7 +97,7 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """Reads a run's folder. Raises DataError if its metrics are damaged or missing. Settings may be missing."""
+    """Reads a run's folder. Raises DataError if its metrics are damaged or missing. Unreadable settings count as none."""
     try:
         rows = read_metrics(path / "metrics.jsonl")
         if any("step" not in row for row in rows):

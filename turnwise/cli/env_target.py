@@ -78,7 +78,7 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
-    """The actions of `--actions` or `--actions-file`, if given. Raises ConfigError for both, or an empty list."""
+    """The actions of `--actions` or `--actions-file`, if given. Raises ConfigError if both are, or one holds no action."""
     text, file = options.actions, options.actions_file
     if text is None and file is None:
         return ()

@@ -23,8 +23,8 @@ def read_config(options: argparse.Namespace, kind: type[C], examine: Examine, pu
 
 
 def check_policy(options: argparse.Namespace, draws: bool, who_draws: str, more: Iterable[tuple[str, bool, bool, str]]) -> None:
-    """Refuses options that have no effect with --policy, of `more` `(name, is given, applies, what it does)` and those that
-    choose actions (applies: `draws`) or a model at a URL. Also refuses openai:URL without --model-name."""
+    """Raises ConfigError if openai:URL has no --model-name, or an option has no effect with --policy: of `more`, `(name, is
+    given, applies, what it does)`, or those of players that draw actions (does this one: `draws`)."""
     policy, is_url = options.policy, options.policy.startswith(OPENAI)
     if is_url and options.model_name is None:
         raise ConfigError(f"{policy} serves models by name: say which with --model-name NAME")
