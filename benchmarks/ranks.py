@@ -150,7 +150,7 @@ def replicas(rounds: int) -> tuple[dict[int, list[float]], dict[int, float]]:
             schedulers[size] = policy, build_scheduler(config, policy, "train")
         for number in range(rounds + 1):
             for size, (policy, scheduler) in schedulers.items():
-                watch = policy.stopwatch
+                watch = policy.event_loop.stopwatch
                 before, started = (watch.num_sampled, engine_s(watch)), time.perf_counter()
                 scheduler.get_batch(64)
                 seconds = time.perf_counter() - started

@@ -7,9 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from turnwise.cli.main import exit_status
-from turnwise.cli.train_command import train
-from turnwise.config import AgenticConfig, load_config
+from turnwise.cli.main import exit_status, main as turnwise
 from turnwise.models.make import make_model
 
 CONFIG = Path(__file__).parents[2] / "examples" / "frozen_lake" / "agentic.yaml"
@@ -22,8 +20,7 @@ def main() -> None:
         few = {"max_steps": 2, "eval_steps": 0, "rollout_batch_size": 32, "train_env_manager.num_env_groups": 4}
         few |= {"custom_envs.FrozenLake.max_steps": 3, "output_dir": f"{scratch}/runs", "pretrain": made.folder}
         few |= {"actor_infer.strategy_args.strategy_name": "vllm", "deadlines.request_s": 120}
-        config, _ = load_config(CONFIG, [f"{key}={value}" for key, value in few.items()], AgenticConfig)
-        train(config, is_quiet=True)
+        assert turnwise(["train", str(CONFIG), "--quiet", *(f"{key}={value}" for key, value in few.items())]) == 0
         [metrics] = Path(scratch).glob("runs/*/*/metrics.jsonl")
         steps = [json.loads(line) for line in metrics.read_text().splitlines()]
         mean, worst = (max(step[f"parity/logprob_diff_{kind}"] for step in steps) for kind in ("mean", "max"))

@@ -1,4 +1,4 @@
-"""Builds the pipeline of a training run from its config."""
+"""Builds the pipeline of a reinforcement-learning run from its config."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ from turnwise.build.roles import batch_plan, reference_strategy, trained_strateg
 from turnwise.build.rollouts import Policy, ServedPolicy, build_pictures, build_scheduler, check_rollouts, open_policy, serve
 from turnwise.build.rows import build_tasks, call_models
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
-from turnwise.build.run_table import info_of, logged
+from turnwise.build.run_table import applied_settings, info_of, log_applied
 from turnwise.build.servers import require_abilities
 from turnwise.build.source import build_source, num_planned_steps
 from turnwise.cluster.shared_tensors import Written
@@ -54,8 +54,8 @@ def build_agentic(
     is_profiled: bool = False,
     replay: Path | None = None,
 ) -> AgenticPipeline:
-    """The pipeline of one run of `turnwise train`. With `rollouts` it trains from that file; with `replay` it follows the
-    schedule of the asynchronous run in that folder. A profiled pipeline writes its timeline when it is closed."""
+    """The pipeline of one run of `turnwise train`. With `rollouts` it trains on the episodes of that file. With `replay` it
+    repeats the schedule of the asynchronous run in that folder. With `is_profiled` it writes `timeline.json` at its close."""
     require(unavailable(config))
     check_rollouts(config)
     if rollouts is None or config.uses_validation:
@@ -80,7 +80,7 @@ def build_agentic(
         tasks = build_tasks(config, "train", policy.template) if rollouts is None else None
         if num_steps := num_planned_steps(config, tasks):
             config.fill(max_steps=num_steps)
-        cluster = build_cluster(config, placement, policy.event_loop, policy.stopwatch)
+        cluster = build_cluster(config, placement, policy.event_loop)
         on_error.callback(cluster.shutdown)
         check_losses(config, algorithm, cluster)
         roles = _roles(config, folder, policy, cluster, algorithm)
@@ -94,10 +94,11 @@ def build_agentic(
         trackers = build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, stopwatch)
         log = RunLog(trackers, stopwatch, build_health(config, is_playing=rollouts is None))
         pipeline = _assemble(config, folder, served, cluster, roles, algorithm, kl_ctrl, source, num_steps, log, transfer_turn)
-        policy.watchdog.start()  # a checkpoint is loaded before the event loop's first turn
+        policy.event_loop.watchdog.start()  # a checkpoint is loaded before the event loop's first turn
         begin(config, folder, pipeline)
         on_error.pop_all()
-    return logged(pipeline)
+    log_applied(applied_settings(pipeline))
+    return pipeline
 
 
 def _roles(
@@ -105,20 +106,21 @@ def _roles(
 ) -> dict[str, ModelRole]:
     is_needed = config.old_log_probs == "if_needed" and "old_logprobs" in algorithm.needs
     old_log_probs: OldLogProbs = "always" if is_needed else config.old_log_probs
+    stopwatch = policy.event_loop.stopwatch
     roles: dict[str, ModelRole] = {}
     for name in ("actor_train", *(["critic"] if "values" in algorithm.needs else ())):
         num_steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
         trained = partial(trained_strategy, config, name, num_steps, policy.tokenizer, folder.path)
         workers, plan = cluster.spawn(name, trained), batch_plan(config, name)
         shards = config.roles[name].strategy_args.is_sharded
-        roles[name] = ModelRole(name, workers, plan, policy.stopwatch, old_log_probs=old_log_probs, is_sharded=shards)
+        roles[name] = ModelRole(name, workers, plan, stopwatch, old_log_probs=old_log_probs, is_sharded=shards)
     if "ref_logprobs" in algorithm.needs:
         name, plan = "reference", batch_plan(config, "reference")
         if config.is_reference_in_policy:
             roles[name] = roles["actor_train"].without_adapter(name, plan)
         else:
             workers = cluster.spawn(name, partial(reference_strategy, config))
-            roles[name] = ModelRole(name, workers, plan, policy.stopwatch)
+            roles[name] = ModelRole(name, workers, plan, stopwatch)
     return roles
 
 
@@ -161,7 +163,7 @@ def _assemble(
             take_turn=transfer_turn,
             share=Written().share if config.num_replicas > 1 else None,
             on_weight_update=config.on_weight_update,
-            watchdog=policy.watchdog,
+            watchdog=policy.event_loop.watchdog,
             timeout_s=config.deadlines.weights_s,
         ),
         parity_gate=build_parity_gate(config, policy, actor_train, lambda: weights().result()),
@@ -178,7 +180,7 @@ def _assemble(
 
 
 def build_algorithm(config: AgenticConfig, kl_ctrl: KLController | None = None) -> Algorithm:
-    """The algorithm that `adv_estimator` names: credit assignment and losses, built in or a user's `module:Class`."""
+    """The algorithm that `adv_estimator` names, built in or a user's `module:Class`. Raises ConfigError for a faulty class."""
     kl_ctrl = kl_ctrl or KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)
     name = config.adv_estimator
     found = load_class(ESTIMATORS[name].entry if name in ESTIMATORS else name, "adv_estimator", ConfigError)
@@ -203,8 +205,8 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController | None = None) 
 
 
 def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:
-    """The algorithm's settings from the config's keys of the same names. A user's own estimator, which has its own defaults,
-    gets only the keys of `reward_normalization` that are set."""
+    """The algorithm's settings, from the config's keys of the same names. A user's own estimator has its own defaults of
+    `reward_normalization`, so it gets only the keys of this section that are set."""
     is_built_in = config.adv_estimator in ESTIMATORS
     normalization = {
         f.name: getattr(config.reward_normalization, f.name)

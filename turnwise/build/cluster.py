@@ -1,4 +1,4 @@
-"""The cluster of a run, and the log by which an asynchronous run can be replayed."""
+"""Builds the cluster of a run, and the log from which an asynchronous run can be repeated."""
 
 import logging
 from collections.abc import Iterator
@@ -22,16 +22,13 @@ from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster
 from turnwise.replay_log import ReplayLog
 from turnwise.runtime.event_loop import WatchedRunner
-from turnwise.runtime.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
 
-def build_cluster(
-    config: AgenticConfig | SFTConfig, placement: Placement, event_loop: WatchedRunner, stopwatch: Stopwatch
-) -> Cluster:
-    """Starts the cluster that the placement asks for."""
-    watchdog = event_loop.watchdog
+def build_cluster(config: AgenticConfig | SFTConfig, placement: Placement, event_loop: WatchedRunner) -> Cluster:
+    """The cluster that the placement asks for: this process alone, new processes, or those that a launcher has started."""
+    watchdog, stopwatch = event_loop.watchdog, event_loop.stopwatch
     deadline_s = config.deadlines.train_s if isinstance(config, AgenticConfig) else None
     if placement.cluster == "local":
         return LocalCluster(stopwatch, watchdog, deadline_s, placement.device(placement.devices[0]))
@@ -43,6 +40,7 @@ def build_cluster(
 
 
 def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) -> None:
+    """Raises ConfigError if another process trains, and a loss of the algorithm can't be sent to it."""
     if not isinstance(cluster, ProcessCluster):
         return
     for loss in (algorithm.loss, algorithm.value_loss):
@@ -61,7 +59,8 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
 
 
 def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> ReplayLog | None:
-    """Records an asynchronous run's time-dependent decisions, or repeats those in folder `replay`; None if synchronous."""
+    """Records an asynchronous run's time-dependent decisions, or repeats those of the run in folder `replay`; None if the run
+    is synchronous. Raises DataError if the run can't be repeated."""
     for problem in _no_replay(config, is_asynchronous) if replay else ():
         raise DataError(f"--replay {replay}: {problem}")
     if not is_asynchronous:
@@ -73,7 +72,7 @@ def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: 
 
 
 def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, policy: ServedPolicy, device: torch.device) -> None:
-    """Records the machine and settings that the run computes with."""
+    """Records the machine, kernels and threads of the run. Raises DataError if the run to repeat was recorded with others."""
     threads = cpu_threads(config, torch.get_num_threads())
     replay_log.begin(
         {
@@ -88,7 +87,7 @@ def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, policy: Serve
 
 
 def _no_replay(config: AgenticConfig, is_asynchronous: bool) -> Iterator[str]:
-    """Yields each reason why a run of this config can't be repeated."""
+    """Yields the reasons why a run of this config can't be repeated. In the texts, "it" is the recorded run."""
     if not is_asynchronous:
         yield "it trained synchronously, so its config alone repeats it; train without --replay"
     if config.train_env_manager.group_size_redundancy or config.stale_groups == "drop":

@@ -1,7 +1,6 @@
-"""Demonstrations for the environments or rows of a config, by a player that needs no model on this machine."""
+"""Plays demonstrations of a config's environments or rows, by a player that needs no model on this machine."""
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,8 +18,7 @@ from turnwise.agents.demonstrations import (
 )
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.build.envs import agent_settings, env_factory
-from turnwise.build.placement import sampling_device
-from turnwise.build.play_policies import OPENAI, random_player, scripted_player
+from turnwise.build.play_policies import OPENAI, model_at, random_player, scripted_player
 from turnwise.build.rollouts import sampling_params
 from turnwise.build.rows import build_reward_stage, build_row_agent, row_tasks
 from turnwise.chat.conversation import TextConversation
@@ -29,29 +27,27 @@ from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
 from turnwise.envs.players import Acting, ErringPlayer, Player
 from turnwise.errors import ConfigError, RolloutError
-from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.protocols import Env
 from turnwise.rollout.tasks import SeededTasks, sibling_sampling
 from turnwise.runtime.event_loop import WatchedRunner
-from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import ROWS_TAG
 from turnwise.types import Group, Message, SamplingParams, Split, Task, derive_seed
 
 DEMONSTRATORS = ("expert", "random", "erring")
 NUM_ASKED_AT_ONCE = 16
-"""Maximum episodes that ask a URL at the same time."""
+"""Maximum episodes that are played at the same time if a model behind a URL answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstrator:
-    """The player: one of `DEMONSTRATORS`, a class `module:Class` that is called with `(env, seed)`, or `openai:URL`."""
+    """The player of demonstrations, and its options."""
 
     policy: str
+    """One of `DEMONSTRATORS`, a class `module:Class` that is called with `(env, seed)`, or `openai:URL`."""
     error_rate: float = 0.5
-    """Share of actions that an erring player draws at random."""
+    """Share of actions that the erring player draws at random."""
     actions: tuple[str, ...] = ()
-    """Actions to draw from; empty = the environment's `actions`."""
+    """Actions that the random and the erring player draw from; empty = the environment's `actions`."""
     model_name: str = ""
     """Name of the model at the URL."""
 
@@ -59,7 +55,8 @@ class Demonstrator:
 def demonstrate(
     config: AgenticConfig, tag: str, demonstrator: Demonstrator, num_episodes: int, split: Split = "train"
 ) -> Iterator[Episode]:
-    """Plays the first tasks of a tag under the limits of training. For `ROWS_TAG`, a model answers the first rows."""
+    """Plays the first tasks of a tag under the limits of training, and yields the episodes in order. For `ROWS_TAG`, a model at
+    a URL answers the first rows. Raises ConfigError if the policy can't play the tag."""
     if tag == ROWS_TAG:
         yield from _of_rows(config, demonstrator, num_episodes, split)
         return
@@ -75,7 +72,7 @@ def demonstrate(
 
 
 def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) -> list[Task]:
-    """The first tasks of a tag, the same as in training if training plays the tag."""
+    """The first tasks of an environment's tag. A run has the same ones if this is the only tag of the split."""
     manager = config.env_manager(split)
     shares = dict(zip(manager.tags, manager.num_groups_partition, strict=True))
     source = SeededTasks(config.seed, split, (tag,), (shares.get(tag) or manager.num_env_groups,))
@@ -90,10 +87,9 @@ def _of_rows(config: AgenticConfig, demonstrator: Demonstrator, num_rows: int, s
         )
     converse, sampling = _asked(config, demonstrator, split), sampling_params(config, split)
     tasks = row_tasks(config, split)[:num_rows]
-    with closing(WatchedRunner(Watchdog())) as runner:
-        score = build_reward_stage(config, None, sampling_device(config), runner.watchdog, Stopwatch())
-        names = {task.agent for task in tasks}
-        agents = {name: build_row_agent(config, split, name, runner.watchdog, Stopwatch()) for name in names}
+    with closing(WatchedRunner()) as runner:
+        score = build_reward_stage(config, None, runner)
+        agents = {name: build_row_agent(config, split, name, runner) for name in {task.agent for task in tasks}}
 
         async def answered(task: Task) -> Episode:
             contexts = OpenedContexts(converse(None, task))
@@ -107,7 +103,7 @@ def _of_rows(config: AgenticConfig, demonstrator: Demonstrator, num_rows: int, s
 
 
 def as_row(messages: Sequence[Message], tools: Tools = ()) -> str:
-    """A conversation as a line of JSON that `turnwise sft` reads."""
+    """A conversation as a line of JSON that `turnwise sft` reads. Raises ConfigError if a message isn't plain text."""
     if not all(isinstance(message["content"], str) for message in messages):
         raise ConfigError("the environment shows pictures, and demonstrations are text; set its observation to text")
     return json.dumps({"messages": list(messages)} | ({"tools": list(tools)} if tools else {}), ensure_ascii=False)
@@ -143,12 +139,7 @@ def _own(found: type, env: Env, task: Task) -> Player:
 
 
 def _asked(config: AgenticConfig, demonstrator: Demonstrator, split: Split) -> Converse:
-    chat = OpenAIChat(
-        demonstrator.policy.removeprefix(OPENAI),
-        demonstrator.model_name,
-        os.environ.get("OPENAI_API_KEY", ""),
-        config.deadlines.request_s,
-    )
+    chat = model_at(demonstrator.policy, demonstrator.model_name, config)
     sampling = sampling_params(config, split)
 
     def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], TextConversation]:

@@ -1,4 +1,4 @@
-"""Builds environments and the agents that play them from a config, and checks every plug-in. Nothing here needs torch."""
+"""Builds environments and their agents from a config, and checks its plug-ins. Imports torch only if a plug-in needs it."""
 
 import inspect
 import re
@@ -20,7 +20,7 @@ from turnwise.envs.contract import check_shape
 from turnwise.envs.registry import env_class, make_env, relays_foreign_text
 from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, TurnwiseError
 from turnwise.pipelines.pictures import MakeEnv
-from turnwise.protocols import AgentLoop, Env
+from turnwise.protocols import AgentLoop
 from turnwise.rollout.group_filter import load_group_filter
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
@@ -30,35 +30,37 @@ from turnwise.types import Split, Task
 
 
 def offered_parts(config: AgenticConfig, split: Split, watchdog: Watchdog, stopwatch: Stopwatch) -> dict[str, Any]:
-    """The objects that an agent's constructor may ask for by parameter name."""
+    """The objects that an agent's constructor gets if it has parameters of these names."""
     agent = config.agent
-    limits = agent.max_parallel_calls, agent.max_tool_response_length, agent.tool_response_truncate_side
     return {
         "split": split,
         "seed": config.seed,
         "tools": build_tools(config, watchdog, stopwatch),
-        "limits": ToolAgentLimits(*limits),
+        "limits": ToolAgentLimits(agent.max_parallel_calls, agent.max_tool_response_length, agent.tool_response_truncate_side),
         "interactions": build_interactions(config, watchdog, stopwatch),
     }
 
 
-def named_parameters(found: type) -> list[inspect.Parameter]:
-    parameters = inspect.signature(found).parameters.values()
+def named_parameters(called: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that can be given by name."""
+    parameters = inspect.signature(called).parameters.values()
     return [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
 
 def asked_parts(parameters: Collection[inspect.Parameter], offered: Mapping[str, Any], agent: str, hint: str) -> dict[str, Any]:
-    """The offered objects that a constructor has parameters for. Raises ConfigError if it requires anything else."""
+    """The offered objects that have the names of these parameters. Raises ConfigError if a required one isn't offered."""
     if missing := [p.name for p in parameters if p.default is p.empty and p.name not in offered]:
         raise ConfigError(f"{agent}: its constructor needs {', '.join(missing)}, but is offered {', '.join(offered)}; {hint}")
     return {p.name: offered[p.name] for p in parameters if p.name in offered}
 
 
 def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
-    """Each plug-in's config key, and a function that tries it or raises TurnwiseError. `may_miss` allows missing files."""
+    """Yields a config key and a check, which raises TurnwiseError, of each plug-in. `may_miss` allows missing files."""
     yield ("group_filter",), partial(load_group_filter, config.group_filter)
     if config.adv_estimator not in ESTIMATORS or config.pg_variant not in PG_VARIANTS:
-        yield ("pg_variant" if config.pg_variant not in PG_VARIANTS else "adv_estimator",), partial(_try_algorithm, config)
+        from turnwise.build.agentic import build_algorithm  # imports torch, as a user's own loss does
+
+        yield ("pg_variant" if config.pg_variant not in PG_VARIANTS else "adv_estimator",), partial(build_algorithm, config)
     if config.data.reward or config.data.train_files:
         from turnwise.build.rows import rows_plug_ins  # imports torch
 
@@ -68,13 +70,13 @@ def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[Ke
             env = config.custom_envs[tag]
             if "" not in (ENVS.get(env.env_type), AGENTS.get(env.agent_name)):  # not in this version; another check says so
                 yield ("custom_envs", tag, "env_type"), partial(env_class, env.env_type)
-                yield ("custom_envs", tag, "agent_name"), partial(_try_agent, config, tag, split)
+                yield ("custom_envs", tag, "agent_name"), partial(build_agent, config, tag, split)
                 key = "env_config" if env.env_config else "env_type"
                 yield ("custom_envs", tag, key), partial(_try_environment, config, tag, split)
 
 
 def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """Faults of a config's plug-ins. One that two checks find (a tool's, in its file and in the rows) is yielded once."""
+    """The faults of a config's plug-ins, each once. A NotAvailableError is raised after them. `may_miss`: as for `plug_ins`."""
     missing, wrong, said = None, set(), set()
     for path, check in plug_ins(config, may_miss):
         section = path[:2]
@@ -91,20 +93,6 @@ def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[
                 yield Problem(path, re.sub(rf"^{re.escape(Problem(section, '').key)}(\.\w+)?:? ", "", text))
     if missing:
         raise missing
-
-
-def _try_algorithm(config: AgenticConfig) -> None:
-    from turnwise.build.agentic import build_algorithm  # imports torch, as a user's own loss does
-
-    build_algorithm(config)
-
-
-def _try_agent(config: AgenticConfig, tag: str, split: Split) -> None:
-    name = config.custom_envs[tag].agent_name
-    with Foreign(f"custom_envs.{tag}.agent_name {name}: making it", "at the start", are_faults=True):
-        agent = build_agent(config, tag, split)
-    if not isinstance(agent, AgentLoop):
-        raise ConfigError(f"custom_envs.{tag}.agent_name {name} has no method `run`; see AgentLoop in turnwise/protocols.py")
 
 
 def _try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
@@ -129,37 +117,41 @@ def _try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
 def build_agent(
     config: AgenticConfig, tag: str, split: Split, make_env: MakeEnv | None = None, settings: EnvAgentSettings | None = None
 ) -> AgentLoop:
-    """The agent that plays the environment of a tag: a built-in one, or a user's class. Its constructor gets an environment
-    factory, the settings, and those `offered_parts` that it names. `make_env` and `settings` replace the tag's `env_factory`
-    and `agent_settings`. Raises ConfigError if there is no such agent, or its constructor requires anything else."""
-    name = config.custom_envs[tag].agent_name
+    """The agent that plays the environments of a tag: a built-in one, or a user's class. Its constructor gets `make_env`, by
+    default the tag's `env_factory`; `settings`, by default the tag's `agent_settings`; and any `offered_parts` that it has
+    parameters for. Raises ConfigError if there is no such agent, or its constructor requires anything else."""
+    env = config.custom_envs[tag]
+    name = env.agent_name
     if name in ROW_AGENTS:
         raise ConfigError(
             f"custom_envs.{tag}.agent_name: {name} plays rows of data.train_files, and no environment; leave agent_name out "
             "(env_agent plays environments), or name your own as module:Class"
         )
+    what = f"custom_envs.{tag}.agent_name {name}"
     found = load_class(AGENTS.get(name) or name, f"custom_envs.{tag}.agent_name", ConfigError)
     make_env, settings = make_env or env_factory(config, tag, split), settings or agent_settings(config, tag, split)
     more, parts = named_parameters(found)[2:], {}
     if more:
         offered = offered_parts(config, split, settings.calls.watchdog, settings.calls.stopwatch)
-        hint = "after the factory of environments and the settings, which come first"
-        parts = asked_parts(more, offered, f"custom_envs.{tag}.agent_name {name}", hint)
-    agent: AgentLoop = found(make_env, settings, **parts)
-    env = config.custom_envs[tag]
-    encodes = env.encode_special_tokens
-    is_foreign = relays_foreign_text(env.env_type) if encodes is None else not encodes
+        parts = asked_parts(more, offered, what, "after the factory of environments and the settings, which come first")
+    agent = make_agent(what, partial(found, make_env, settings, **parts))
+    is_foreign = relays_foreign_text(env.env_type) if env.encode_special_tokens is None else not env.encode_special_tokens
     return OverForeignText(agent) if is_foreign else agent
 
 
-def env_factory(config: AgenticConfig, tag: str, split: Split) -> Callable[[Task], Env]:
-    """A factory of the tag's environments for one split; `reset(seed=...)` decides the task."""
+def make_agent(what: str, make: Callable[[], object]) -> AgentLoop:
+    """The agent that `make` returns. Raises ConfigError if it has no `run`, EnvironmentFault if `make` raises."""
+    with Foreign(f"{what}: making it", "at the start", are_faults=True):
+        agent = make()
+    if not isinstance(agent, AgentLoop):
+        raise ConfigError(f"{what} has no method `run`; see AgentLoop in turnwise/protocols.py")
+    return agent
+
+
+def env_factory(config: AgenticConfig, tag: str, split: Split) -> MakeEnv:
+    """A function that makes an environment of the tag for one split. Its `reset(seed=...)` decides the task."""
     env = config.custom_envs[tag]
-
-    def make(task: Task) -> Env:
-        return make_env(env.env_type, env.env_config, split)
-
-    return make
+    return lambda task: make_env(env.env_type, env.env_config, split)
 
 
 def agent_settings(

@@ -1,4 +1,4 @@
-"""The health of a run, and the random player to which its success is compared."""
+"""Builds the health checks of a run, and the random player to whose success the policy's is compared."""
 
 from functools import partial
 from statistics import fmean
@@ -11,12 +11,14 @@ from turnwise.tracking.health import Health, Outcomes
 from turnwise.training.state import GlobalRandomState
 
 NUM_EPISODES = 200
+"""Maximum episodes of the random player per tag."""
 BUDGET_S = 2.0
-"""Maximum seconds that the random player plays, all tags together. It plays at most once per run, between two steps."""
+"""Maximum seconds that the random player plays, all tags together."""
 
 
 def build_health(config: AgenticConfig, is_playing: bool) -> Health:
-    """The health checks of a run. A run that trains from a file (`is_playing` False) has no random player to compare with."""
+    """The health checks of a run. They compare with a random player if only non-blocking environments are played and
+    rewarded."""
     manager = config.env_manager("train")
     blocks = manager.max_env_num_per_worker or any(config.custom_envs[tag].use_thread_lock for tag in manager.env_tags)
     is_alone = is_playing and not blocks and not manager.has_rows and not config.data.reward
@@ -24,7 +26,8 @@ def build_health(config: AgenticConfig, is_playing: bool) -> Health:
 
 
 def _play_at_random(config: AgenticConfig) -> Outcomes | None:
-    """Successes of a random player on the first training tasks of each tag; None if a tag gives none. Restores random state."""
+    """Success of a random player on the first training tasks of each tag; None if a tag's can't be measured. Keeps the state of
+    the global random generators."""
     manager, source, drawn = config.env_manager("train"), seeded_tasks(config, "train"), GlobalRandomState()
     seeds: dict[str, list[int]] = {tag: [] for tag in manager.env_tags}
     for index in range(NUM_EPISODES * len(seeds)):

@@ -17,15 +17,15 @@ from turnwise.types import SamplingParams
 
 _MIN_CONVERSATIONS = 2
 _PLAIN_PROMPT: Prompt = [{"role": "user", "content": "Hello"}]
-"""The prompt of the parity check if no prompt of the run fits."""
+"""The prompt of the parity gate if no prompt of the run leaves room for a response."""
 
 
 def build_parity_gate(
     config: AgenticConfig, policy: ServedPolicy, actor_train: ModelRole, weights: Callable[[], Iterable[tuple[str, Tensor]]]
 ) -> ParityGate:
-    """The gate of a run. `weights` gives the trainer's weights by their Hugging Face names."""
+    """The parity gate of a run. `weights` returns the trainer's weights with their Hugging Face names."""
     manager, sampling = config.train_env_manager, sampling_params(config, "train")
-    settings = {tag: agent_settings(config, tag, "train", policy.watchdog) for tag in manager.env_tags}
+    settings = {tag: agent_settings(config, tag, "train", policy.event_loop.watchdog) for tag in manager.env_tags}
     agents = {tag: build_agent(config, tag, "train", settings=settings[tag]) for tag in manager.env_tags}
     heard = policy.event_loop.run(first_prompts(agents, config.seed, sampling, config.sequence_length))
     room = config.sequence_length - TOKENS_PER_TURN
@@ -55,14 +55,14 @@ def build_parity_gate(
 
 
 def gate_sampling(sampling: SamplingParams, seed: int, has_kept_ids: bool) -> SamplingParams:
-    """The run's temperature, and its top_k, top_p and min_p if the server says which tokens they left."""
+    """The run's temperature, and its top_k, top_p and min_p if the server returns the ids that they left (`has_kept_ids`)."""
     plain = SamplingParams(TOKENS_PER_TURN, temperature=sampling.temperature, seed=seed)
     is_cut = sampling.keeps_ids and has_kept_ids
     return replace(plain, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p) if is_cut else plain
 
 
 def _model_folders(config: AgenticConfig) -> dict[str, str]:
-    """Every model folder of the config, with one setting that names it; the trained model's comes first."""
+    """Maps each model folder of the config to one setting that names it. The trained model's folder comes first."""
     key, roles = "model_args.model_name_or_path", config.roles.items()
     named = {"pretrain": config.pretrain, **{f"{name}.{key}": role.model_args.model_name_or_path for name, role in roles}}
     trained = config.actor_train.model_args.model_name_or_path

@@ -1,5 +1,5 @@
-"""Where the roles of a config live on this machine, and which of them take turns for the memory of an accelerator. torch is
-imported only where it is needed, for `turnwise config`."""
+"""Places the roles of a config on this machine's devices, and lets roles that share an accelerator take turns for its memory.
+`turnwise config` uses this module, so torch is imported only where it is needed."""
 
 import os
 import sys
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 TransferTurn = Callable[[], Awaitable[None]] | None
-"""Frees device memory for a weight transfer; None if roles share no device memory."""
+"""Frees device memory for a weight transfer; None if the roles don't take turns."""
 
-_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # if Linux has a driver of accelerators, one of these exists
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # one of these exists if Linux has a driver for accelerators
 
 
 def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -> Placement:
@@ -54,16 +54,9 @@ def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -
     return placement
 
 
-def use_launched(config: AgenticConfig | SFTConfig) -> None:
-    """Gives the trainer a device for each process that a launcher has started, unless the config names devices."""
-    if (size := launched()[1]) > 1:
-        trainer = config if isinstance(config, SFTConfig) else config.actor_train
-        trainer.fill(device_mapping=list(range(size)))
-
-
 def sampling_device(config: AgenticConfig) -> "torch.device":
-    """The device of the servers in this process: the trainer's first device, or the servers' own if other processes train.
-    Raises ConfigError if the machine lacks it."""
+    """The device of a server in this process: the first of `actor_infer.device_mapping` if it is set and other processes train,
+    else the trainer's first device. Raises ConfigError if the machine lacks a device of the config."""
     import torch
 
     placement, own = build_placement(config), config.server_devices
@@ -71,7 +64,7 @@ def sampling_device(config: AgenticConfig) -> "torch.device":
 
 
 def _num_accelerators() -> int:
-    """Number of this machine's accelerators. Without a driver there are none, and torch needn't be imported to know."""
+    """Number of this machine's accelerators. Imports torch only if there may be any."""
     if "torch" not in sys.modules and sys.platform == "linux" and not any(map(os.path.exists, _DRIVERS)):
         return 0
     import torch
@@ -81,7 +74,7 @@ def _num_accelerators() -> int:
 
 def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
     """Numbers of threads for training and for rollouts, by `cpu_split`. A missing number is what the other leaves, at least
-    one, or half if both are missing. In synchronous runs the two take turns, so each has all threads."""
+    one, or half if both are missing. In synchronous runs the two take turns, so each has all `num_threads`."""
     if isinstance(config, SFTConfig) or not config.plays_ahead:
         return CpuThreads(num_threads, num_threads, num_threads)
     train, rollout = config.cpu_split.train, config.cpu_split.rollout
@@ -90,10 +83,10 @@ def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThrea
 
 
 def set_torch_threads(num_threads: int) -> None:
-    """Sets the number of threads for operators called by this thread."""
+    """Sets the number of threads of torch operators that this thread calls."""
     import torch
 
-    # When a thread first needs a number it takes the last that any thread set, so this makes it need one first.
+    # A thread that needs a number for the first time takes the last that any thread has set. So it has to need one before.
     torch.get_num_threads()
     torch.set_num_threads(num_threads)
 
@@ -101,19 +94,19 @@ def set_torch_threads(num_threads: int) -> None:
 def give_turns(
     config: AgenticConfig, placement: Placement, policy: "ServedPolicy", roles: Mapping[str, ModelRole]
 ) -> TransferTurn:
-    """Lets the roles of a synchronous run take turns in using device memory. Returns the function that frees memory for a
-    weight transfer; None if no memory is shared: on a CPU, and in asynchronous runs, whose roles compute at the same time."""
+    """Makes the roles of a synchronous run take turns for device memory. Returns the function that frees memory for a weight
+    transfer; None on a CPU, and in asynchronous runs, whose roles compute at the same time."""
     if not placement.accelerator or config.plays_ahead:
         return None
     residents: dict[str, Resident] = {}
     for name, role in roles.items():
         if role.is_base:
-            continue  # the policy's workers
+            continue  # its workers are those of actor_train
         kinds: set[MemoryKind] = {"weights"}
         if STRATEGIES[config.roles[name].strategy_args.strategy_name].kind == "train":
             kinds.add("optimizer")
         if name == "actor_train" and not policy.servers.info().needs_weights:
-            kinds.remove("weights")  # the server reads them
+            kinds.remove("weights")  # the server reads these very tensors
         offload, onload = (partial(role.workers.call, method) for method in ("offload", "onload"))
         residents[name] = Resident(frozenset(placement.roles[name].devices), frozenset(kinds), offload, onload)
     devices, servers = frozenset(config.server_devices or placement.devices[:1]), policy.servers

@@ -1,4 +1,4 @@
-"""Shows one episode turn by turn, as the policy sees it, with the agent, templates and ledger of training."""
+"""Plays one episode and shows it turn by turn, as the policy sees it. Agent, template and contexts are those of training."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,43 +18,44 @@ from turnwise.types import Completion, Group, Media, Message, SamplingParams, Ta
 
 
 class ShownPrompt(NamedTuple):
-    """The policy's new input before a response, and the room that is left."""
+    """The new part of the policy's input before a response, and the response's token limit."""
 
     turn_idx: int
     """Number of the turn, from 1."""
     added_ids: Sequence[int]
     """New token ids of the context; empty for a policy that takes text."""
     messages: Sequence[Message]
-    """New messages, for a policy that takes text."""
+    """New messages; empty for a policy that takes tokens."""
     num_before: int
-    """Tokens of the context before the new ones."""
+    """Number of the context's tokens before `added_ids`."""
     max_new_tokens: int
 
 
 class Onlooker(Protocol):
-    """Is told about the events of an episode as they happen."""
+    """Shows the events of an episode as they happen."""
 
     def prompt(self, prompt: ShownPrompt) -> None: ...
 
     def response(self, prompt: ShownPrompt, answer: Completion | TextAnswer) -> None: ...
 
     def outcome(self, turn_idx: int, turn: Turn) -> None:
-        """The environment's result of turn `turn_idx`, which counts from 1."""
+        """Called when the agent has written the action, the reward and the rest into turn `turn_idx` (from 1)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisode:
-    """An episode that has ended, or that the player has left."""
+    """An episode that has ended."""
 
     trajectory: Trajectory
     is_left: bool
+    """Whether the player has stopped it."""
 
 
 @dataclass(slots=True)
 class EpisodePrinter:
-    """Opens the contexts of an episode and shows an onlooker what goes through them. A turn's outcome is shown when the next
-    turn begins, or at the end, since the agent writes it after the response."""
+    """Opens the contexts of an episode, and shows an onlooker each prompt, response and outcome. The agent writes a turn's
+    outcome after the response, so it is shown when the next turn begins, or at the end."""
 
     onlooker: Onlooker
     _open: OpenConversation = field(init=False)
@@ -65,13 +66,13 @@ class EpisodePrinter:
     def over_tokens(
         self, server: Any, template: ChatTemplate, max_length: int, episode_id: str, parser: ToolCallParser | None = None
     ) -> None:
-        """From now on opens contexts for a policy that samples tokens. `server` needs only `generate` and `release`."""
+        """Makes the printer open contexts for a policy that samples tokens. `server` needs only `generate` and `release`."""
         told: Any = _ToldServer(server, self)
         contexts = TokenContexts(template, told, max_length, episode_id, parser)
         self._open, self._verify = contexts, contexts.verify
 
     def over_text(self, complete: Complete) -> None:
-        """From now on opens contexts for a policy that answers in text."""
+        """Makes the printer open contexts for a policy that answers in text."""
 
         async def told(messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer | None:
             last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
@@ -96,14 +97,14 @@ class EpisodePrinter:
         return [turn for conversation in self._conversations for turn in conversation.turns]
 
     def ask(self, added_ids: Sequence[int], messages: Sequence[Message], num_before: int, max_new_tokens: int) -> ShownPrompt:
-        """Shows the outcome of the turn before, which is known by now, and the prompt of the next response."""
+        """Shows the outcome of the previous turn, and then the prompt of the next response, which it returns."""
         self._tell_outcomes()
         prompt = ShownPrompt(len(self.turns) + 1, added_ids, messages, num_before, max_new_tokens)
         self.onlooker.prompt(prompt)
         return prompt
 
     def end(self) -> None:
-        """Shows the last outcome, and checks that the turns add up to the sampled context."""
+        """Shows the last outcome. Raises RolloutError if the tokens of the turns aren't those that the server saw."""
         self._tell_outcomes()
         self._verify()
 
@@ -114,7 +115,7 @@ class EpisodePrinter:
 
 
 class _ToldServer:
-    """A server that shows its requests to the printer's onlooker."""
+    """Passes requests on to a server, and shows each prompt and response to the printer's onlooker."""
 
     def __init__(self, server: Any, printer: EpisodePrinter) -> None:
         self._server = server
@@ -143,16 +144,17 @@ async def play_episode(
     printer: EpisodePrinter,
     score: Callable[[Group], Awaitable[Any]] | None = None,
 ) -> PlayedEpisode:
-    """Plays a task, and scores it with `score`. Passes the agent's TurnwiseErrors on; turns others into RolloutError."""
+    """Plays a task, and scores it with `score`. Passes TurnwiseErrors of the agent on, and turns others into RolloutError."""
     episode = agent.run(task, 0, printer, sibling_sampling(sampling, task, 0))
     [outcome] = await asyncio.gather(episode, return_exceptions=True)
+    if isinstance(outcome, PlayStopped):
+        printer.end()
+        return PlayedEpisode(Trajectory(task=task, sibling=0, turns=printer.turns, status="truncated"), is_left=True)
     if isinstance(outcome, TurnwiseError):
         raise outcome
-    if isinstance(outcome, BaseException) and not isinstance(outcome, PlayStopped):
+    if isinstance(outcome, BaseException):
         raise RolloutError(f"the episode ended with an exception\n{describe_error(outcome)}") from outcome
     printer.end()
-    if isinstance(outcome, BaseException):
-        return PlayedEpisode(Trajectory(task=task, sibling=0, turns=printer.turns, status="truncated"), is_left=True)
     if score is not None:
         await score(Group(task, list(outcome)))
     return PlayedEpisode(outcome[0], is_left=False)

@@ -1,5 +1,6 @@
-"""The policies of `turnwise play` that aren't models: people and scripted players. Their words become tokens."""
+"""The policies of `turnwise play` and `turnwise demos` that need no model here: people, scripted players, models at URLs."""
 
+import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -7,15 +8,17 @@ import numpy as np
 from turnwise.chat.conversation import TextAnswer
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
+from turnwise.config import AgenticConfig
 from turnwise.envs.parsing import ANSWERS, as_answer
 from turnwise.envs.players import ExpertPlayer, RandomPlayer
 from turnwise.errors import ConfigError
+from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.protocols import Env, HasExpert
 from turnwise.types import Completion, Media, Message, SamplingParams, VersionRun, derive_seed
 
 PLAYERS = ("human", "random", "scripted")
 OPENAI = "openai:"
-"""Prefix of the URL of a model that answers in text."""
+"""A policy that starts with this is the URL of a model that answers in text."""
 QUIT, VERBATIM = "q", "!"
 
 
@@ -24,13 +27,13 @@ class PlayStopped(Exception):
 
 
 Say = Callable[[], str]
-"""Gives the whole next response."""
+"""Returns the next response of a player."""
 
 
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:
-    """A function that reads a person's next line and returns it as a response, written so that `pattern` reads the action.
-    Empty lines are skipped. What follows a leading `!`, or a line that fits no form of an action, is returned as it is. Raises
-    PlayStopped at `q`, or if `read` returns None (end of input)."""
+    """Responses of a person: each is the next line that `read` returns, written in a form in which `pattern` finds the action.
+    A line that fits no form, and the text after a leading `!`, are responses as they stand. Empty lines are skipped. A response
+    raises PlayStopped at the line `q`, or if `read` returns None (end of input)."""
 
     def say() -> str:
         while True:
@@ -46,7 +49,7 @@ def person(read: Callable[[], str | None], pattern: str | None) -> Say:
 
 
 def player(choose: Callable[[], str], pattern: str | None) -> Say:
-    """A function that returns a player's next action as a response, written so that `pattern` reads the action."""
+    """Responses of a scripted player: the actions that `choose` returns, in a form in which `pattern` finds them."""
 
     def say() -> str:
         action = choose()
@@ -59,7 +62,7 @@ def player(choose: Callable[[], str], pattern: str | None) -> Say:
 
 
 def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
-    """A player that draws from `actions`, or from the environment's own if `actions` is empty."""
+    """A player that draws from `actions`, or if they are empty from the environment's, which must then name some."""
     player = RandomPlayer(env, derive_seed(seed, "random player"), actions)
     if not player.actions:
         raise ConfigError(f"{type(env).__name__} has no `actions` to draw from: name them with --actions a,b,c")
@@ -67,15 +70,21 @@ def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
 
 
 def scripted_player(env: Env, actions: Sequence[str] = ()) -> ExpertPlayer:
-    """A player that follows the environment's own expert."""
+    """A player that follows the environment's own expert. Raises ConfigError if it has none."""
     if not isinstance(env, HasExpert):
         raise ConfigError(f"{type(env).__name__} has no expert_action(), so nobody plays it by script; choose another --policy")
     return ExpertPlayer(env, actions)
 
 
+def model_at(policy: str, model_name: str, config: AgenticConfig) -> OpenAIChat:
+    """The model at the URL of the policy `openai:URL`. Requests carry the key in OPENAI_API_KEY, if there is one."""
+    url, key = policy.removeprefix(OPENAI), os.environ.get("OPENAI_API_KEY", "")
+    return OpenAIChat(url, model_name, key, config.deadlines.request_s)
+
+
 class PlayerServer:
-    """Turns a player's words into the tokens that a model would sample, with log-prob 0. `choose` gives the player of an
-    environment. Like any server it cuts what exceeds the token budget. Without a template it answers in text alone."""
+    """Answers with a player's responses. `generate` returns the tokens that a model would sample to write them, with log-prob 0
+    and cut at `max_new_tokens`; it needs a template. `complete` returns texts. `choose` makes the player of an environment."""
 
     def __init__(self, choose: Callable[[Env | None], Say], template: ChatTemplate | None) -> None:
         self._choose = choose
@@ -83,7 +92,7 @@ class PlayerServer:
         self._say: Say | None = None
 
     def choose_for(self, env: Env | None) -> None:
-        """Chooses the player for the episode's environment; None for a row of a data set."""
+        """Makes the player for the episode's environment, which is None if the task is a row of a data set."""
         self._say = self._choose(env)
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:

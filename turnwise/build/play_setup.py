@@ -1,6 +1,5 @@
-"""Builds the setup of one episode from a config and a tag: who answers, over which tokens, within which limits."""
+"""Builds what `turnwise play` needs for one episode: its task, agent and limits, and the policy that answers."""
 
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,9 +10,18 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.build.envs import agent_settings, build_agent, env_factory
-from turnwise.build.placement import sampling_device
 from turnwise.build.play import EpisodePrinter, PlayedEpisode, play_episode
-from turnwise.build.play_policies import OPENAI, PLAYERS, PlayerServer, Say, person, player, random_player, scripted_player
+from turnwise.build.play_policies import (
+    OPENAI,
+    PLAYERS,
+    PlayerServer,
+    Say,
+    model_at,
+    person,
+    player,
+    random_player,
+    scripted_player,
+)
 from turnwise.build.rollouts import open_served_policy, parser_of, sampling_params
 from turnwise.build.rows import build_reward_stage, build_row_agent, row_tasks
 from turnwise.chat.template import ChatTemplate
@@ -21,42 +29,30 @@ from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, require, unavailable_to_play
 from turnwise.errors import ConfigError, DataError
 from turnwise.hub import looks_like_hub_name
-from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.models.load import load_tokenizer
 from turnwise.protocols import AgentLoop, Env
 from turnwise.runtime.event_loop import WatchedRunner
-from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import ROWS_TAG
 from turnwise.types import Group, SamplingParams, Split, Task
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """An episode's options on the command line."""
+    """The command-line options of one episode."""
 
     policy: str
-    """One of `PLAYERS`, `openai:URL`, or a model's folder."""
+    """One of `PLAYERS`, `openai:URL`, a model's folder, or its name on the hub."""
     split: Split = "train"
     seed: int = 0
-    """Seed of the episode, or row number in a data set."""
+    """Seed of the episode; if rows are played, the number of the row."""
     tokenizer: str | None = None
-    """Folder of the tokenizer; None = the policy's own, if any."""
+    """Folder of a player's tokenizer; None = the player answers in text. A model has its own."""
     actions: tuple[str, ...] = ()
-    model_name: str | None = None
+    """Actions that the random player draws from; empty = the environment's `actions`."""
+    model_name: str = ""
+    """Name of the model at the URL."""
     read: Callable[[], str | None] = lambda: None
-    """Reads a person's next line."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeLimits:
-    """The limits of an episode."""
-
-    max_turns: int | None
-    max_new_tokens: int
-    """Maximum tokens per response."""
-    mode: str
-    """An environment agent's context mode, or a row's agent name."""
+    """Reads a person's next line; returns None at the end of input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +61,12 @@ class Voice:
 
     event_loop: WatchedRunner
     prepare: Callable[[EpisodePrinter], None]
-    """Makes the episode's printer open contexts of this policy."""
+    """Makes the episode's printer open contexts in which this policy answers."""
     close: Callable[[], None]
     tokenizer: PreTrainedTokenizerBase | None = None
     """None if the policy answers in text."""
     note: str = ""
+    """A sentence for the user about this policy."""
     has_logprobs: bool = False
     is_patient: bool = False
     """Whether an episode has no time limit, because a person plays it."""
@@ -84,11 +81,17 @@ class EpisodeSetup:
     task: Task
     voice: Voice
     agent: AgentLoop
-    limits: EpisodeLimits
+    max_turns: int | None
+    """Maximum responses; None = any number."""
+    max_new_tokens: int
+    """Maximum tokens per response."""
+    mode: str
+    """The context mode of the environment's agent; if a row is played, the name of the row's agent."""
     sampling: SamplingParams
     max_length: int
+    """Maximum tokens of a context."""
     score: Callable[[Group], Awaitable[Any]] | None = None
-    """Scores a row's group."""
+    """Scores a row's group; None without rewards."""
 
     def play(self, printer: EpisodePrinter) -> PlayedEpisode:
         """Plays the episode; see `play_episode` for what is raised."""
@@ -100,7 +103,7 @@ class EpisodeSetup:
 
 
 def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
-    """The setup of one episode of a tag. For rows of a data set (tag `ROWS_TAG`), the seed is the row's number."""
+    """The setup of one episode of a tag. With the tag `ROWS_TAG`, the task is row number `choices.seed` of a data set."""
     of_player, of_url = choices.policy in PLAYERS, choices.policy.startswith(OPENAI)
     make = _player_voice if of_player else _url_voice if of_url else _model_voice
     if of_player and tag == ROWS_TAG and choices.policy != "human":
@@ -117,21 +120,21 @@ def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
     with ExitStack() as on_error:
         voice = make(config, task, choices)
         on_error.callback(voice.close)
-        agent, limits = _agent(config, task, voice)
-        watchdog, score = voice.event_loop.watchdog, None
-        if task.row is not None:
-            score = build_reward_stage(config, voice.tokenizer, sampling_device(config), watchdog, Stopwatch())
+        build = _of_environment if task.row is None else _of_row
+        setup = build(config, task, voice, sampling_params(config, task.split))
         on_error.pop_all()
-    return EpisodeSetup(task, voice, agent, limits, sampling_params(config, task.split), config.sequence_length, score)
+    return setup
 
 
-def _agent(config: AgenticConfig, task: Task, voice: Voice) -> tuple[AgentLoop, EpisodeLimits]:
-    watchdog = voice.event_loop.watchdog
-    if task.row is not None:
-        agent = build_row_agent(config, task.split, task.agent, watchdog, Stopwatch())
-        most = config.max_new_tokens(task.split, ROWS_TAG)
-        return agent, EpisodeLimits(config.agent.max_assistant_turns, most, task.agent)
-    settings = agent_settings(config, task.tag, task.split, watchdog)
+def _of_row(config: AgenticConfig, task: Task, voice: Voice, sampling: SamplingParams) -> EpisodeSetup:
+    agent = build_row_agent(config, task.split, task.agent, voice.event_loop)
+    score = build_reward_stage(config, voice.tokenizer, voice.event_loop)
+    limits = config.agent.max_assistant_turns, config.max_new_tokens(task.split, ROWS_TAG)
+    return EpisodeSetup(task, voice, agent, *limits, task.agent, sampling, config.sequence_length, score)
+
+
+def _of_environment(config: AgenticConfig, task: Task, voice: Voice, sampling: SamplingParams) -> EpisodeSetup:
+    settings = agent_settings(config, task.tag, task.split, voice.event_loop.watchdog)
     if voice.is_patient:
         settings = replace(settings, episode_timeout_s=None)
     make = env_factory(config, task.tag, task.split)
@@ -142,45 +145,46 @@ def _agent(config: AgenticConfig, task: Task, voice: Voice) -> tuple[AgentLoop, 
         return env
 
     agent = build_agent(config, task.tag, task.split, make_env=introduced, settings=settings)
-    return agent, EpisodeLimits(settings.max_steps, settings.max_tokens_per_step, settings.mode)
+    limits = settings.max_steps, settings.max_tokens_per_step
+    return EpisodeSetup(task, voice, agent, *limits, settings.mode, sampling, config.sequence_length)
+
+
+def _over_tokens(config: AgenticConfig, task: Task, server: Any, template: ChatTemplate) -> Callable[[EpisodePrinter], None]:
+    """The `Voice.prepare` of a policy that samples tokens."""
+    max_length = config.sequence_length
+    return lambda printer: printer.over_tokens(server, template, max_length, task.id, parser_of(config, template))
 
 
 def _player_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
-    """A player, whose words become tokens if there is a tokenizer."""
+    """A player, who answers in tokens if there is a tokenizer, else in text."""
     tokenizer = load_tokenizer(choices.tokenizer) if choices.tokenizer else None
     pattern = config.custom_envs[task.tag].action_pattern if task.row is None else None
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs)) if tokenizer else None
     server = PlayerServer(partial(_say, task, choices, pattern), template)
-    event_loop, note, is_patient = WatchedRunner(Watchdog()), "", choices.policy == "human"
     if task.row is not None:
         server.choose_for(None)
-    if template is None:
+    prepare, note = lambda printer: printer.over_text(server.complete), ""
+    if template is not None:
+        prepare = _over_tokens(config, task, server, template)
+    elif config.agent.tool_config_path or config.agent.function_tool_path:
+        raise ConfigError("--tokenizer: tool calls are read from tokens, and there is no tokenizer here; name one")
+    else:
         note = "there is no tokenizer here, so texts are shown and no token limit applies; name one with --tokenizer DIR"
-        if config.agent.tool_config_path or config.agent.function_tool_path:
-            raise ConfigError("--tokenizer: tool calls are read from tokens, and there is no tokenizer here; name one")
-
-    def prepare(printer: EpisodePrinter) -> None:
-        if template is None:
-            return printer.over_text(server.complete)
-        printer.over_tokens(server, template, config.sequence_length, task.id, parser_of(config, template))
-
+    event_loop, is_patient = WatchedRunner(), choices.policy == "human"
     return Voice(event_loop, prepare, event_loop.close, tokenizer, note, False, is_patient, server.choose_for)
 
 
 def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> Say:
-    """The function that gives the next response of a player, in an environment or for a row."""
+    """The responses of a player in an environment, or to a row (`env` is None)."""
     if choices.policy == "human" or env is None:
         return person(choices.read, pattern)
     draws = choices.policy == "random"
-    return player((random_player(env, task.seed, choices.actions) if draws else scripted_player(env)).act, pattern)
+    chosen = random_player(env, task.seed, choices.actions) if draws else scripted_player(env)
+    return player(chosen.act, pattern)
 
 
 def _url_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
-    if choices.model_name is None:
-        raise ConfigError(f"{choices.policy} serves models by name: say which with --model-name NAME")
-    url = choices.policy.removeprefix(OPENAI)
-    chat = OpenAIChat(url, choices.model_name, os.environ.get("OPENAI_API_KEY", ""), config.deadlines.request_s)
-    event_loop = WatchedRunner(Watchdog())
+    chat, event_loop = model_at(choices.policy, choices.model_name, config), WatchedRunner()
     note = f"{chat.url} answers in text: there are no token ids to show, and nothing here could be trained on"
     return Voice(event_loop, lambda printer: printer.over_text(chat.complete), event_loop.close, note=note)
 
@@ -193,9 +197,5 @@ def _model_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
         )
     require(unavailable_to_play(config, choices.split))
     policy = open_served_policy(config, choices.policy)
-    template = policy.template
-
-    def prepare(printer: EpisodePrinter) -> None:
-        printer.over_tokens(policy.servers, template, config.sequence_length, task.id, parser_of(config, template))
-
+    prepare = _over_tokens(config, task, policy.servers, policy.template)
     return Voice(policy.event_loop, prepare, policy.close, policy.tokenizer, has_logprobs=True)

@@ -1,4 +1,4 @@
-"""Work and checks that a run does before heavy imports."""
+"""Checks of a run before it imports torch, and an early start of the imports of its other processes."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from turnwise.runtime.rank import launched
 
 
 def prepare_run(config: AgenticConfig | SFTConfig) -> None:
-    """If other processes will train or serve, starts their imports while this process does its own."""
+    """If this process will start others to train or serve, starts their imports now, beside its own."""
     has_replicas = config.num_replicas > 1
     if (config.trains_apart or has_replicas) and launched() == (0, 1):
         from turnwise.cluster.fork_server import prepare_processes
@@ -28,19 +28,21 @@ def prepare_run(config: AgenticConfig | SFTConfig) -> None:
 
 
 def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """The first fault in each demonstrations file that can be seen without a tokenizer; `may_miss` allows missing files."""
-    for key, names in (("train_files", config.train_files), ("val_files", config.val_files or [])):
+    """The first fault of each demonstrations file that shows without a tokenizer. With `may_miss`, files may be missing."""
+    for key, names in _files(config).items():
         for index, name in enumerate(names):
+            if may_miss and not os.path.exists(name):
+                continue
             try:
-                for _ in read_rows([name]) if not may_miss or os.path.exists(name) else ():
+                for _ in read_rows([name]):
                     pass
             except DataError as error:
                 yield Problem((key, index), str(error))
 
 
 def problems_here(config: AgenticConfig | SFTConfig, may_miss: bool = True) -> Iterator[Problem]:
-    """The faults outside the config that `train` or `sft` would find before they load a model. With `may_miss`, files that
-    don't exist yet aren't faults."""
+    """The faults of plug-ins, demonstrations and the chat template that `train` or `sft` would find before they load a model.
+    With `may_miss`, files that don't exist aren't faults."""
     is_right = True
     for problem in row_problems(config, may_miss) if isinstance(config, SFTConfig) else plug_in_problems(config, may_miss):
         is_right = False
@@ -69,14 +71,14 @@ def _template_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _try_template(config: AgenticConfig | SFTConfig, folder: Path) -> None:
-    """Renders the template with messages like those of demonstrations or of environments. Passes its errors on."""
+    """Renders the template with messages like those of demonstrations or environments. Raises ChatTemplateError."""
     if not has_tokenizer(folder):
         base = base_of_adapter(folder)
         if base is not None and (base_folder := folder_here(base)) is not None:
             _try_template(config, base_folder)
         return
     template = tried(ChatTemplate(cast(Any, FolderTokenizer(folder)), template_kwargs=config.template_kwargs))
-    template.opens_thinking  # noqa: B018  # asks how a response follows another one
+    template.opens_thinking  # noqa: B018  # renders one turn after another
     if isinstance(config, SFTConfig):
         return
     for tag in config.train_env_manager.env_tags:
@@ -90,8 +92,8 @@ def _try_template(config: AgenticConfig | SFTConfig, folder: Path) -> None:
 
 
 def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """What `train` or `sft` would refuse on this machine: what `not_here` finds, missing devices, a checkpoint that can't be
-    resumed, and files that don't exist yet. torch is imported only if the config names devices or a checkpoint."""
+    """Sentences about what this machine lacks to `train` or `sft`: what `not_here` finds, devices, a checkpoint that can be
+    resumed, and files. torch is imported only if the config names devices, a cluster or a checkpoint."""
     yield from not_here(config)
     devices = list(config.device_mappings.values())
     if isinstance(config, AgenticConfig):
@@ -120,14 +122,12 @@ def _absent(config: AgenticConfig | SFTConfig) -> Iterator[str]:
 def _files(config: AgenticConfig | SFTConfig) -> dict[str, list[str]]:
     if isinstance(config, SFTConfig):
         return {"train_files": config.train_files, "val_files": config.val_files or []}
-    data, agent = config.data, config.agent
-    validates = config.val_env_manager.has_rows and config.uses_validation
-    files = {
-        "data.train_files": data.train_files if config.train_env_manager.has_rows else None,
-        "data.val_files": data.val_files if validates else None,
-    }
-    tools = ("tool_config_path", "function_tool_path", "interaction_config_path")
-    return {
-        **{key: names for key, names in files.items() if names},
-        **{f"agent.{key}": [agent.__dict__[key]] for key in tools if agent.__dict__[key]},
-    }
+    files: dict[str, list[str]] = {}
+    if config.train_env_manager.has_rows:
+        files["data.train_files"] = config.data.train_files or []
+    if config.val_env_manager.has_rows and config.uses_validation:
+        files["data.val_files"] = config.data.val_files or []
+    for key in ("tool_config_path", "function_tool_path", "interaction_config_path"):
+        if path := vars(config.agent)[key]:
+            files[f"agent.{key}"] = [path]
+    return files

@@ -1,13 +1,13 @@
-"""The model of the `reward` role: a model that scores, or a judge that answers questions."""
+"""Builds the model of the `reward` role: a classifier that scores conversations, or a language model that judges them."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from turnwise.build.placement import sampling_device
 from turnwise.build.roles import batch_plan, load_role
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
@@ -22,9 +22,8 @@ from turnwise.models.load import load_config, load_tokenizer, parse_dtype, polic
 from turnwise.models.value_head import load_value_model, num_labels_here, value_head
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import RewardResult
+from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import STRATEGIES
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Group, Message, Sample
@@ -34,7 +33,7 @@ _NO_HEAD = "has no score head, so it would give every response the same score; n
 
 @dataclass(frozen=True, slots=True)
 class ModelReward:
-    """Scores each agent run by the head's output after the run's conversation, in the reward model's own chat template."""
+    """Scores each agent run by the head's output at the last token of its conversation, in the model's own chat template."""
 
     role: ModelRole
     tokenizer: PreTrainedTokenizerBase
@@ -46,7 +45,7 @@ class ModelReward:
 
     def _sample(self, messages: list[Message]) -> Sample:
         try:
-            # The texts hold the calls as the policy wrote them; with `tool_calls` the template would write them twice.
+            # A message's content holds the tool calls as the policy wrote them, so a template must not add them again.
             texts = [{name: value for name, value in m.items() if name not in ("tool_calls", "call_errors")} for m in messages]
             ids = self.tokenizer.apply_chat_template(texts, tokenize=True, return_dict=False)
         except (TemplateError, ValueError) as fault:
@@ -62,8 +61,8 @@ class ModelReward:
 
 
 def check_reward_role(config: AgenticConfig) -> None:
-    """Checks the tokenizer, chat template and score head of the reward role's model, whose folder is on this machine, without
-    loading it. Raises ModelError or ChatTemplateError."""
+    """Checks the tokenizer, chat template and score head of the reward role's model without loading its weights. The model's
+    folder must be on this machine. Raises ModelError or ChatTemplateError for a fault."""
     arguments = config.reward.model_args
     path, trust = arguments.model_name_or_path, arguments.trust
     template = tried(ChatTemplate(load_tokenizer(path, trust)))
@@ -76,8 +75,8 @@ def check_reward_role(config: AgenticConfig) -> None:
         raise ModelError(f"reward_pretrain {path}: {fault}")
 
 
-def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Watchdog, stopwatch: Stopwatch) -> ModelReward:
-    """The model of `reward_pretrain`: a sequence or token classifier with one label."""
+def build_reward_model(config: AgenticConfig, event_loop: WatchedRunner) -> ModelReward:
+    """The reward role's model, a classifier with one label. Raises ModelError if its score head is missing or 0."""
     arguments = config.reward.model_args
     path = arguments.model_name_or_path
 
@@ -88,21 +87,22 @@ def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Wa
             raise ModelError(f"reward_pretrain {path}: {_NO_HEAD}")
         return TorchStrategy(model, dtype=parse_dtype(arguments.dtype), rank=rank)
 
-    workers = LocalCluster(stopwatch, watchdog, config.deadlines.train_s, str(device)).spawn("reward", made)
+    stopwatch, device = event_loop.stopwatch, str(sampling_device(config))
+    workers = LocalCluster(stopwatch, event_loop.watchdog, config.deadlines.train_s, device).spawn("reward", made)
     context: int = load_config(path, arguments.trust).get_text_config().max_position_embeddings
     role = ModelRole("reward", workers, replace(batch_plan(config, "reward"), max_length=context), stopwatch)
     return ModelReward(role, load_tokenizer(path, arguments.trust), config.data.prompt_key)
 
 
-def build_judge(config: AgenticConfig, device: torch.device, watchdog: Watchdog, stopwatch: Stopwatch) -> ServedChat:
-    """The language model of the `reward` role, behind its own server in this process."""
+def build_judge(config: AgenticConfig, event_loop: WatchedRunner) -> ServedChat:
+    """Starts a server in this process for the reward role's language model."""
     arguments, asked = config.reward.model_args, config.reward.strategy_args
     path, trust = arguments.model_name_or_path, arguments.trust
     context: int = load_config(path, trust).get_text_config().max_position_embeddings
     info = policy_info(path, arguments.dtype, context, arguments.attn_implementation, trust)
     template = tried(ChatTemplate(load_tokenizer(path, trust), eos_token_ids=info.stop_token_ids))
     found: Any = load_class(STRATEGIES[asked.strategy_name].entry, "reward.strategy_args.strategy_name", ConfigError)
-    rank = RankContext("reward", device=str(device), stopwatch=stopwatch)
+    rank = RankContext("reward", device=str(sampling_device(config)), stopwatch=event_loop.stopwatch)
     server = found.for_policy(rank, info, **asked.strategy_config)
-    manager = LLMServerManager([server], request_s=config.deadlines.request_s, watchdog=watchdog)
+    manager = LLMServerManager([server], request_s=config.deadlines.request_s, watchdog=event_loop.watchdog)
     return ServedChat(template, manager, f"the reward role's {path}", context)

@@ -1,4 +1,4 @@
-"""Builds the strategy that trains or runs the model of a role."""
+"""Builds the strategies that train or run the models of roles."""
 
 import logging
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _LOADERS: dict[str, Callable[..., PreTrainedModel]] = {"actor_train": load_fused
 
 
 def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
-    """How a role's samples are split into optimiser steps and micro-batches."""
+    """How the samples of a role are split into optimiser steps and micro-batches."""
     role = config.roles[role_name]
     return BatchPlan(
         samples_per_step=role.samples_per_optimizer_step,
@@ -59,7 +59,7 @@ def trained_strategy(
     if head is not None and not head.weight.requires_grad and not head.weight.any():
         raise ConfigError(
             f"critic.model_args.freeze_module_prefix: {', '.join(arguments.freeze_module_prefix or ())} freeze the value head, "
-            f"which is 0 everywhere: all values would stay the same; leave it out, or name a value model as reward_pretrain"
+            "which is 0 everywhere: all values would stay the same; leave it out, or name a value model as reward_pretrain"
         )
     strategy = role.strategy_args
     kind: Any = load_class(STRATEGIES[strategy.strategy_name].entry, "strategy_args.strategy_name", ConfigError)
@@ -92,7 +92,7 @@ def reference_strategy(config: AgenticConfig, rank: RankContext) -> TorchStrateg
 
 
 def load_role(load: Callable[..., PreTrainedModel], arguments: ModelArgs, rank: RankContext) -> PreTrainedModel:
-    """The model of a role, on its rank's device."""
+    """Loads a role's model onto its rank's device."""
     path, attention = arguments.model_name_or_path, arguments.attn_implementation
     return load(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
 
@@ -100,7 +100,7 @@ def load_role(load: Callable[..., PreTrainedModel], arguments: ModelArgs, rank: 
 def _prepare(
     arguments: ModelArgs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, seed: int
 ) -> Adapters | None:
-    """If `lora_rank` is set, puts new adapters into the model and returns them; else freezes `freeze_module_prefix`."""
+    """Puts new adapters into the model and returns them if `lora_rank` is set, else freezes `freeze_module_prefix`."""
     frozen, head = tuple(arguments.freeze_module_prefix or ()), value_head(model)
     if arguments.lora_rank is None or arguments.lora_alpha is None:
         freeze(model, frozen)

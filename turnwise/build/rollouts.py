@@ -1,17 +1,16 @@
-"""Builds the parts of rollouts from a config: the policy and its servers, environments and their agents, schedulers."""
+"""Builds what plays episodes from a config: the policy and its servers, the agents, and the schedulers of rollouts."""
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.build.envs import agent_settings, build_agent, env_factory, plug_ins
-from turnwise.build.placement import sampling_device
 from turnwise.build.rows import build_reward_stage, build_row_agent, build_tasks, say_shared_prompts
 from turnwise.build.servers import build_servers
 from turnwise.chat.conversation import TokenContexts
@@ -34,7 +33,6 @@ from turnwise.rollout.tasks import SeededTasks, TaskSource
 from turnwise.rollout.turn_journal import TurnJournal
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime.watchdog import Watchdog
 from turnwise.runtime_info import PolicyInfo
 from turnwise.types import SamplingParams, Split, Task
 
@@ -42,16 +40,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Policy:
-    """What is known about a policy before its model is loaded, and the watched event loop that its rollouts run on."""
+    """A policy without its weights, but with its tokenizer and chat template, and the event loop that its rollouts run on."""
 
     info: PolicyInfo
     tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
     event_loop: WatchedRunner
-    watchdog: Watchdog
-    stopwatch: Stopwatch
     replay_log: ReplayLog
     turn_journal: TurnJournal | None
 
@@ -59,17 +55,17 @@ class Policy:
         self.event_loop.close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ServedPolicy(Policy):
     """A policy with the servers that sample from it."""
 
     servers: LLMServerManager
     score: RewardStage | None
-    """The rewards of `data.reward`, one stage for all splits."""
+    """The rewards of `data.reward`, which all splits share; None if no reward is set."""
 
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs `main`, empties the servers' caches, and returns the result. Meanwhile no other request may run. A cached prefix
-        would change the last bits of a later episode that reused it."""
+        """Runs `main`, empties the servers' KV caches, and returns the result. No other requests may run meanwhile. If a later
+        episode reused a prefix that `main` had cached, the last bits of its log-probs would change."""
         result = self.event_loop.run(main)
         self.event_loop.run(self.servers.sleep(["kv_cache"]))
         self.event_loop.run(self.servers.wake(["kv_cache"]))
@@ -87,32 +83,23 @@ def open_policy(
     replay_log: ReplayLog | None = None,
     turn_journal: TurnJournal | None = None,
 ) -> Policy:
-    """The policy of the config, or the model of `model_path`; its weights aren't read."""
+    """The policy of the config, or the one in the folder `model_path`, without its weights."""
     arguments = config.actor_train.model_args
     path = model_path or arguments.model_name_or_path
     tokenizer = load_tokenizer(path, arguments.trust)
     dtype, attention = config.actor_infer.model_args.dtype, arguments.attn_implementation
     info = policy_info(path, dtype, config.sequence_length, attention, arguments.trust)
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=info.stop_token_ids))
-    watchdog, stopwatch = Watchdog(), stopwatch or Stopwatch()
-    return Policy(
-        info=info,
-        tokenizer=tokenizer,
-        template=template,
-        event_loop=WatchedRunner(watchdog, config.deadlines.env_s, stopwatch=stopwatch),
-        watchdog=watchdog,
-        stopwatch=stopwatch,
-        replay_log=replay_log or ReplayLog(),
-        turn_journal=turn_journal,
-    )
+    event_loop = WatchedRunner(turn_s=config.deadlines.env_s, stopwatch=stopwatch)
+    return Policy(info, tokenizer, template, event_loop, replay_log or ReplayLog(), turn_journal)
 
 
 def serve(
     config: AgenticConfig, policy: Policy, needs: frozenset[str] = frozenset(), neighbours: Mapping[str, Any] | None = None
 ) -> ServedPolicy:
-    """The policy with its inference servers. `needs` says what the algorithm needs; `neighbours` are this process's workers. A
-    server in this process reads the trainer's own parameters if they are here in the server's dtype, every update is sent to
-    the server, and no adapter has to be merged. Otherwise it loads a copy in the dtype of actor_infer."""
+    """The policy with its inference servers. `needs` are the algorithm's, and `neighbours` this process's workers by role. A
+    server in this process reads the trainer's own parameters if they are here in the server's dtype, each update is sent to the
+    server, and no adapter has to be merged. Otherwise it loads a copy in the dtype of actor_infer."""
     settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
     num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
     is_shared = config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
@@ -120,22 +107,20 @@ def serve(
         config,
         policy.info,
         policy.event_loop,
-        policy.stopwatch,
         policy.replay_log,
         # Only training episodes that are played ahead run during a validation.
         max_concurrency=sum(num_episodes) if config.plays_ahead else max(num_episodes),
         neighbours=neighbours if neighbours and is_shared else {},
     )
-    manager = LLMServerManager(servers, request_s=config.deadlines.request_s, watchdog=policy.watchdog)
-    parts = {field.name: getattr(policy, field.name) for field in fields(Policy)}
-    score = build_reward_stage(config, policy.tokenizer, sampling_device(config), policy.watchdog, policy.stopwatch)
-    return ServedPolicy(**parts, servers=manager, score=score)
+    manager = LLMServerManager(servers, request_s=config.deadlines.request_s, watchdog=policy.event_loop.watchdog)
+    score = build_reward_stage(config, policy.tokenizer, policy.event_loop)
+    return ServedPolicy(**vars(policy), servers=manager, score=score)
 
 
 def open_served_policy(
     config: AgenticConfig, model_path: str | None = None, needs: frozenset[str] = frozenset()
 ) -> ServedPolicy:
-    """The policy of the config, or the model of `model_path`, with servers and without a trainer."""
+    """The policy of the config, or the one in the folder `model_path`, with its servers but without a trainer."""
     policy = open_policy(config, model_path)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
@@ -153,9 +138,9 @@ def build_scheduler(
     settings: SchedulerSettings | None = None,
     sampling: SamplingParams | None = None,
 ) -> RolloutScheduler:
-    """The rollouts of one split. Validation plays the same tasks every time. `settings` and `sampling` replace the split's
-    `scheduler_settings` and `sampling_params`."""
-    agents: Callable[[Task], AgentLoop] = Agents(config, split, policy, pictures)
+    """The scheduler of a split's rollouts. Validation plays the same tasks every time. `tasks`, `settings` and `sampling`
+    replace `build_tasks`, `scheduler_settings` and `sampling_params` of the split."""
+    agents = agents_of(config, split, policy, pictures)
     is_alone = split == "val" and not config.plays_ahead
     return RolloutScheduler(
         run_async=policy.run_apart if is_alone else policy.event_loop.run,
@@ -170,45 +155,39 @@ def build_scheduler(
         keep=load_group_filter(config.group_filter) if split == "train" else None,
         score=policy.score,
         replay_log=policy.replay_log,
-        stopwatch=policy.stopwatch,
-        watchdog=policy.watchdog,
+        stopwatch=policy.event_loop.stopwatch,
+        watchdog=policy.event_loop.watchdog,
     )
 
 
 def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser | None:
-    """The parser of tool calls in responses; None without tools."""
+    """The parser that finds tool calls in responses; None if the config names no tools."""
     agent = config.agent
     return find_parser(agent.tool_parser, template) if agent.tool_config_path or agent.function_tool_path else None
 
 
-class Agents:
-    """The agent of each task, by the task's tag and agent name. An agent for rows is made when its first task comes."""
-
-    def __init__(self, config: AgenticConfig, split: Split, policy: Policy, pictures: Pictures | None) -> None:
-        self._config = config
-        self._split: Split = split
-        self._policy = policy
-        self._pictures = pictures
-        self._agents: dict[tuple[str, str], AgentLoop] = {}
-        for tag in config.env_manager(split).env_tags:
-            self._agents[tag, config.custom_envs[tag].agent_name] = self._of_environment(tag)
-
-    def __call__(self, task: Task) -> AgentLoop:
-        key = ("" if task.row is not None else task.tag, task.agent)
-        if key not in self._agents:
-            policy = self._policy
-            self._agents[key] = build_row_agent(self._config, self._split, task.agent, policy.watchdog, policy.stopwatch)
-        return self._agents[key]
-
-    def _of_environment(self, tag: str) -> AgentLoop:
-        config, split, policy = self._config, self._split, self._policy
-        settings = agent_settings(config, tag, split, policy.watchdog, policy.stopwatch)
+def agents_of(
+    config: AgenticConfig, split: Split, policy: Policy, pictures: Pictures | None = None
+) -> Callable[[Task], AgentLoop]:
+    """A function that returns a task's agent. Agents of rows are made when they are first asked for, the others at once."""
+    event_loop = policy.event_loop
+    of_environments: dict[tuple[str, str], AgentLoop] = {}
+    for tag in config.env_manager(split).env_tags:
+        settings = agent_settings(config, tag, split, event_loop.watchdog, event_loop.stopwatch)
         build = partial(build_agent, config, tag, split, settings=settings)
-        return build() if self._pictures is None else self._pictures.recorded(build, env_factory(config, tag, split))
+        agent = build() if pictures is None else pictures.recorded(build, env_factory(config, tag, split))
+        of_environments[tag, config.custom_envs[tag].agent_name] = agent
+    of_rows = cache(lambda name: build_row_agent(config, split, name, event_loop))
+
+    def agent_of(task: Task) -> AgentLoop:
+        key = (task.tag, task.agent)
+        return of_environments[key] if task.row is None and key in of_environments else of_rows(task.agent)
+
+    return agent_of
 
 
 def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str] = frozenset()) -> SchedulerSettings:
-    """How the episodes of a split are scheduled. The algorithm's `needs` decide whether a group gets a greedy sibling."""
+    """How the episodes of a split are scheduled. Each group has a greedy sibling if the algorithm `needs` one."""
     manager = config.env_manager(split)
     return SchedulerSettings(
         group_size=manager.group_size,
@@ -224,21 +203,21 @@ def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str
 
 
 def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
-    """The tasks of a split in playing order, if all are of environments."""
+    """The tasks of a split in playing order. The split must have no rows of data sets."""
     manager = config.env_manager(split)
     return SeededTasks(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
 
 
 def build_pictures(config: AgenticConfig, run: str) -> Pictures:
-    """Pictures of the first validation tasks in `render_save_dir/exp_name/run`; none if `render_save_dir` is unset."""
+    """The recorder of pictures of the first validation tasks in `render_save_dir/exp_name/run`; idle if that key is unset."""
     source, has_rows = seeded_tasks(config, "val"), config.val_env_manager.has_rows
     recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir and not has_rows else []
     return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)
 
 
 def check_rollouts(config: AgenticConfig) -> None:
-    """Checks the plug-ins of a config before a model is loaded, unless they were checked when the config was read. Warns of
-    environments that can't keep the contents of training and validation tasks apart."""
+    """Checks the plug-ins of a config before a model is loaded, unless they were checked when the config was read. Warns if
+    training and validation share prompts, or if an environment may give both the same tasks because it takes no `split`."""
     for _, check in () if config.is_examined else plug_ins(config):
         check()
     say_shared_prompts(config)
@@ -248,8 +227,8 @@ def check_rollouts(config: AgenticConfig) -> None:
 
 
 def sampling_params(config: AgenticConfig, split: Split) -> SamplingParams:
-    """How a split samples; the agent and the room left in the context may ask for fewer tokens. Raises ConfigError if the split
-    has nothing to play."""
+    """How responses of a split are sampled. `max_new_tokens` is the largest of its tags: an agent, or the room left in a
+    context, may allow fewer. Raises ConfigError if the split has nothing to play."""
     arguments, tags = config.sampling(split), config.env_manager(split).tags
     if not tags:
         raise ConfigError(f"data.{split}_files is unset, so there are no tasks of {split} to play; name a file of rows there")

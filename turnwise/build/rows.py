@@ -1,22 +1,21 @@
-"""Builds tasks, the agents that answer them and the rewards of their answers from `data` of a config."""
+"""Builds tasks from the data sets of a config's `data` section, the agents that play them, and the rewards of the answers."""
 
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
-from turnwise.build.envs import asked_parts, named_parameters, offered_parts
+from turnwise.build.envs import asked_parts, make_agent, named_parameters, offered_parts
 from turnwise.build.reward_model import build_judge, build_reward_model, check_reward_role
-from turnwise.build.tools import build_interactions, build_tools, check_tools_of_rows, check_users_of_rows
+from turnwise.build.tools import agent_name, build_interactions, build_tools, check_tools_of_rows, check_users_of_rows
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
@@ -25,7 +24,7 @@ from turnwise.config import AgenticConfig
 from turnwise.config.environments import RewardFunction
 from turnwise.config.tools import LoopEntry, read_loop_file
 from turnwise.data.demonstrations import message_problem
-from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, prompt_of
+from turnwise.data.rewards import Completion, FunctionReward, GroupReward, RewardStage, WeightedReward, prompt_of
 from turnwise.data.tables import TableRow, noting, read_tables
 from turnwise.entry_points import load_class, load_object
 from turnwise.errors import ConfigError, DataError, NotAvailableError, ServerError, counted, nearest
@@ -36,22 +35,21 @@ from turnwise.model_folder import folder_here
 from turnwise.models.load import load_tokenizer, policy_info
 from turnwise.protocols import AgentLoop, Reward
 from turnwise.rollout.tasks import CurriculumTasks, DataRow, RowTasks, SeededTasks, TaskSource
+from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.foreign import Foreign
-from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime.watchdog import Watchdog
-from turnwise.spec import AGENT_ALIASES, AGENTS, REWARDS, ROWS_TAG
+from turnwise.spec import AGENTS, REWARDS, ROWS_TAG
 from turnwise.types import Split, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
-_TEMPLATE_BYTES = 256  # more than a template adds to a message; a prompt that is short even with it needn't be encoded
+_TEMPLATE_BYTES = 256  # more than a chat template adds to a message
 
 
 def rows_plug_ins(
     config: AgenticConfig, may_miss: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], Callable[[], object]]]:
-    """The checks of `data`: a key, and a function that raises TurnwiseError on a fault. `may_miss` skips missing files."""
+    """Yields a key and a check, which raises TurnwiseError, of rewards, tools and rows. `may_miss` allows missing files."""
 
     def are_there(*paths: str | None) -> bool:
         return not may_miss or all(path is None or Path(path).expanduser().exists() for path in paths)
@@ -63,32 +61,38 @@ def rows_plug_ins(
         yield ("agent", "interaction_config_path"), partial(build_interactions, config)
     if config.needs_reward_role and folder_here(config.reward.model_args.model_name_or_path):
         yield ("reward_pretrain",), partial(check_reward_role, config)
-    for split in _SPLITS:
-        files = (config.data.train_files if split == "train" else config.data.val_files) or []
-        is_there = not may_miss or all(Path(name).exists() or not Path(name).suffix for name in files)
-        if config.env_manager(split).has_rows and (split == "train" or config.uses_validation) and is_there:
+    for split in _splits_with_rows(config):
+        if not may_miss or all(Path(name).exists() or not Path(name).suffix for name in _files(config, split)):
             yield ("data", f"{split}_files"), partial(_check_rows, config, split)
 
 
+def _splits_with_rows(config: AgenticConfig) -> list[Split]:
+    """The splits that this config plays and that have rows of data sets among their tasks."""
+    return [split for split in _SPLITS if config.env_manager(split).has_rows and (split == "train" or config.uses_validation)]
+
+
+def _files(config: AgenticConfig, split: Split) -> list[str]:
+    return (config.data.train_files if split == "train" else config.data.val_files) or []
+
+
 def _check_rows(config: AgenticConfig, split: Split) -> None:
-    """Reads the rows of a split and makes each of their agents once."""
-    loops = _own_loops(config)
+    """Reads the rows of a split, and makes each agent that they name once."""
     places: dict[str, str] = {}
-    for row in load_rows(config, split):
-        places.setdefault(_agent_of(config, row, loops), row.place)
+    for place, row in load_rows(config, split):
+        places.setdefault(row.agent, place)
     for name, place in places.items():
         try:
-            build_row_agent(config, split, name, Watchdog(), Stopwatch())
+            build_row_agent(config, split, name, WatchedRunner())
         except ConfigError as fault:
             raise DataError(f"{place}: {fault}") from fault
 
 
-def load_rows(config: AgenticConfig, split: Split) -> list[TableRow]:
-    """The rows of a split, each with a prompt, an agent and every column that a reward asks for."""
-    data = config.data
-    files = data.train_files if split == "train" else data.val_files
-    rows, loops = read_tables(files or (), f"data.{split}_files"), _own_loops(config)
-    for row in rows:
+def load_rows(config: AgenticConfig, split: Split) -> list[tuple[str, DataRow]]:
+    """The rows of a split, each with its place for error messages. Metrics name a row by its column `data_source` (as in the
+    published schema), else `data`. Raises DataError if a row lacks something that its agent, tools or rewards need."""
+    data, rows = config.data, list[tuple[str, DataRow]]()
+    tables, loops = read_tables(_files(config, split), f"data.{split}_files"), _own_loops(config)
+    for row in tables:
         if data.prompt_key not in row.columns:
             hint = nearest(data.prompt_key, row.columns)
             raise DataError(
@@ -97,12 +101,14 @@ def load_rows(config: AgenticConfig, split: Split) -> list[TableRow]:
             )
         if problem := _prompt_problem(row.columns[data.prompt_key]):
             raise DataError(f"{row.place}: column {data.prompt_key!r} {problem}; a prompt is a string or a list of messages")
-        _agent_of(config, row, loops)
-    check_tools_of_rows(config, rows)
-    check_users_of_rows(config, rows)
+        source = row.columns.get("data_source")
+        tag = source if isinstance(source, str) and source else ROWS_TAG
+        rows.append((row.place, DataRow(tag, _agent_of(config, row, loops), row.columns)))
+    check_tools_of_rows(config, tables)
+    check_users_of_rows(config, tables)
     for weighted in load_rewards(config):
         if isinstance(weighted.reward, FunctionReward):
-            weighted.reward.check(rows)
+            weighted.reward.check(tables)
     return rows
 
 
@@ -120,8 +126,7 @@ def _own_loops(config: AgenticConfig) -> Mapping[str, LoopEntry]:
 
 
 def _agent_of(config: AgenticConfig, row: TableRow, loops: Mapping[str, LoopEntry]) -> str:
-    name = row.columns.get(config.data.agent_name_key) or config.data.default_agent
-    name = AGENT_ALIASES.get(str(name), str(name))
+    name = agent_name(config, row)
     if name in loops or AGENTS.get(name) or ":" in name:
         return name
     known = ", ".join([*(agent for agent, target in AGENTS.items() if target), *loops])
@@ -131,7 +136,7 @@ def _agent_of(config: AgenticConfig, row: TableRow, loops: Mapping[str, LoopEntr
 
 
 def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> TaskSource:
-    """The tasks of a split in playing order. Rows whose prompt is too long are left out and counted."""
+    """The tasks of a split in playing order. Rows whose prompts are too long are left out, and a warning says how many."""
     manager, is_training = config.env_manager(split), split == "train"
     agents = {tag: config.custom_envs[tag].agent_name for tag in manager.env_tags}
     rows = None
@@ -147,24 +152,25 @@ def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> 
 
 
 def row_tasks(config: AgenticConfig, split: Split) -> list[Task]:
-    """A task for each row in the order of the files, including rows that are too long."""
-    loops = _own_loops(config)
-    rows = [DataRow(_tag_of(row), _agent_of(config, row, loops), row.columns) for row in load_rows(config, split)]
+    """A task for each row in the order of the files. Rows with too long prompts are included."""
+    rows = [row for _, row in load_rows(config, split)]
     source = RowTasks(config.seed, split, rows, shuffle=False)
     return [replace(source.task(number), id=f"{split}/row-{number}") for number in range(len(rows))]
 
 
 def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate, most: int | None = None) -> list[DataRow]:
-    """The rows whose prompts leave room for a response, or the first `most` of them. Raises DataError if no prompt does."""
+    """The rows whose prompts leave room for a response, at most the first `most`. Raises DataError if no prompt does."""
     data, rows = config.data, load_rows(config, split)
     room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
     # If a response may fill the context, a prompt may fill half of it.
     limit = data.max_prompt_length or (room if room > 0 else config.sequence_length // 2)
-    schemas, loops = build_tools(config).schemas, _own_loops(config)
-    agents = {row.place: _agent_of(config, row, loops) for row in rows}
-    shown = {agent: schemas if agent == "tool_agent" else [] for agent in agents.values()}
+    schemas = build_tools(config).schemas
     noted = noting(rows, f"measuring the prompts of data.{split}_files")
-    chosen = (row for row in noted if _fits(row.columns, data.prompt_key, template, limit, shown[agents[row.place]]))
+    chosen = (
+        row
+        for _, row in noted
+        if _fits(row.payload, data.prompt_key, template, limit, schemas if row.agent == "tool_agent" else ())
+    )
     fitting = list(islice(chosen, most))
     key = "data.max_prompt_length" if data.max_prompt_length else "sequence_length without max_new_tokens"
     if not fitting:
@@ -181,12 +187,12 @@ def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate, most: 
             limit,
             key,
         )
-    return [DataRow(_tag_of(row), agents[row.place], row.columns) for row in fitting]
+    return fitting
 
 
 def check_template(config: AgenticConfig) -> None:
-    """Tries the chat template of the model as a run does: its variables, the parser of calls, the first prompt with tools, and
-    whether any prompt has room. Errors of these checks are passed on."""
+    """Tries the chat template of the policy as a run uses it: its variables, the parser of tool calls, the first prompt with
+    tools, and whether any prompt leaves room for a response. Raises the TurnwiseError of the first fault."""
     arguments = config.actor_train.model_args
     path, trust = arguments.model_name_or_path, arguments.trust
     ends = policy_info(path, config.actor_infer.model_args.dtype, config.sequence_length, trust=trust).stop_token_ids
@@ -195,13 +201,11 @@ def check_template(config: AgenticConfig) -> None:
     len(template.stop_token_ids)  # asks how it ends a turn
     if schemas := build_tools(config).schemas:
         find_parser(config.agent.tool_parser, template)
-    for split in _SPLITS:
-        if config.env_manager(split).has_rows and (split == "train" or config.uses_validation):
-            loops, prompts = _own_loops(config), load_rows(config, split)
-            with_tools = (row.columns for row in prompts if _agent_of(config, row, loops) == "tool_agent")
-            for columns in islice(with_tools, 1):
-                template.start(prompt_of(columns, config.data.prompt_key), schemas)
-            _fitting(config, split, template, most=1)
+    for split in _splits_with_rows(config):
+        with_tools = (row.payload for _, row in load_rows(config, split) if row.agent == "tool_agent")
+        for columns in islice(with_tools, 1):
+            template.start(prompt_of(columns, config.data.prompt_key), schemas)
+        _fitting(config, split, template, most=1)
 
 
 def _fits(columns: Mapping[str, Any], prompt_key: str, template: ChatTemplate, limit: int, tools: Tools) -> bool:
@@ -213,19 +217,11 @@ def _fits(columns: Mapping[str, Any], prompt_key: str, template: ChatTemplate, l
     return len(template.start(prompt_of(columns, prompt_key), tools)) <= limit
 
 
-def _tag_of(row: TableRow) -> str:
-    """The row's name in metrics: its column `data_source` (as in the published schema), or `data`."""
-    source = row.columns.get("data_source")
-    return source if isinstance(source, str) and source else ROWS_TAG
-
-
 def call_models(config: AgenticConfig) -> None:
-    """Calls the judges and simulated users of the config that are models behind URLs, before anything is trained. Raises
-    ConfigError if nobody answers, or a key is refused."""
-    rewards = [weighted.reward for weighted in load_rewards(config)]
-    judges = [reward.function for reward in rewards if isinstance(reward, FunctionReward)]
+    """Sends a request to each judge and simulated user of the config that is a model behind a URL. Raises ConfigError if nobody
+    answers, or the key is refused."""
     users = build_interactions(config).by_name.items()
-    asked = [("data.reward judge", judge.chat) for judge in judges if isinstance(judge, Judge)]
+    asked = [("data.reward judge", judge.chat) for judge in _judges(load_rewards(config))]
     asked += [(f"the interaction {name}", user.chat) for name, user in users if isinstance(user, ModelUser)]
     for what, chat in asked:
         if isinstance(chat, OpenAIChat):
@@ -236,52 +232,51 @@ def call_models(config: AgenticConfig) -> None:
 
 
 def say_shared_prompts(config: AgenticConfig) -> None:
-    """Warns of validation prompts that training sees too."""
-    if not (config.uses_validation and config.train_env_manager.has_rows and config.val_env_manager.has_rows):
+    """Warns if validation prompts are also prompts of training."""
+    if _splits_with_rows(config) != [*_SPLITS]:
         return
-    prompts = [{json.dumps(row.columns[config.data.prompt_key]) for row in load_rows(config, split)} for split in _SPLITS]
+    prompts = [{json.dumps(row.payload[config.data.prompt_key]) for _, row in load_rows(config, split)} for split in _SPLITS]
     if shared := len(prompts[0] & prompts[1]):
         logger.warning("data.val_files: %d of %d prompts are in data.train_files too", shared, len(prompts[1]))
 
 
-def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Watchdog, stopwatch: Stopwatch) -> AgentLoop:
-    """The agent of rows that name it. Its constructor gets those of `settings`, `split`, `seed`, `tools`, `limits` and
-    `interactions` that it has parameters for, and the arguments from agent.agent_config_path."""
+def build_row_agent(config: AgenticConfig, split: Split, name: str, event_loop: WatchedRunner) -> AgentLoop:
+    """The agent that rows name. Its constructor gets those of `settings`, `split`, `seed`, `tools`, `limits` and `interactions`
+    that it has parameters for, and its arguments in `agent.agent_config_path`. Raises ConfigError if it requires more."""
     own = _own_loops(config).get(name)
     found = load_class(own.target if own else AGENTS.get(name) or name, "the agent", ConfigError)
     agent, max_new_tokens = config.agent, config.max_new_tokens(split, ROWS_TAG)
     arguments = (own.model_extra or {}) if own else {}
     offered: dict[str, Any] = {
         "settings": RowAgentSettings(config.data.prompt_key, max_new_tokens, agent.max_assistant_turns, agent.max_user_turns),
-        **offered_parts(config, split, watchdog, stopwatch),
+        **offered_parts(config, split, event_loop.watchdog, event_loop.stopwatch),
         **arguments,
     }
     hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"
     parts = asked_parts(named_parameters(found), offered, f"the agent {name}", hint)
     if unknown := [key for key in arguments if key not in parts]:
         raise ConfigError(f"agent.agent_config_path {agent.agent_config_path}: {unknown[0]} isn't a parameter of {name}")
-    with Foreign(f"the agent {name}: making it", "at the start", are_faults=True):
-        made = found(**parts)
-    if not isinstance(made, AgentLoop):
-        raise ConfigError(f"the agent {name} has no method `run`; see AgentLoop in turnwise/protocols.py")
-    return made
+    return make_agent(f"the agent {name}", partial(found, **parts))
 
 
-def load_rewards(
-    config: AgenticConfig, completion: Callable[[Trajectory], str] = lambda trajectory: trajectory.turns[-1].text
-) -> list[WeightedReward]:
-    """The entries of `data.reward` except the reward model, in the config's order. A name is shortened to its last part if that
-    is unique. `completion` gives the text of a trajectory's last response."""
+def load_rewards(config: AgenticConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> list[WeightedReward]:
+    """The entries of `data.reward` except the reward model, in the config's order. The name `module:function` is shortened to
+    `function` if no other reward has the same. `tokenizer` decodes the responses; without it their recorded texts are used."""
     brief = [asked.name.rpartition(":")[2] for asked in config.data.reward]
     loaded: list[WeightedReward] = []
     for asked, name in zip(config.data.reward, brief, strict=True):
         if asked.name != "reward_model":
             name = name if brief.count(name) == 1 else asked.name
-            loaded.append(WeightedReward(name, asked.weight, _reward(config, asked, name, completion)))
+            loaded.append(WeightedReward(name, asked.weight, _reward(config, asked, name, _reader(tokenizer))))
     return loaded
 
 
-def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion: Callable[[Trajectory], str]) -> Reward:
+def _judges(rewards: Sequence[WeightedReward]) -> list[Judge]:
+    called = [weighted.reward.function for weighted in rewards if isinstance(weighted.reward, FunctionReward)]
+    return [function for function in called if isinstance(function, Judge)]
+
+
+def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion: Completion) -> Reward:
     found, arguments = load_object(REWARDS.get(asked.name) or asked.name, "data.reward", ConfigError), asked.args
     if not callable(found):
         raise ConfigError(f"data.reward {asked.name} is a {type(found).__name__}; a reward is a function or a class")
@@ -300,9 +295,8 @@ def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion:
 
 
 def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
-    parameters = inspect.signature(called).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(called).parameters.values())
+    named = {p.name: p for p in named_parameters(called)}
     what = f"data.reward {asked.name}: args"
     if not takes_any and (unknown := [key for key in asked.args if key not in named]):
         hint = nearest(unknown[0], named)
@@ -312,30 +306,25 @@ def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
 
 
 def build_reward_stage(
-    config: AgenticConfig,
-    tokenizer: PreTrainedTokenizerBase | None,
-    device: torch.device,
-    watchdog: Watchdog,
-    stopwatch: Stopwatch,
+    config: AgenticConfig, tokenizer: PreTrainedTokenizerBase | None, event_loop: WatchedRunner
 ) -> RewardStage | None:
-    """The rewards of `data.reward`; None if unset. `tokenizer` is None if trajectories hold no tokens."""
+    """The stage that scores groups by `data.reward`; None if that is unset. Without tokens, `tokenizer` is None."""
     if not config.data.reward:
         return None
-    rewards = load_rewards(config, _reader(tokenizer))
-    called = [weighted.reward.function for weighted in rewards if isinstance(weighted.reward, FunctionReward)]
-    if judges := [judge for judge in called if isinstance(judge, Judge) and judge.chat is None]:
-        chat = build_judge(config, device, watchdog, stopwatch)
+    rewards = load_rewards(config, tokenizer)
+    if judges := [judge for judge in _judges(rewards) if judge.chat is None]:
+        chat = build_judge(config, event_loop)
         for judge in judges:
             judge.chat = chat
     for place, asked in enumerate(config.data.reward):
         if asked.name == "reward_model":
-            model = build_reward_model(config, device, watchdog, stopwatch)
+            model = build_reward_model(config, event_loop)
             rewards.insert(place, WeightedReward(asked.name, asked.weight, model))
-    return RewardStage(rewards, config.data.reward_timeout_s, watchdog)
+    return RewardStage(rewards, config.data.reward_timeout_s, event_loop.watchdog)
 
 
-def _reader(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[Trajectory], str]:
-    """A function that decodes a trajectory's last response, without special tokens."""
+def _reader(tokenizer: PreTrainedTokenizerBase | None) -> Completion:
+    """A function that gives the text of a trajectory's last response. With a tokenizer, the text has no special tokens."""
     if tokenizer is None:
         return lambda trajectory: trajectory.turns[-1].text
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -343,7 +332,7 @@ def _reader(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[Trajectory],
     def read(trajectory: Trajectory) -> str:
         turn = trajectory.turns[-1]
         ids: list[int] = turn.response_ids.tolist()
-        # The text lacks the token that stopped the response.
+        # The text of a response lacks its stop token, if it has one.
         is_plain = special.isdisjoint(ids[:-1] if turn.finish_reason == "stop" else ids)
         return turn.text if is_plain else str(tokenizer.decode(ids, skip_special_tokens=True))
 

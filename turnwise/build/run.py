@@ -1,4 +1,4 @@
-"""The common parts of all runs: a folder, trackers, checkpoints, and a profile of determinism."""
+"""Builds the common parts of all runs: the run folder, trackers, checkpoints, and the determinism of the process."""
 
 import logging
 import os
@@ -42,7 +42,7 @@ def build_trackers(
     is_quiet: bool,
     stopwatch: Stopwatch,
 ) -> list[Tracker]:
-    """Trackers for `metrics.jsonl` and for what `track_with` names; a quiet run prints no steps."""
+    """Trackers for `metrics.jsonl` and for all that `track_with` names; a quiet run has none that prints steps."""
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
     settings = {name: value for name, value in leaves(resolved_values(config)) if not name.startswith("tracker_kwargs")}
     run = TrackedRun(folder.path, config.exp_name, folder.path.name, folder.num_done, settings)
@@ -57,7 +57,7 @@ def build_trackers(
                 on_error.callback(trackers[-1].close)
         on_error.pop_all()
     if "stdout" in config.track_with and not is_quiet:
-        # Asynchronous rollouts also sample tokens of later batches, so their count says nothing about this one.
+        # Asynchronous rollouts also sample tokens of later batches, so their number says nothing about this batch.
         most = most_sampled(config) if isinstance(config, AgenticConfig) and not config.plays_ahead else 0
         pace = Pace(num_steps, folder.num_done, stopwatch, most, smaller_steps(config))
         trackers.append(stdout_tracker(config.exp_name, columns, num_steps, every=config.logging_steps, pace=pace))
@@ -65,13 +65,13 @@ def build_trackers(
 
 
 def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_steps: int, contents: Contents) -> Checkpoints:
-    """The place, times and contents of a run's checkpoints."""
+    """Where, when and what a run saves."""
     path = checkpoints_folder(config, folder.path)
     return Checkpoints(path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents, dump_yaml(config))
 
 
 def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: AgenticPipeline | SFTPipeline) -> None:
-    """Ends the start of a run, when all is built: restores the checkpoint, if any, and then changes the run's files."""
+    """Begins a run whose parts are built: restores the checkpoint if it is resumed, and only then changes the run's files."""
     with ExitStack() as on_error:
         on_error.callback(pipeline.log.close)
         if folder.resumed_from is not None:
@@ -83,7 +83,7 @@ def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: Agenti
 
 
 def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
-    """Makes the run's folder, or opens it again, with its log."""
+    """Makes the run's folder and log, or opens those of a resumed run. Raises TurnwiseError if this machine lacks a part."""
     require([*unavailable(config), *not_here(config)])
     folder, notes = open_run(config)
     with ExitStack() as on_error:
@@ -96,19 +96,19 @@ def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
 
 
 def seed_process(config: AgenticConfig | SFTConfig) -> None:
-    """Seeds torch in each process of a run and, if deterministic, the generators that a user's code may draw from."""
+    """Seeds torch in a process of a run. If `deterministic`, also seeds Python's and numpy's generators, which a user's code
+    may draw from, and makes torch refuse kernels that add up in no fixed order."""
     torch.manual_seed(derive_seed(config.seed, "torch"))
     torch.use_deterministic_algorithms(config.deterministic)
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch refuses products on a GPU
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise torch refuses matrix products on a GPU
         random.seed(derive_seed(config.seed, "python"))
         np.random.seed(derive_seed(config.seed, "numpy") % 2**32)
 
 
 def set_profile(config: AgenticConfig | SFTConfig) -> None:
-    """Seeds the process, and logs its profile of determinism. `deterministic: true` also seeds Python's and numpy's generators,
-    and makes torch refuse kernels that add up in no fixed order. On a CPU the embedded server and cooperative environments give
-    bit-identical runs without it, as long as the number of threads stays the same."""
+    """Seeds the process, and logs whether the run is deterministic. On a CPU, the embedded server and cooperative environments
+    give bit-identical runs without `deterministic: true`, as long as the number of threads stays the same."""
     seed_process(config)
     profile = "deterministic" if config.deterministic else "not asked to be deterministic"
     logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)

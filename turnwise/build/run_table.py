@@ -1,7 +1,6 @@
-"""The table of settings at the start of a run: those of the config, and what the built objects report about themselves."""
+"""The table of settings at the start of a run, from its config and from what the built objects report about themselves."""
 
 import logging
-from typing import TypeVar
 
 import torch
 
@@ -22,15 +21,7 @@ from turnwise.rollout.source import RolloutSource
 from turnwise.runtime_info import LoadedModel, ServerInfo, StrategyInfo
 from turnwise.types import Split
 
-P = TypeVar("P", AgenticPipeline, SFTPipeline)
-
 logger = logging.getLogger(__name__)
-
-
-def logged(pipeline: P) -> P:
-    """Writes the pipeline's table into the log and returns the pipeline."""
-    log_applied(applied_settings(pipeline))
-    return pipeline
 
 
 def log_applied(applied: Applied) -> None:
@@ -48,7 +39,7 @@ def applied_settings(pipeline: AgenticPipeline | SFTPipeline) -> Applied:
 
 
 def applied_play(config: AgenticConfig, server: PolicyServer, source: RolloutSource, split: Split, sampled: str) -> Applied:
-    """The table of `turnwise eval` and `turnwise rollout`; `sampled` says how tokens are drawn."""
+    """The table of `turnwise eval` and `turnwise rollout`. `sampled` describes how tokens are sampled."""
     info = server.info()
     episodes = f"{source.describe()}, each of at most {info.max_length} tokens"
     rows = [("model", _model(info.model)), ("server", _server(info)), *environments(config, split)]
@@ -99,7 +90,6 @@ def _sft(pipeline: SFTPipeline) -> dict[str, str]:
 
 
 def info_of(role: ModelRole) -> StrategyInfo:
-    """What the strategy of a role reports about itself."""
     return role.workers.call("info", route="rank0").result()
 
 

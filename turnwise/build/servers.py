@@ -22,7 +22,6 @@ from turnwise.protocols import InferenceServer
 from turnwise.replay_log import ReplayLog
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime_info import PolicyInfo, ServerInfo
 from turnwise.spec import STRATEGIES
 
@@ -30,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
-    """Checks that the server can treat running requests as `on_weight_update` asks and, if sampling is truncated, can tell
-    which tokens each token was drawn from. Raises NotAvailableError if it can't and the run needs it, else warns."""
+    """Checks that the server can treat running requests as `on_weight_update` asks and, if sampling is truncated, report the
+    ids that are left. Raises NotAvailableError if it lacks what the run needs; warns if only the loss would use it."""
     if config.on_weight_update == "keep" and not ("keep" in server.suspensions and server.weight_versions):
         lacks = "say which weights sampled which token" if "keep" in server.suspensions else "let responses stand still"
         raise NotAvailableError(
@@ -54,32 +53,31 @@ def build_servers(
     config: AgenticConfig,
     policy: PolicyInfo,
     event_loop: WatchedRunner,
-    stopwatch: Stopwatch,
     replay_log: ReplayLog,
     max_concurrency: int,
     neighbours: Mapping[str, Any],
 ) -> list[InferenceServer]:
-    """The servers, one for each replica. A single server runs in this process, and reads a neighbour's model if it can."""
-    entry = STRATEGIES[config.actor_infer.strategy_args.strategy_name].entry
-    found: Any = load_class(entry, "actor_infer.strategy_args.strategy_name", ConfigError)
-    options = dict(config.actor_infer.strategy_args.strategy_config)
+    """Starts one server per replica. A single server runs in this process, and reads a neighbour's model if it can."""
+    strategy = config.actor_infer.strategy_args
+    found: Any = load_class(STRATEGIES[strategy.strategy_name].entry, "actor_infer.strategy_args.strategy_name", ConfigError)
+    options = dict(strategy.strategy_config)
     is_embedded = issubclass(found, EmbeddedServer)
     if is_embedded:
         options = {"max_concurrency": max_concurrency, **options}
     if config.num_replicas > 1:
-        return list(_processes(config, partial(found.for_policy, policy=policy, **options), event_loop, stopwatch))
+        return list(_processes(config, partial(found.for_policy, policy=policy, **options), event_loop))
     if is_embedded:
         options["replay_log"] = replay_log
     device = str(sampling_device(config))
-    rank = RankContext("actor_infer", device=device, neighbours=neighbours, stopwatch=stopwatch)
+    rank = RankContext("actor_infer", device=device, neighbours=neighbours, stopwatch=event_loop.stopwatch)
     event_loop.watchdog.start()
-    name, timeout_s = config.actor_infer.strategy_args.strategy_name, config.deadlines.start_s
-    with event_loop.watchdog.waiting("the run", f"the {name} server to start", timeout_s, "deadlines.start_s"):
+    awaited, timeout_s = f"the {strategy.strategy_name} server to start", config.deadlines.start_s
+    with event_loop.watchdog.waiting("the run", awaited, timeout_s, "deadlines.start_s"):
         return [found.for_policy(rank, policy, **options)]
 
 
-def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner, stopwatch: Stopwatch) -> list[ServerProcess]:
-    """Servers in their own processes, which share the threads of the rollouts."""
+def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner) -> list[ServerProcess]:
+    """Starts servers in their own processes, which divide the threads of the rollouts among them."""
     placement, devices = build_placement(config), config.actor_infer.device_mapping or ()
     size = config.num_replicas
     num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)
@@ -90,8 +88,8 @@ def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner, s
     with ExitStack() as on_error:
         for replica in range(size):
             device = placement.device(devices[replica * len(devices) // size])
-            talk = (event_loop.run, event_loop.watchdog, stopwatch, None, f"inference replica {replica}")
-            processes.append(ServerProcess(*talk))
+            name = f"inference replica {replica}"
+            processes.append(ServerProcess(event_loop.run, event_loop.watchdog, event_loop.stopwatch, None, name))
             on_error.callback(processes[-1].end)
             processes[-1].begin(set_up, factory, RankContext("actor_infer", replica, size, device=device))
         for process in processes:

@@ -10,7 +10,7 @@ from turnwise.build.placement import build_placement
 from turnwise.build.prepare import prepare_run
 from turnwise.build.roles import trained_strategy
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
-from turnwise.build.run_table import info_of, logged
+from turnwise.build.run_table import applied_settings, info_of, log_applied
 from turnwise.build.whole_run import whole_run
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
@@ -26,8 +26,6 @@ from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.runtime.event_loop import WatchedRunner
-from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime.watchdog import Watchdog
 from turnwise.tracking.metric_columns import SFT_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.training.cross_entropy import CrossEntropy
@@ -48,19 +46,18 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     val_samples = encode_demonstrations(template, read_rows(config.val_files or ()), config.sequence_length)
     num_steps = config.num_epochs * -(-len(train_samples) // config.samples_per_optimizer_step)
     total_steps = min(num_steps, config.max_steps or num_steps)
-    stopwatch = Stopwatch()
-    event_loop = WatchedRunner(Watchdog(), stopwatch=stopwatch)
+    event_loop = WatchedRunner()
     with ExitStack() as on_error:
         on_error.callback(event_loop.close)
         if placement.cluster == "process":
             prepare_run(config)
-        cluster = build_cluster(config, placement, event_loop, stopwatch)
+        cluster = build_cluster(config, placement, event_loop)
         on_error.callback(cluster.shutdown)
         sft = ModelRole(
             "sft",
             cluster.spawn("sft", partial(trained_strategy, config, "sft", total_steps, tokenizer, folder.path)),
             _batch_plan(config),
-            stopwatch,
+            event_loop.stopwatch,
             is_sharded=config.strategy_args.is_sharded,
         )
         by_validation = ByValidation(config, folder.best)
@@ -79,7 +76,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
             tokenizer=tokenizer,
             event_loop=event_loop,
             cluster=cluster,
-            log=RunLog(build_trackers(config, folder, SFT_COLUMNS, total_steps, is_quiet, stopwatch)),
+            log=RunLog(build_trackers(config, folder, SFT_COLUMNS, total_steps, is_quiet, event_loop.stopwatch)),
             folder=folder,
             checkpoints=build_checkpoints(config, folder, total_steps, contents),
             by_validation=by_validation,
@@ -87,11 +84,12 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         )
         begin(config, folder, pipeline)
         on_error.pop_all()
-    return logged(pipeline)
+    log_applied(applied_settings(pipeline))
+    return pipeline
 
 
 def fine_tune(config: SFTConfig, is_quiet: bool = False) -> Path:
-    """Runs `turnwise sft` from start to end; returns the folder of the model."""
+    """Runs supervised fine-tuning from start to end, and returns the folder of the model."""
     with whole_run(config, lambda folder: build_sft(config, folder, is_quiet), is_quiet) as pipeline:
         pipeline.run()
     model = pipeline.checkpoints.newest
@@ -112,7 +110,7 @@ def _batch_plan(config: SFTConfig) -> BatchPlan:
 
 
 def encode_demonstrations(template: ChatTemplate, rows: Iterable[Row], max_length: int) -> list[Sample]:
-    """The rows as training samples."""
+    """The rows as training samples. Raises DataError, with its place, for a row that is too long or can't be rendered."""
     samples = []
     for place, messages, tools in rows:
         try:
@@ -121,8 +119,7 @@ def encode_demonstrations(template: ChatTemplate, rows: Iterable[Row], max_lengt
             raise DataError(f"{place}: {error}") from error
         if sample.num_tokens > max_length:
             raise DataError(
-                f"{place} has {sample.num_tokens} tokens, more than sequence_length {max_length}; "
-                "raise sequence_length or shorten the row"
+                f"{place} has {sample.num_tokens} tokens, more than sequence_length {max_length}; raise that or shorten the row"
             )
         samples.append(sample)
     return samples

@@ -1,4 +1,4 @@
-"""The source of training batches: episodes, or the rollouts of a file (`turnwise train --from-rollouts`)."""
+"""The source of training batches: a scheduler of episodes, or a file of them (`turnwise train --from-rollouts`)."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from turnwise.types import Group, Trajectory
 logger = logging.getLogger(__name__)
 
 _ROUNDING = 1e-6
-_NUM_DECODED = 256  # number of turns decoded to see whether this tokenizer sampled them
+_NUM_DECODED = 256  # number of turns that are decoded to see whether this tokenizer made their tokens
 
 
 def build_source(
@@ -28,7 +28,7 @@ def build_source(
     rollouts: Path | None = None,
     tasks: TaskSource | None = None,
 ) -> tuple[RolloutSource, int]:
-    """The source of training batches, and the number of steps it can fill. It plays `tasks`, or reads `rollouts`."""
+    """The source of training batches, and the number of steps that it can fill. Plays `tasks`, or reads the file `rollouts`."""
     if rollouts is None:
         settings = replace(
             scheduler_settings(config, "train", needs),
@@ -44,40 +44,55 @@ def build_source(
 
 
 def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | None:
-    """Steps until the tasks end, if each step plays as many groups as it asks for; None for endless tasks."""
+    """Steps until the tasks end, if no step plays more groups than it trains on; None for endless tasks."""
     if tasks is None or tasks.num_tasks is None:
         return None
     return -(-tasks.num_tasks // (config.rollout_batch_size // config.train_env_manager.group_size))
 
 
 def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[str], path: Path) -> RolloutReplay:
-    """The training batches of a file. Raises DataError if the file doesn't fit the config, or has too few groups."""
+    """The training batches of a file. Raises DataError if its groups don't fit the config, or too few are left to train on."""
     recording = read_groups(path, config.sampling("train").temperature)
     for loss in recording.losses:
         logger.warning("%s: %s", path, loss)
     keep = load_group_filter(config.group_filter)
     whole = [group for group in recording.groups if not group.rejected and all(t.status != "failed" for t in played_of(group))]
     groups = [group for group in whole if keep is None or keep(group)]
+    num_rejected, num_filtered = len(recording.groups) - len(whole), len(whole) - len(groups)
+    left_out = f"{num_rejected} were rejected when they were played, {num_filtered} by group_filter"
+    kept = f"{len(groups)} groups to train on (of {len(recording.groups)} complete ones {left_out})"
     for problem in _problems(config, groups, policy, needs):
         raise DataError(f"{path}: {problem}")
     replay = RolloutReplay(groups, config.train_env_manager.group_size, str(path))
     num_batches = replay.num_batches(config.rollout_batch_size)
     if num_batches == 0:
         raise DataError(
-            f"{path} has {len(groups)} groups to train on ({_left_out(recording.groups, whole, groups)}), and a batch of "
-            f"rollout_batch_size {config.rollout_batch_size} has {config.rollout_batch_size // replay.group_size}; play more "
-            "with `turnwise rollout`, or lower rollout_batch_size"
+            f"{path} has {kept}, and a batch of rollout_batch_size {config.rollout_batch_size} has "
+            f"{config.rollout_batch_size // replay.group_size}; play more with `turnwise rollout`, or lower rollout_batch_size"
         )
     if "values" in needs and config.critic_warmup >= num_batches:
         raise DataError(
             f"{path} has {num_batches} batches, and the first critic_warmup {config.critic_warmup} steps train the "
             "critic alone: the actor would never be trained; play more with `turnwise rollout`, or lower critic_warmup"
         )
-    _say(config, path, recording.groups, whole, groups, num_batches)
+    versions = sorted({run.version for g in groups for t in g.trajectories for turn in t.turns for run in turn.versions})
+    sampled_by = ", ".join(str(version) for version in dict.fromkeys([*versions[:1], *versions[-1:]])) or "unknown"
+    logger.info(
+        "%s has %s, sampled by policy versions %s of their run (first, last); the trained model computes its own log-probs",
+        path,
+        kept,
+        sampled_by,
+    )
+    unknown = {group.task.tag for group in groups if group.task.row is None} - set(config.train_env_manager.tags)
+    if unknown:
+        logger.warning("%s holds tags that train_env_manager.tags doesn't name: %s", path, ", ".join(sorted(unknown)))
+    if num_batches < config.max_steps:
+        logger.warning("%s holds %d batches: training ends before its %d steps", path, num_batches, config.max_steps)
     return replay
 
 
 def _problems(config: AgenticConfig, groups: Sequence[Group], policy: Policy, needs: frozenset[str]) -> Iterator[str]:
+    """Yields the reasons why these groups of a file ("it" in the texts) can't be trained on."""
     trajectories = [trajectory for group in groups for trajectory in played_of(group)]
     group_size = config.train_env_manager.group_size
     for group in groups:
@@ -118,7 +133,7 @@ def _problems(config: AgenticConfig, groups: Sequence[Group], policy: Policy, ne
 
 
 def _foreign_tokens(trajectories: Sequence[Trajectory], policy: Policy) -> Iterator[str]:
-    """Yields signs that another tokenizer made the tokens: ids are unknown, or don't decode to the recorded text."""
+    """Yields signs that another tokenizer made the tokens: an id is unknown, or a response doesn't decode to its text."""
     other = "it was played by a model with another tokenizer; set pretrain to that one, or play again with `turnwise rollout`"
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
     for trajectory, turn in turns:
@@ -128,39 +143,6 @@ def _foreign_tokens(trajectories: Sequence[Trajectory], policy: Policy) -> Itera
     for trajectory, turn in turns[:_NUM_DECODED]:
         ids = turn.response_ids.tolist()
         said = policy.template.decode(ids)
-        # The recorded text lacks a stop token.
+        # The text of a response lacks its stop token, if it has one.
         if turn.text not in (said, policy.template.decode(ids[:-1])):
             yield f"{trajectory.task.id} has a response {turn.text!r} whose tokens say {said!r} here: {other}"
-
-
-def _left_out(recorded: Sequence[Group], whole: Sequence[Group], groups: Sequence[Group]) -> str:
-    num_rejected, num_filtered = len(recorded) - len(whole), len(whole) - len(groups)
-    return (
-        f"of {len(recorded)} complete ones {num_rejected} were rejected when they were played, {num_filtered} by group_filter"
-    )
-
-
-def _say(
-    config: AgenticConfig,
-    path: Path,
-    recorded: Sequence[Group],
-    whole: Sequence[Group],
-    groups: Sequence[Group],
-    num_batches: int,
-) -> None:
-    """Logs which part of the file is trained on, and which policy versions sampled it."""
-    versions = sorted({run.version for g in groups for t in g.trajectories for turn in t.turns for run in turn.versions})
-    sampled_by = ", ".join(str(version) for version in dict.fromkeys([*versions[:1], *versions[-1:]])) or "unknown"
-    logger.info(
-        "training from %s: %d groups (%s), sampled by policy versions %s of their run (first, last); the model that is trained "
-        "computes its own log-probs",
-        path,
-        len(groups),
-        _left_out(recorded, whole, groups),
-        sampled_by,
-    )
-    unknown = {group.task.tag for group in groups if group.task.row is None} - set(config.train_env_manager.tags)
-    if unknown:
-        logger.warning("%s holds tags that train_env_manager.tags doesn't name: %s", path, ", ".join(sorted(unknown)))
-    if num_batches < config.max_steps:
-        logger.warning("%s holds %d batches: training ends before its %d steps", path, num_batches, config.max_steps)

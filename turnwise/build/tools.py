@@ -25,7 +25,7 @@ from turnwise.tools.session import Interactions, OfferedTool, ToolBox, interacti
 
 
 def build_tools(config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None) -> ToolBox:
-    """The tools in the files that the config's `agent` section names; none if it names no file."""
+    """The tools of `agent.tool_config_path` and `agent.function_tool_path`. Raises TurnwiseError if one can't be made."""
     agent = config.agent
     key = f"class_name of {agent.tool_config_path}"
     entries = read_tool_file(agent.tool_config_path) if agent.tool_config_path else []
@@ -62,7 +62,7 @@ def _checked(tool: Tool, what: str) -> Tool:
 
 
 def _functions(path: str) -> Sequence[Callable[..., Any]]:
-    """The public functions that a Python file defines, in the file's order."""
+    """The public functions that a Python file defines, in the file's order. Imports the file as a module of its own."""
     file, key = Path(path).expanduser(), f"agent.function_tool_path {path}"
     name = f"turnwise_functions_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
@@ -81,7 +81,7 @@ def _functions(path: str) -> Sequence[Callable[..., Any]]:
 def build_interactions(
     config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None
 ) -> Interactions:
-    """The simulated users that `agent.interaction_config_path` names; none if it is unset."""
+    """The simulated users of `agent.interaction_config_path`, if it is set. Raises TurnwiseError if one can't be made."""
     path, users = config.agent.interaction_config_path, dict[str, Interaction]()
     for entry in read_interaction_file(path) if path else []:
         key = f"interaction {entry.name} of {path}"
@@ -99,17 +99,22 @@ def build_interactions(
     return Interactions(users, config.agent.tool_timeout_s, watchdog or Watchdog(), stopwatch or Stopwatch())
 
 
+def agent_name(config: AgenticConfig, row: TableRow) -> str:
+    """The agent that a row names, else `data.default_agent`; an alias is replaced by its name."""
+    name = str(row.columns.get(config.data.agent_name_key) or config.data.default_agent)
+    return AGENT_ALIASES.get(name, name)
+
+
 def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Checks that the rows name simulated users that exist, and give them the arguments that they ask for."""
-    users, data = build_interactions(config).by_name, config.data
+    """Raises DataError if a row lacks a simulated user that its agent needs, or the arguments of that user."""
+    users = build_interactions(config).by_name
     names = list(users)
     for row in rows:
-        agent = str(row.columns.get(data.agent_name_key) or data.default_agent)
         name = interaction_kwargs(row.columns).get("name")
         if name is not None and name not in names:
             known = f"there are {', '.join(names)}" if names else "agent.interaction_config_path names no file of them"
             raise DataError(f"{row.place}: extra_info names the interaction {name!r}; {known}.{nearest(str(name), names)}")
-        if name is None and names and AGENT_ALIASES.get(agent, agent) in ROW_AGENTS:
+        if name is None and names and agent_name(config, row) in ROW_AGENTS:
             raise DataError(
                 f"{row.place}: the interactions {', '.join(names)} are configured, and this row would be played without them: "
                 "give it the column extra_info.interaction_kwargs.name"
@@ -124,30 +129,30 @@ def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
 
 
 def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Checks that the rows name tools that exist, and have what the tools need."""
+    """Raises DataError if a row names a missing tool, lacks columns of a tool, or couldn't call the configured tools."""
     box, data, path = build_tools(config), config.data, config.agent.tool_config_path
     names = box.names
     for row in rows:
-        named = row.columns.get(data.agent_name_key)
-        agent = AGENT_ALIASES.get(str(named), named) or data.default_agent
-        if names and not named and not data.is_set("default_agent"):
+        if names and not row.columns.get(data.agent_name_key) and not data.is_set("default_agent"):
             raise DataError(
                 f"{row.place}: the tools {', '.join(names)} are configured, and this row would be played without them: give it "
                 f"the column {data.agent_name_key} (tool_agent), or set data.default_agent: tool_agent"
             )
-        if agent == "tool_agent" and not names:
+        if agent_name(config, row) != "tool_agent":
+            continue
+        if not names:
             what = f"{path} (agent.tool_config_path) names none" if path else "set agent.tool_config_path or function_tool_path"
             raise DataError(f"{row.place}: tool_agent has no tools; {what}")
-        for name in _named_by(row) if agent == "tool_agent" else ():
+        for name in _named_by(row):
             if name not in names:
                 raise DataError(f"{row.place}: extra_info names the tool {name!r}; there are {', '.join(names)}")
-        for offered in box.chosen(row.columns) if agent == "tool_agent" else ():
+        for offered in box.chosen(row.columns):
             if isinstance(offered.tool, ChecksRows):
                 row.check(f"the tool {offered.name}", offered.tool, row.columns)
 
 
 def _named_by(row: TableRow) -> list[str]:
-    """The tools that a row names in its extra_info."""
+    """The tools that a row names in its extra_info. Raises DataError if that has a wrong form."""
     extra = row.columns.get("extra_info") or {}
     found = extra if isinstance(extra, Mapping) else {"tool_selection": extra}
     kwargs, chosen = found.get("tools_kwargs") or {}, found.get("tool_selection") or []

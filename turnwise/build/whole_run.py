@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from turnwise.build.placement import use_launched
 from turnwise.build.run import start_run
 from turnwise.build.run_table import applied_settings
 from turnwise.config import AgenticConfig, SFTConfig
@@ -22,14 +21,17 @@ P = TypeVar("P", AgenticPipeline, SFTPipeline)
 
 @contextmanager
 def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P], is_quiet: bool = False) -> Iterator[P]:
-    """Yields the pipeline that `build` makes, in a `session`. Prints the places of the run's folder, model and curve. If a
-    launcher started several processes, all but the first serve the run, and end with it."""
-    if launched()[0] > 0:
+    """Yields the pipeline that `build` makes, in a `session`. Prints where the run's folder, model and learning curve are. In a
+    process of a launcher other than the first, serves the run's calls instead, and exits when the run ends."""
+    rank, num_processes = launched()
+    if rank > 0:
         from turnwise.cluster.launched import serve_launched
 
         serve_launched()
         sys.exit()
-    use_launched(config)
+    if num_processes > 1:
+        trainer = config if isinstance(config, SFTConfig) else config.actor_train
+        trainer.fill(device_mapping=list(range(num_processes)))  # unless the config names devices
     folder = start_run(config)
 
     def built() -> P:

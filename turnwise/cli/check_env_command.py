@@ -1,4 +1,4 @@
-"""`turnwise check-env ENV [KEY=VALUE ...]`: a verdict on an environment in one screen."""
+"""`turnwise check-env ENV [KEY=VALUE ...]`: examines an environment, and says whether it is fit to train in."""
 
 import argparse
 import json
@@ -22,8 +22,8 @@ MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ERR
 
 
 def run(options: argparse.Namespace) -> int:
-    """Examines the environment; returns 1 if it has an error, 0 if it can be trained in."""
-    target = read_target(options.env, options.overrides, options.config, options.tag, max_steps=options.max_steps)
+    """Examines the environment and prints the findings. Returns 1 if one is an error, else 0."""
+    target = read_target(options, options.config)
     settings = _settings(options, target)
     env_type, arguments = target.env.env_type, target.env.env_config
     # An environment's own output is not part of the report.
@@ -62,8 +62,7 @@ def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int
             missing = "no model is named" if folder == NO_MODEL else f"{folder} isn't here"
             print(f"note: {missing}, so tokens aren't counted; --tokenizer DIR names a tokenizer", file=sys.stderr)
             return None
-    # transformers takes seconds to import; a wrong command line has been refused by now.
-    with ends_at_once():
+    with ends_at_once():  # transformers takes seconds to import
         from turnwise.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
@@ -71,7 +70,7 @@ def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int
 
 
 def _takes_split(env_type: str, timeout_s: float) -> bool:
-    """Whether the class takes an argument `split`. This imports the class, which may hang like any other call."""
+    """Whether the environment's class takes an argument `split`. Raises EnvironmentFault if importing it hangs."""
     thread = DaemonThread("import")
     try:
         return thread.start(takes_split, env_type).result(timeout_s)
@@ -104,7 +103,6 @@ def _print(report: Report, target: EnvTarget, settings: CheckSettings) -> None:
 
 
 def _cut(text: str) -> str:
-    """Cuts a text, since an exception's text may have any length."""
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
 
 

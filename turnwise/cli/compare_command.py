@@ -40,18 +40,15 @@ class Run:
         values = [(row["step"], column.read(row)) for row in self.rows]
         return [(step, value) for step, value in values if value is not None and math.isfinite(value)]
 
-    def total(self, name: str) -> float:
-        return sum(row.get(name, 0.0) for row in self.rows)
-
     @property
     def steps(self) -> str:
-        """Number of trained steps, with the planned number if it is known and differs."""
+        """Number of trained steps, and the planned number if more are planned."""
         num_steps, planned = sum(_is_step(row) for row in self.rows), self.settings.get("max_steps")
         return f"{num_steps} of {planned}" if isinstance(planned, int) and num_steps < planned else str(num_steps)
 
     @property
     def seconds(self) -> float:
-        """Wall time of all rows, in seconds. A row without `time/step_wall` counts the sum of its phases."""
+        """Wall time of all steps, in seconds. A step without `time/step_wall` counts as the sum of its phases."""
         return sum(
             row.get("time/step_wall")
             or sum(value for name, value in row.items() if name.startswith("time/step_") and name != "time/step_total")
@@ -88,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_folders(path: Path) -> list[Path]:
-    """The run's folder, or those of all runs of an experiment."""
+    """The folder itself if it is a run's, else the folders of all runs in it. Raises DataError if there are none."""
     if not path.is_dir():
         raise DataError(f"{path}: there is no such folder; compare takes run folders, output_dir/exp_name/<time>")
     if (path / "metrics.jsonl").is_file():
@@ -100,6 +97,7 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
+    """Reads a run's folder. Raises DataError if its metrics are damaged or missing. Unreadable settings count as none."""
     try:
         rows = read_metrics(path / "metrics.jsonl")
         if any("step" not in row for row in rows):
@@ -118,18 +116,19 @@ def read_run(path: Path) -> Run:
 
 
 def _results(runs: Sequence[Run], columns: Sequence[MetricColumn]) -> Iterator[list[str]]:
-    """A header, and one line per run: final and best value of each metric, and the cost."""
+    """Yields a header, then one line per run: its steps, the final and best value of each metric, and what it cost."""
     heads = [f"{column.title} {what}" for column in columns for what in ("final", "best")]
     yield ["", "run", "steps", *heads, "episodes", "tokens", "time"]
     for number, run in enumerate(runs, 1):
         figures = [text for column in columns for text in _final_and_best(run, column)]
-        episodes = max((row.get("system/samples", 0.0) for row in run.rows), default=0.0)
-        counts = [f"{count:,.0f}" if count else "-" for count in (episodes, run.total("rollout/total_tokens"))]
+        episodes = max(row.get("system/samples", 0.0) for row in run.rows)
+        tokens = sum(row.get("rollout/total_tokens", 0.0) for row in run.rows)
+        counts = [f"{count:,.0f}" if count else "-" for count in (episodes, tokens)]
         yield [f"[{number}]", _name(run), run.steps, *figures, *counts, duration(run.seconds)]
 
 
 def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
-    """The last value and the best. A metric logged each step is averaged over a tenth of the run, since one step is noise."""
+    """The last and the best value. For a metric of every step they are means over a tenth of the run, since steps are noisy."""
     values = [value for _, value in run.series(column)]
     if not values:
         return "-", "-"
@@ -139,12 +138,12 @@ def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
 
 
 def _is_step(row: Mapping[str, float]) -> bool:
-    """Whether the row belongs to a training step. A run's last row may hold only the final validation."""
+    """Whether the row is that of a training step. A run's last row may hold only the final validation."""
     return "rollout/score/mean" in row or "sft/loss" in row or "actor/lr" in row
 
 
 def _differences(runs: Sequence[Run]) -> Iterator[list[str]]:
-    """One line per setting that differs: its key, and its value in each run."""
+    """Yields one line per setting in which runs differ: its key, and its value in each run."""
     for key in dict.fromkeys(key for run in runs for key in run.settings if key not in RESUMED["places"]):
         values = ["-" if key not in run.settings else str(run.settings[key]) for run in runs]
         if len(set(values)) > 1:
@@ -157,9 +156,9 @@ def _name(run: Run) -> str:
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
-    """The rows as columns two spaces apart: words aligned left, numbers right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    is_word = [any(char.isalpha() for line in lines[1:] for char in line[i]) for i in range(len(widths))]
-    aligned = ["<" if word or i == 0 else ">" for i, word in enumerate(is_word)]
+    """Aligns lines as columns, two spaces apart. The first column and columns with letters are aligned left, others right."""
+    columns = list(zip(*lines, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    aligned = ["<" if i == 0 or any(map(str.isalpha, "".join(column[1:]))) else ">" for i, column in enumerate(columns)]
     rows = ["  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(line, aligned, widths, strict=True)) for line in lines]
     return "\n".join(row.rstrip() for row in rows)

@@ -1,4 +1,4 @@
-"""`turnwise config FILE [overrides]`: the resolved config, the settings in force, and missing features or libraries."""
+"""`turnwise config FILE [KEY=VALUE ...]`: the resolved config, the settings in force, and missing features or libraries."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 @ends_at_once()
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the config and what it applies. Returns 0 for every valid config, even if it can't run here."""
+    """Prints the resolved config, what it applies, and where its roles run. Returns 0 even if a valid config can't run here."""
     missing = list[str]()
 
     def examine(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def placement_table(config: AgenticConfig | SFTConfig) -> str:
-    """A table of the roles on each device that the config names, whether this machine has the device or not."""
+    """A table of the devices that the config names and the roles on each. This machine needn't have the devices."""
     mappings = config.device_mappings
     is_apart = config.trains_apart and not any(len(named or ()) > 1 for named in mappings.values())
     own = config.server_devices

@@ -1,4 +1,4 @@
-"""Consoles for the output of commands."""
+"""The console that commands print on."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ WIDTH = 128
 
 
 def open_console(no_color: bool = False) -> "Console":
-    """A console without markup in texts. It has colours unless `no_color`, NO_COLOR or a missing terminal forbids it."""
+    """A console that interprets no markup. It has colours unless `no_color`, NO_COLOR or a missing terminal forbids them."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else WIDTH

@@ -2,17 +2,19 @@
 
 import argparse
 
-from turnwise.build.play_policies import OPENAI
 from turnwise.cli.env_target import given_actions, read_target
-from turnwise.cli.options import new_file, refuse_idle
+from turnwise.cli.options import check_policy, new_file
 from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
     """Plays episodes with --policy, writes each conversation to --out as a line of JSON, and prints the success rate."""
-    _check_options(options)
-    target = read_target(options.env, options.overrides, tag=options.tag, max_steps=options.max_steps, takes_rows=True)
+    if options.error_rate is not None and not 0.0 <= options.error_rate <= 1.0:
+        raise ConfigError(f"--error-rate is {options.error_rate}; it must be from 0 to 1")
+    errs = ("--error-rate", options.error_rate is not None, options.policy == "erring", "is how often the erring player errs")
+    check_policy(options, options.policy in ("random", "erring"), "random and erring players draw", [errs])
+    target = read_target(options, takes_rows=True)
     file = new_file(options.out, "--out")
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
@@ -39,19 +41,3 @@ def run(options: argparse.Namespace) -> int:
     if num_rows == 0:
         raise ConfigError(f"--policy {options.policy} gave up at once in every episode, so there is nothing to learn from")
     return 0
-
-
-def _check_options(options: argparse.Namespace) -> None:
-    if options.error_rate is not None and not 0.0 <= options.error_rate <= 1.0:
-        raise ConfigError(f"--error-rate is {options.error_rate}; it must be from 0 to 1")
-    policy, draws = options.policy, options.policy in ("random", "erring")
-    is_asked = policy.startswith(OPENAI)
-    if is_asked and options.model_name is None:
-        raise ConfigError(f"{policy} serves models by name: say which with --model-name NAME")
-    rows = (
-        ("--error-rate", options.error_rate is not None, policy == "erring", "is how often the erring player errs"),
-        ("--actions", options.actions is not None, draws, "names what random and erring players draw from"),
-        ("--actions-file", options.actions_file is not None, draws, "names what random and erring players draw from"),
-        ("--model-name", options.model_name is not None, is_asked, "names a model behind openai:URL"),
-    )
-    refuse_idle(policy, rows)

@@ -20,7 +20,7 @@ NO_MODEL = "none"
 
 @dataclass(frozen=True, slots=True)
 class EnvTarget:
-    """An environment as a tag of a config. Without a config file, the config has the defaults and this one tag."""
+    """An environment as a tag of a config. If the command named no config file, the config has this one tag, and defaults."""
 
     config: AgenticConfig
     tag: str
@@ -33,42 +33,37 @@ class EnvTarget:
 
 
 def read_target(
-    word: str | None,
-    overrides: Sequence[str],
-    config_file: str | None = None,
-    tag: str | None = None,
-    model: str = NO_MODEL,
-    max_steps: int | None = None,
-    takes_rows: bool = False,
+    options: argparse.Namespace, config_file: str | None = None, model: str = NO_MODEL, takes_rows: bool = False
 ) -> EnvTarget:
-    """The environment that a command names; with `takes_rows`, it may be the data rows of a config. A `word` that ends in .yaml
-    is a config file, and `overrides` may set any of its keys. Any other `word` is an env_type, and `overrides` are arguments of
-    the environment, added to the tag's in `config_file`. `model` is used if the config names none."""
-    arguments: list[str] = list(overrides)
-    keys: list[str] = []
+    """The environment that a command line names; with `takes_rows`, maybe the tag `ROWS_TAG` for a config's rows. If ENV ends
+    in .yaml, it is a config file, and KEY=VALUE sets any of its keys. Any other ENV is an env_type, and KEY=VALUE an argument
+    of the environment, added to those of its tag in `config_file`. `model` is used if the config names none."""
+    word, arguments, keys = options.env, options.overrides, list[str]()
     if word is not None and "=" in word and ":" not in word.partition("=")[0]:
-        arguments = [word, *arguments]
-        word = None
+        word, arguments = None, [word, *arguments]
     if word is not None and Path(word).suffix in (".yaml", ".yml"):
         if config_file is not None:
             raise ConfigError(f"got two configs, {word} and --config {config_file}; name one")
         word, config_file, arguments, keys = None, word, [], arguments
     if config_file is not None:
-        return _of_config(Path(config_file), word, arguments, keys, model, tag, max_steps, takes_rows)
+        file = Path(config_file)
+        if "pretrain" not in compose(file, keys).values:
+            keys = [*keys, f"pretrain={model}"]  # an environment needs no model
+        return _of_config(options, file, keys, word, arguments, takes_rows)
     if word is None:
         raise ConfigError("which environment? Name an env_type (frozen_lake), a class (module:Class) or a config (.yaml)")
-    if tag is not None:
-        raise ConfigError(f"--tag {tag} names an environment of a config: give the config too (--config FILE)")
+    if options.tag is not None:
+        raise ConfigError(f"--tag {options.tag} names an environment of a config: give the config too (--config FILE)")
     tag = word.rpartition(":")[2] or word
     env: dict[str, Any] = {"env_type": word, "env_config": parse_arguments(arguments)}
-    if max_steps is not None:
-        env["max_steps"] = max_steps
+    if options.max_steps is not None:
+        env["max_steps"] = options.max_steps
     config, _ = parse_config({"pretrain": model, "custom_envs": {tag: env}})
     return EnvTarget(config, tag, None)
 
 
 def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
-    """Reads arguments KEY=VALUE into a dict. The values are parsed as YAML.
+    """Parses arguments KEY=VALUE; the values are YAML. Raises ConfigError if one has another form.
 
     >>> parse_arguments(["size=8", "map_rows=[SF,HG]"])
     {'size': 8, 'map_rows': ['SF', 'HG']}
@@ -83,7 +78,7 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
-    """The actions of `--actions` or `--actions-file`, if given."""
+    """The actions of `--actions` or `--actions-file`, if given. Raises ConfigError if both are, or one holds no action."""
     text, file = options.actions, options.actions_file
     if text is None and file is None:
         return ()
@@ -103,17 +98,14 @@ def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _of_config(
+    options: argparse.Namespace,
     file: Path,
+    overrides: list[str],
     env_type: str | None,
     arguments: Sequence[str],
-    overrides: list[str],
-    model: str,
-    tag: str | None,
-    max_steps: int | None,
     takes_rows: bool,
 ) -> EnvTarget:
-    if "pretrain" not in compose(file, overrides).values:
-        overrides = [*overrides, f"pretrain={model}"]  # an environment needs no model
+    tag, max_steps = options.tag, options.max_steps
     config, _ = load_config(file, overrides, AgenticConfig, purpose="play")
     if takes_rows and config.data.train_files and (tag == ROWS_TAG or (tag is None and not config.custom_envs)):
         if max_steps is not None:
@@ -134,14 +126,15 @@ def _of_config(
 
 def _choose_tag(config: AgenticConfig, file: Path, env_type: str | None, tag: str | None) -> str:
     tags = list(config.custom_envs)
-    if tag is not None and tag not in tags:
-        raise ConfigError(f"{file} has no environment {tag!r}; its tags are {', '.join(tags) or 'none'}.{nearest(tag, tags)}")
     if tag is not None:
+        if tag not in tags:
+            known = ", ".join(tags) or "none"
+            raise ConfigError(f"{file} has no environment {tag!r}; its tags are {known}.{nearest(tag, tags)}")
         return tag
-    fitting = [name for name in tags if env_type in (None, config.custom_envs[name].env_type)]
     if not tags:
         raise ConfigError(f"{file} has no custom_envs: its tasks are rows of data, and this command needs an environment")
+    fitting = [name for name in tags if env_type in (None, config.custom_envs[name].env_type)]
     if len(fitting) != 1:
         what = f"environments of type {env_type}" if env_type else "environments"
-        raise ConfigError(f"{file} has {len(fitting)} {what}; choose with --tag, of {', '.join(tags) or 'none'}")
+        raise ConfigError(f"{file} has {len(fitting)} {what}; choose with --tag, of {', '.join(tags)}")
     return fitting[0]

@@ -26,23 +26,24 @@ class Result(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays the config's validation tasks with saved models, and prints success with its interval and pass@k."""
+    """Plays the config's validation tasks with saved models, and prints the success of each with its interval and pass@k."""
     config = read_config(options, AgenticConfig, plug_in_problems, "play")
-    _check(options)
-    require(unavailable_to_play(config))
+    if options.samples and options.greedy and not options.sampled:
+        raise ConfigError(f"--samples {options.samples} with --greedy alone: greedy episodes of a task are all the same")
     # Absolute paths, since an environment may change the folder; a name on the hub isn't a path.
     absolute = {name: str(Path(name).absolute()) for name in options.model if Path(name).exists()}
-    json_file = options.json and str(Path(options.json).absolute())
+    json_file = writable_file(options.json, "--json").absolute() if options.json else None
+    require(unavailable_to_play(config))
     models = options.model or [config.actor_train.model_args.model_name_or_path]
     # torch takes seconds to import; a wrong config has been refused by now.
     with ends_at_once():
-        from turnwise.build.saved import EvaluationPlan, evaluate_modes, validation_mode
+        from turnwise.build.saved import evaluate_modes, validation_mode
 
-    plan = EvaluationPlan(_modes(options, validation_mode(config)), options.episodes, options.samples)
+    plan = _modes(options, validation_mode(config)), options.episodes, options.samples
     results: list[Result] = []
     try:
         for model in models:
-            for mode, evaluation in evaluate_modes(config, plan, absolute.get(model, model), Applied.show):
+            for mode, evaluation in evaluate_modes(config, *plan, absolute.get(model, model), Applied.show):
                 results.append(Result(model, mode, evaluation))
     finally:
         if results:
@@ -50,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _report(results: Sequence[Result], json_file: str | None) -> None:
-    """Prints the finished results, even after an error or Ctrl-C."""
+def _report(results: Sequence[Result], json_file: Path | None) -> None:
+    """Prints the results, and writes them to `json_file` if it is given."""
     from turnwise.pipelines.evaluate import score_table
 
     print(score_table(list(_rows(results))))
@@ -61,25 +62,18 @@ def _report(results: Sequence[Result], json_file: str | None) -> None:
     if json_file:
         # The first entry is also at the top level.
         entries = [{"model": model, "mode": mode, **evaluation.to_json()} for model, mode, evaluation in results]
-        Path(json_file).write_text(json.dumps({**entries[0], "results": entries}, indent=2) + "\n", encoding="utf-8")
-
-
-def _check(options: argparse.Namespace) -> None:
-    if options.samples and options.greedy and not options.sampled:
-        raise ConfigError(f"--samples {options.samples} with --greedy alone: greedy episodes of a task are all the same")
-    if options.json:
-        writable_file(options.json, "--json")
+        json_file.write_text(json.dumps({**entries[0], "results": entries}, indent=2) + "\n", encoding="utf-8")
 
 
 def _modes(options: argparse.Namespace, own: "Mode") -> "list[Mode]":
-    """The modes that the options ask for, by default both. `own`, in which training validates, comes first."""
+    """The modes that the options ask for, by default both. `own`, the mode of validation in training, comes first."""
     asked: dict[Mode, bool] = {"sampled": options.sampled, "greedy": options.greedy}
     modes: list[Mode] = [mode for mode, is_asked in asked.items() if is_asked or not any(asked.values())]
     return sorted(modes, key=lambda mode: mode != own)
 
 
 def _rows(results: Sequence[Result]) -> "Iterator[tuple[str, Score]]":
-    """Rows of the score table: each result's overall score, then its score per tag if there are several."""
+    """Yields the rows of the score table: each result's overall score, then its score per tag if there are several tags."""
     for model, mode, evaluation in results:
         yield f"{_short(model, results)}, {mode}", evaluation.overall
         if len(evaluation.by_tag) > 1:
@@ -87,6 +81,6 @@ def _rows(results: Sequence[Result]) -> "Iterator[tuple[str, Score]]":
 
 
 def _short(model: str, results: Sequence[Result]) -> str:
-    """The last part of a model's path, or the whole path if another model has the same last part."""
+    """The last part of a model's path; the whole path if another model's has the same last part."""
     names = [Path(other).name for other in {result.model for result in results}]
     return Path(model).name if names.count(Path(model).name) == 1 else model

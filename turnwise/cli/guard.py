@@ -19,19 +19,19 @@ from turnwise.runtime.call_board import CALLS
 EXIT_UNFINISHED = 70
 """Exit status of a command that ended with status 0 before it was done (EX_SOFTWARE)."""
 _EXIT_TRACEBACK, _EXIT_UNPRINTED = 1, 120
-"""Exit statuses of Python: after an error that nobody caught, and if it couldn't write what was printed."""
+"""Exit statuses of Python after an exception that nobody caught, and if standard output couldn't be flushed at the end."""
 _TIMERS = ("SIGALRM", "SIGVTALRM", "SIGPROF")
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ECHO_S = 0.5  # within this time a signal to the whole process group reaches both processes
 _NUDGE, _NUDGES_S = signal.Signals.__members__.get("SIGURG", 0), (0.5, 2.0, 10.0)
-"""A signal that wakes the child's main thread, and the seconds after each other signal at which it is sent. A signal that comes
-just before a wait begins, or in another thread, doesn't end the wait, and Python would run its handler only after the wait."""
+"""A signal that wakes the child's main thread, and how many seconds after any other signal it is sent. Without it, a signal
+that comes just before the main thread begins to wait, or to another thread, would be handled only after the wait."""
 _SET_PARENT_DEATH_SIGNAL = 1
 _LOOK_S = 1.0
 
 
 def guarded(run: Callable[[], int]) -> int:
-    """Runs `run` in a forked child, and returns its exit status in both processes. On Windows there is no child."""
+    """Runs `run` in a forked child, and returns the exit status in both processes. On Windows there is no child."""
     if sys.platform == "win32":
         return run()
     streams = {name: vars(sys)[name] for name in ("stdout", "stderr") if vars(sys)[name] is not None}
@@ -43,7 +43,7 @@ def guarded(run: Callable[[], int]) -> int:
     if child == 0:
         os.close(readable)
         _die_with(parent)
-        # Tells the parent which signals have come here already, even before Python runs a handler.
+        # Python writes the number of each signal that arrives here into the pipe at once, before it runs a handler.
         os.set_blocking(writable, False)
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         signal.signal(_NUDGE, lambda *_: None)
@@ -52,7 +52,7 @@ def guarded(run: Callable[[], int]) -> int:
         status = _EXIT_TRACEBACK
         try:
             status = run()
-        except KeyboardInterrupt:  # a second one, in the middle of what follows the first
+        except KeyboardInterrupt:  # a second one, while the first is handled
             status = EXIT_INTERRUPTED
         finally:
             CALLS.finish(status if _is_open(sys.stderr) else _EXIT_UNPRINTED)
@@ -67,25 +67,25 @@ def _signals() -> set[int]:
 
 
 def _die_with(parent: int) -> None:
-    """Makes this process end with the parent, however the parent ends."""
+    """Makes this process die when the parent does, however the parent ends."""
     if sys.platform == "linux":
-        import ctypes  # not before the fork: the parent has no need of it
+        import ctypes  # here, since the parent needs none
 
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(EXIT_UNFINISHED)
     else:
-        threading.Thread(target=_look_for, args=[parent], name="guard", daemon=True).start()
+        threading.Thread(target=_die_after, args=[parent], name="guard", daemon=True).start()
 
 
-def _look_for(parent: int) -> None:
+def _die_after(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _KeptStream(io.TextIOWrapper):
-    """A standard stream that can't be closed: users' code may try, and the command still has results to print."""
+    """A standard stream that can't be closed. A user's code may try to, and the command still has results to print."""
 
     def close(self) -> None:
         self.flush()
@@ -113,18 +113,19 @@ class _Guard:
 
     def __init__(self, child: int, heard: int) -> None:
         self._child, self._heard = child, heard
-        self._passed: Counter[int] = Counter()  # signals that the child is to hear from here
-        self._reached: dict[int, float] = {}  # time at which the child got a signal from elsewhere
+        self._passed: Counter[int] = Counter()  # signals that were passed on and aren't in the pipe yet
+        self._reached: dict[int, float] = {}  # signal → when the child last got it from elsewhere
         self._due: list[tuple[float, int]] = []
-        """`(time, signal)`: signals to pass on at this time unless the child has got them by then; nudges included."""
+        """`(time, signal)` of signals to pass on at that time, unless the child has got them by then, and of nudges."""
 
     def wait(self, held: set[int]) -> int:
+        """The command's exit status, after the child has ended. Restores the signal mask `held` first."""
         own, wakeup = os.pipe()
         for number in (own, wakeup):
             os.set_blocking(number, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in _signals():
-            # nohup ignores SIGHUP on purpose; Ctrl-C is the child's to ignore.
+            # nohup ignores SIGHUP on purpose. Whether Ctrl-C is ignored, the child decides.
             if signal.getsignal(number) is not signal.SIG_IGN or number in (signal.SIGCHLD, signal.SIGINT):
                 signal.signal(number, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
@@ -134,7 +135,7 @@ class _Guard:
             if process and not os.WIFSTOPPED(status):
                 return _fate(os.waitstatus_to_exitcode(status))
             if process:
-                os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees a stopped job until it continues both
+                os.kill(os.getpid(), signal.SIGSTOP)  # so that the shell sees a stopped job, and continues both processes
             timeout_s = max(0.0, min(self._due)[0] - time.monotonic()) if self._due else None
             readable, _, _ = select.select(sources, [], [], timeout_s)
             now = time.monotonic()
@@ -167,7 +168,7 @@ class _Guard:
 
 
 def _fate(code: int) -> int:
-    """The exit status for a child that ended with `code`, minus a signal if one ended it. Prints an error if it couldn't."""
+    """The command's exit status if the child's is `code`, or minus its signal. Prints an error if the command wasn't done."""
     status = 128 - code if code < 0 else code
     if code in (-signal.SIGINT, EXIT_INTERRUPTED) or (CALLS.is_finished and code == CALLS.status != _EXIT_UNPRINTED):
         return status

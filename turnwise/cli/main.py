@@ -21,10 +21,10 @@ from turnwise.runtime.call_board import CALLS
 from turnwise.runtime.rank import launched
 
 EXIT_NO_READER = 141
-"""Exit status as after SIGPIPE: the reader of the output, such as `head`, has left."""
+"""Exit status if the reader of the output, such as `head`, has closed it; the same as after SIGPIPE."""
 MAX_NUMBER = 10**9
 ANSWERED_WHEN_EMPTY = ("config", "env", "overrides", "runs", "set", "actions")
-"""Options whose empty value their command checks. `check_options` refuses all others that are empty: they look left out."""
+"""Options that may be "" here, since their commands check that. `check_options` refuses "" for all others."""
 MENDABLE = {
     errno.ENOSPC: "free some space, then continue with resume_from_checkpoint=true",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
@@ -34,6 +34,7 @@ MENDABLE = {
 
 
 def check_options(options: argparse.Namespace) -> None:
+    """Raises ConfigError if the config is missing, a word isn't UTF-8 or is empty, or a number is out of range."""
     given = vars(options)
     if "config" in given and not {"env", "replay"} & given.keys() and options.config is None:
         raise ConfigError(f"{options.verb} needs a config: turnwise {options.verb} FILE [KEY=VALUE ...]")
@@ -53,8 +54,8 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def open_standard_streams(is_command: bool) -> None:
-    """Opens standard streams that the shell has closed (`>&-`); other files would get their descriptors. Escapes characters
-    that stdout can't encode. A command whose file names are limited to ASCII (`LC_ALL=C PYTHONUTF8=0`) restarts in UTF-8."""
+    """Opens standard streams that the shell has closed (`>&-`), since other files would get their descriptors. Escapes
+    characters that stdout can't encode. A command with ASCII file names only (`LC_ALL=C PYTHONUTF8=0`) restarts in UTF-8."""
     if is_command and sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     for name in ("stdin", "stdout", "stderr"):
@@ -65,7 +66,7 @@ def open_standard_streams(is_command: bool) -> None:
 
 
 def has_lost_reader() -> bool:
-    """Whether nobody reads standard output any more; if so, discards the rest."""
+    """Whether nobody reads standard output any more. If so, the rest of the output is discarded."""
     look = select.poll()
     look.register(sys.stdout.fileno(), 0)
     is_lost = any(event & (select.POLLERR | select.POLLHUP) for _, event in look.poll(0))
@@ -79,14 +80,14 @@ _TYPES = {"int": int, "float": float}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns the exit status: 0, 2 for an error that the user can fix, 130 after Ctrl-C or SIGTERM. Without
-    `arguments`, as the command itself, it runs in a child process (`cli.guard`)."""
+    """Runs one verb and returns its exit status: 0, 1 for a bad verdict, 2 for an error that the user can fix, 130 after Ctrl-C
+    or SIGTERM. Without `arguments` it reads the process's own, and runs the verb in a child process (`cli.guard`)."""
     with ends_at_once():
         open_standard_streams(is_command=arguments is None)
         parser = build_parser()
-        # Overrides may follow options too, where argparse's own "*" no longer finds them.
+        # Overrides may also stand behind options, where argparse doesn't assign them to its "*" argument.
         options, rest = parser.parse_known_args(arguments)
-        # DeepSpeed's launcher says the rank on the command line too.
+        # DeepSpeed's launcher adds the rank to the command line.
         of_launcher = ("--local_rank=", "--local-rank=") if "LOCAL_RANK" in os.environ else ()
         rest = [word for word in rest if not word.startswith(of_launcher)]
         unknown = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in options]
@@ -94,32 +95,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(unknown)} (settings are KEY=VALUE)")
         if rest:
             options.overrides = [*options.overrides, *rest]
-        # A user's `module:Class` is beside the config or in the working directory, where a console script doesn't look.
+        # A user's `module:Class` is beside the config or in the working directory; a console script imports from neither.
         named = [vars(options).get(name) for name in ("config", "env")]
         configs = [os.path.abspath(word) for word in named if isinstance(word, str) and word.endswith((".yaml", ".yml"))]
         sys.path[:0] = list(dict.fromkeys([*map(os.path.dirname, configs), os.getcwd()]))
+        run = partial(exit_status, partial(_run, options))
         if arguments is not None:
-            return _run(options)
-        # Imports make many objects and no garbage: by default the collector takes a sixth of their time.
+            return run()
+        # Imports make many objects and no garbage. With its defaults the collector takes a sixth of their time.
         gc.set_threshold(50_000)
-        return guarded(partial(_run, options))
+        return guarded(run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    def run() -> int:
-        check_options(options)
-        if launched()[0] > 0:
-            return _serve(options)
-        module, _, function = options.entry.partition(":")
-        with ends_at_once():
-            verb: Callable[[argparse.Namespace], int] = vars(import_module(f"turnwise.cli.{module}"))[function]
-        return verb(options)
-
-    return exit_status(run)
+    check_options(options)
+    if launched()[0] > 0:
+        return _serve(options)
+    module, _, function = options.entry.partition(":")
+    with ends_at_once():
+        verb: Callable[[argparse.Namespace], int] = vars(import_module(f"turnwise.cli.{module}"))[function]
+    return verb(options)
 
 
 def _serve(options: argparse.Namespace) -> int:
-    """Runs in every process of a launcher except the first, and serves the first one's calls."""
+    """Serves the first process of a launcher. All others of the launcher do this instead of running the verb."""
     is_tool_train = options.verb == "tool" and options.action == "train"
     if options.verb not in ("train", "sft") and not is_tool_train:
         raise ConfigError("a launcher started several processes, which only train and sft use; start this command without one")
@@ -128,7 +127,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def exit_status(run: Callable[[], int | None]) -> int:
-    """Runs something and prints the errors that a user can fix as one message, without a traceback."""
+    """Runs a command and returns its exit status. Prints an error that the user can fix as one message, without a traceback."""
     from turnwise.tracking.terminal import warnings_on_terminal  # after the fork: the parent process stays small
 
     try:
@@ -152,7 +151,7 @@ def exit_status(run: Callable[[], int | None]) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all verbs, as `verbs.yaml` describes them; it imports none of them."""
+    """The parser of all verbs in `verbs.yaml`. Imports no verb."""
     parser = argparse.ArgumentParser(prog="turnwise", description="Reinforcement learning of language-model agents.")
     parser.add_argument("--version", action="version", version=f"turnwise {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)

@@ -1,5 +1,5 @@
-"""`turnwise make-model --size tiny --out DIR`, and `turnwise export --model DIR --out DIR`: a plain Hugging Face folder of a
-checkpoint, with its LoRA adapter merged."""
+"""`turnwise make-model --size tiny --out DIR` makes a model with random weights. `turnwise export --model DIR --out DIR` writes
+a checkpoint as a plain Hugging Face folder, with its LoRA adapter merged."""
 
 import argparse
 import json
@@ -12,10 +12,9 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 
 def export(options: argparse.Namespace) -> int:
-    """Writes the model with its tokenizer, without its training state, and describes it."""
+    """Writes the model and its tokenizer without the training state, and prints what it is."""
     out = free_folder(options.out)
-    # torch takes seconds to import, so the folder is checked first.
-    with ends_at_once():
+    with ends_at_once():  # torch takes seconds to import
         from turnwise.model_folder import base_of_adapter
         from turnwise.models.load import export_model, parse_dtype
 
@@ -27,7 +26,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def make(options: argparse.Namespace) -> int:
-    """Writes the folder and describes its contents."""
+    """Makes the model's folder, and prints what is in it."""
     overrides = dict(_override(text) for text in options.set)
     out = free_folder(options.out)
     with ends_at_once():

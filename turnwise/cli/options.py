@@ -1,4 +1,4 @@
-"""Helpers of several commands: they read the config, and check the files that a command will write."""
+"""Functions that several commands share: they read the config, and check options and the files to be written."""
 
 import argparse
 import os
@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from turnwise.build.play_policies import OPENAI
 from turnwise.config.load import C, Examine, Purpose, load_config
 from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
 
 
 def read_config(options: argparse.Namespace, kind: type[C], examine: Examine, purpose: Purpose = "train") -> C:
-    """The config that a command names; its notes are printed."""
+    """The config that the command line names. Prints its notes. `examine` finds the faults of plug-ins (see `load_config`)."""
     with ends_at_once():  # plug-ins are imported
         config, notes = load_config(options.config, options.overrides, kind, options.strict, purpose, examine)
     for note in notes:
@@ -21,22 +22,32 @@ def read_config(options: argparse.Namespace, kind: type[C], examine: Examine, pu
     return config
 
 
-def refuse_idle(policy: str, options: Iterable[tuple[str, bool, bool, str]]) -> None:
-    """Refuses an option `(name, is_given, applies, what it does)` that is given but has no effect with this --policy."""
-    for option, is_given, applies, what in options:
+def check_policy(options: argparse.Namespace, draws: bool, who_draws: str, more: Iterable[tuple[str, bool, bool, str]]) -> None:
+    """Raises ConfigError if openai:URL has no --model-name, or an option has no effect with --policy: of `more`, `(name, is
+    given, applies, what it does)`, or those of players that draw actions (does this one: `draws`)."""
+    policy, is_url = options.policy, options.policy.startswith(OPENAI)
+    if is_url and options.model_name is None:
+        raise ConfigError(f"{policy} serves models by name: say which with --model-name NAME")
+    rows = (
+        *more,
+        ("--actions", options.actions is not None, draws, f"names what {who_draws} from"),
+        ("--actions-file", options.actions_file is not None, draws, f"names what {who_draws} from"),
+        ("--model-name", options.model_name is not None, is_url, "names a model behind openai:URL"),
+    )
+    for option, is_given, applies, what in rows:
         if is_given and not applies:
             raise ConfigError(f"{option} {what}; with --policy {policy} it has no effect, leave it out")
 
 
 def new_file(path: str, option: str) -> Path:
-    """A file that doesn't exist yet and can be written."""
+    """The path of `option`. Raises ConfigError if it exists or can't be written."""
     if os.path.exists(path):
         raise ConfigError(f"{option} {path} already exists; name another file, or remove it first")
     return writable_file(path, option)
 
 
 def writable_file(path: str, option: str) -> Path:
-    """A file that can be written. Checking neither changes an existing file nor leaves a new one."""
+    """The path of `option`. Raises ConfigError if it can't be written. An existing file isn't changed, and no new one stays."""
     file, is_new = Path(path), not os.path.exists(path)
     if not os.path.isdir(file.parent):
         raise ConfigError(f"{option} {path}: there is no folder {file.parent}; make it first")

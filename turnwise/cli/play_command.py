@@ -7,7 +7,7 @@ from pathlib import Path
 
 from turnwise.build.play_policies import OPENAI, PLAYERS
 from turnwise.cli.env_target import NO_MODEL, given_actions, read_target
-from turnwise.cli.options import refuse_idle
+from turnwise.cli.options import check_policy
 from turnwise.hub import looks_like_hub_name
 from turnwise.pipelines.interrupt import ends_at_once
 
@@ -16,13 +16,16 @@ HELP_ROWS = "a response as it stands; q leaves"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays and prints; returns 0 however the episode ends."""
-    _check_policy(options)
-    is_model = Path(options.policy).is_dir() or looks_like_hub_name(options.policy)
-    model = options.policy if is_model else options.tokenizer or NO_MODEL
-    target = read_target(
-        options.env, options.overrides, tag=options.tag, model=model, max_steps=options.max_steps, takes_rows=True
+    """Plays an episode and prints it turn by turn. Returns 0 however the episode ends."""
+    policy = options.policy
+    more = (
+        ("--tokenizer", options.tokenizer is not None, policy in PLAYERS, f"is for {', '.join(PLAYERS)}: a model has its own"),
+        ("--ids", options.ids, not policy.startswith(OPENAI), "shows token ids, and such a policy takes text only"),
     )
+    check_policy(options, policy == "random", "the random player draws", more)
+    is_model = Path(policy).is_dir() or looks_like_hub_name(policy)
+    model = policy if is_model else options.tokenizer or NO_MODEL
+    target = read_target(options, model=model, takes_rows=True)
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
         from turnwise.build.play import EpisodePrinter
@@ -32,30 +35,18 @@ def run(options: argparse.Namespace) -> int:
 
     console, own = open_console(no_color=options.no_color), target.config.actor_train.model_args.model_name_or_path
     choices = Choices(
-        policy=options.policy,
+        policy=policy,
         split=options.split,
         seed=options.seed,
         tokenizer=options.tokenizer or (own if target.file is not None and Path(own).is_dir() else None),
         actions=given_actions(options),
-        model_name=options.model_name,
+        model_name=options.model_name or "",
         read=reader(console, sys.stdin),
     )
     with closing(set_up(target.config, target.tag, choices)) as setup:
         screen = PlayScreen(console, setup, shows_ids=options.ids)
-        screen.begin(options.policy)
-        if options.policy == "human":
+        screen.begin(policy)
+        if policy == "human":
             console.print(HELP if target.tag in target.config.custom_envs else HELP_ROWS, style="dim")
         screen.end(setup.play(EpisodePrinter(screen)))
     return 0
-
-
-def _check_policy(options: argparse.Namespace) -> None:
-    policy, has_tokens = options.policy, options.policy in PLAYERS
-    rows = (
-        ("--actions", options.actions is not None, policy == "random", "names what the random player draws from"),
-        ("--actions-file", options.actions_file is not None, policy == "random", "names what the random player draws from"),
-        ("--model-name", options.model_name is not None, policy.startswith(OPENAI), "names a model behind openai:URL"),
-        ("--tokenizer", options.tokenizer is not None, has_tokens, f"is for {', '.join(PLAYERS)}: a model has its own"),
-        ("--ids", options.ids, not policy.startswith(OPENAI), "shows token ids, and such a policy takes text only"),
-    )
-    refuse_idle(policy, rows)

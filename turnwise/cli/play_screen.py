@@ -1,4 +1,4 @@
-"""The screen of `turnwise play`: each line as the policy sees it, after a gutter that says what it is."""
+"""The output of `turnwise play`. Two columns in front of each line, the gutter, say what it is and how many tokens it has."""
 
 import json
 import math
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from turnwise.build.play_setup import EpisodeSetup
 
 _LABEL, _COUNT = 7, 6  # characters of the gutter's two columns
-_SHOWN_IDS, _CUT_IDS = 60, 24  # length up to which ids are shown whole, and the number shown of longer lists
-_STRIP = 96  # cells that picture the tokens of a context
-_RULE = 96
+_SHOWN_IDS, _CUT_IDS = 60, 24  # up to so many token ids are all shown; of more, so many
+_STRIP = 96  # maximum cells that picture the tokens of a context
+_RULE = 96  # maximum characters of a horizontal rule
 
 ENDS = {
     "max_steps": "cut by max_steps",
@@ -37,27 +37,28 @@ ENDS = {
 
 
 class PlayScreen:
-    """An `Onlooker` that prints on a console. Long lists of token ids are shortened unless `shows_ids`."""
+    """An `Onlooker` that prints an episode on a console. Long lists of token ids are shortened unless `shows_ids`."""
 
     def __init__(self, console: "Console", setup: "EpisodeSetup", shows_ids: bool = False) -> None:
         self._console = console
         self._setup = setup
         self._shows_ids = shows_ids
-        self._left = (0, 0)  # tokens of the context and of the response that the last answer left
+        self._left = (0, 0)  # tokens that the last response left unused: of the context, and of its own limit
 
     def begin(self, policy: str) -> None:
-        setup, of_episode = self._setup, self._setup.limits
-        turns = counted(of_episode.max_turns, "turn") if of_episode.max_turns else "any number of turns"
-        limits = f"{turns}, responses of {of_episode.max_new_tokens} tokens"
+        """Prints the task, the policy and the limits."""
+        setup = self._setup
+        turns = counted(setup.max_turns, "turn") if setup.max_turns else "any number of turns"
+        limits = f"{turns}, responses of {setup.max_new_tokens} tokens"
         limits += f", a context of {setup.max_length}" if setup.voice.tokenizer else ""
         number = f"seed {setup.task.seed} · mode" if setup.task.row is None else f"row {setup.task.row} ·"
-        what = f"  {setup.task.split} {number} {of_episode.mode} · {policy} · {limits}"
+        what = f"  {setup.task.split} {number} {setup.mode} · {policy} · {limits}"
         self._print(Text().append(setup.task.tag, "bold").append(what))
         if setup.voice.note:
             self._print(Text(f"note: {setup.voice.note}", "yellow"))
 
     def prompt(self, prompt: "ShownPrompt") -> None:
-        most = self._setup.limits.max_turns
+        most = self._setup.max_turns
         title = f"turn {prompt.turn_idx} of {most}" if most else f"turn {prompt.turn_idx}"
         if self._setup.voice.tokenizer:
             title += f", context {prompt.num_before} of {self._setup.max_length}" if prompt.num_before else ", a new context"
@@ -97,14 +98,14 @@ class PlayScreen:
         self._row("does", "", gained)
         if turn.state_key != turn.observation:
             self._lines("state", "", str(turn.state_key), "dim")
-        most = self._setup.limits.max_turns
+        most = self._setup.max_turns
         left = counted(most - turn_idx, "turn") if most else "any number of turns"
         if self._setup.voice.tokenizer:
             left += f", {self._left[0]} tokens of the context, {self._left[1]} of the response"
         self._lines("left", "", left, "dim")
 
     def end(self, played: "PlayedEpisode") -> None:
-        """The score, what ended the episode, and which tokens would be trained on."""
+        """Prints the score, what ended the episode, and which tokens would be trained on."""
         trajectory = played.trajectory
         self._rule("end")
         finished = "finished by the environment" if trajectory.task.row is None else "finished"
@@ -120,7 +121,7 @@ class PlayScreen:
             self._ledger(trajectory)
 
     def _ledger(self, trajectory: Trajectory) -> None:
-        """Shows which tokens of each context the response mask covers."""
+        """Prints which tokens of each context would be trained on."""
         samples = build_samples(trajectory)
         num_tokens, num_trained = sum(s.num_tokens for s in samples), sum(s.num_trained for s in samples)
         greedy = "; greedy turns aren't trained on" if any(turn.is_greedy for turn in trajectory.turns) else ""
@@ -142,7 +143,7 @@ class PlayScreen:
         return " ".join([*map(str, ids[:half]), f"… {hidden} more (--ids) …", *map(str, ids[-half:])])
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Each sampled token with its id and log-prob, as many per line as fit."""
+        """Prints each sampled token with its id and log-prob."""
         line, label = Text(), "logp"
         for token_id, logprob in zip(ids, logprobs, strict=True):
             word = printable(self._decode([token_id])).replace("\n", "\\n")
@@ -159,14 +160,14 @@ class PlayScreen:
         return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _lines(self, label: str, count: str, text: str, style: str = "") -> None:
-        """Prints a text of several lines with the gutter beside them."""
+        """Prints a text of one or several lines, with label and count in front of the first."""
         lines = printable(text).split("\n")
         for index, line in enumerate(lines[:-1] if len(lines) > 1 and not lines[-1] else lines):
             self._row(label if index == 0 else "", count if index == 0 else "", Text(line, style) if line else Text("⏎", "dim"))
 
     @property
     def _room(self) -> int:
-        """Width of a line next to the gutter, in characters."""
+        """Number of characters that fit into a line behind the gutter."""
         return max(self._console.width - _LABEL - _COUNT - 4, 20)
 
     def _row(self, label: str, count: str, text: Text) -> None:
@@ -185,7 +186,7 @@ class PlayScreen:
 
 
 def _strip(sample: Sample, per_cell: int) -> Text:
-    """The tokens of a context in cells; a cell is marked if any of its tokens is trained on."""
+    """A picture of a context: one cell per `per_cell` tokens, marked if any of these is trained on."""
     text = Text()
     for start in range(0, sample.num_tokens, per_cell):
         is_trained = bool(sample.response_mask[start : start + per_cell].any())
@@ -194,15 +195,15 @@ def _strip(sample: Sample, per_cell: int) -> Text:
 
 
 def _text(content: Any) -> str:
-    """A message's text. Parts that aren't text show as their type, such as `[image]`."""
+    """The text of a message's content. Parts that aren't text show as their type, such as `[image]`."""
     if isinstance(content, str):
         return content
     return "\n".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)
 
 
 def reader(console: "Console", stdin: TextIO | None) -> Callable[[], str | None]:
-    """A function that reads a line from a person; it returns None at the end of input or after Ctrl-C. It echoes lines from a
-    pipe, and replaces bytes that aren't UTF-8 by question marks."""
+    """A function that asks a person for a line, and returns None at the end of input or after Ctrl-C. It echoes lines that come
+    from a pipe, and replaces bytes that aren't UTF-8 by question marks."""
 
     def read_line() -> str | None:
         if stdin is None:
@@ -223,7 +224,7 @@ def reader(console: "Console", stdin: TextIO | None) -> Callable[[], str | None]
 
 @contextmanager
 def _interrupted_at_once() -> Iterator[None]:
-    """Lets Ctrl-C end the wait for a line at once; an event loop would hold it back until the line arrives."""
+    """Lets Ctrl-C raise KeyboardInterrupt at once. The handler of a running event loop would wait until the line is read."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

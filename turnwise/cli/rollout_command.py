@@ -1,4 +1,4 @@
-"""`turnwise rollout CONFIG`: plays without training and writes the trajectories."""
+"""`turnwise rollout CONFIG`: plays without training and writes the trajectories, or replays recorded ones."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays batches without training, writes them to a file, and prints a summary."""
+    """Plays batches, writes them to a file, and prints a summary; with --replay, replays a file and reports differences."""
     config = read_config(options, AgenticConfig, plug_in_problems, "play")
     if options.replay:
         require(unavailable_to_play(config, options.split))

@@ -1,4 +1,4 @@
-"""`turnwise tool ACTION --parameter value …` and `turnwise pipeline CONFIG`: JSON on stdout, progress on stderr."""
+"""`turnwise tool ACTION --parameter value …` and `turnwise pipeline CONFIG` print JSON on stdout, and progress on stderr."""
 
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ EXIT_REFUSED = 1
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the action or the pipeline and prints its answer as JSON. Returns 1 if the answer is an error."""
+    """Runs an action or the pipeline, and prints its answer as JSON. Returns 1 if the answer is an error, else 0."""
     with contextlib.redirect_stdout(sys.stderr):
         with ends_at_once():
             from turnwise.rl_tool.pipeline import AgenticRLPipeline
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _parameters(words: Sequence[str]) -> dict[str, Any]:
-    """Parses `--name value`, `--name=value`, and `--name` alone, which means true. Values are read as YAML."""
+    """Parses `--name value`, `--name=value`, and `--name` alone, which means true. Values are YAML."""
     found: dict[str, Any] = {}
     name = ""
     for word in words:

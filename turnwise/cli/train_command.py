@@ -2,7 +2,6 @@
 
 import argparse
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 from turnwise.build.prepare import prepare_run, problems_here
@@ -17,7 +16,7 @@ _EXAMINE = partial(problems_here, may_miss=False)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains, draws the learning curve, and prints the places of all results."""
+    """Trains, draws the learning curve, and prints where the results are."""
     replay = Path(options.replay) if options.replay else None
     file, overrides = (options.config, options.overrides) if replay is None else _config_of(replay, options)
     if file is None:
@@ -32,13 +31,21 @@ def run(options: argparse.Namespace) -> int:
     with ends_at_once():
         if rollouts is None:
             prepare_run(config)
-        import_module("turnwise.build.agentic")
-    train(config, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay)
+        from turnwise.build.agentic import build_agentic
+        from turnwise.build.whole_run import whole_run
+
+    build = partial(
+        build_agentic, config, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay
+    )
+    with whole_run(config, build, options.quiet) as pipeline:
+        pipeline.run()
+    if options.profile:
+        print(f"timeline: {pipeline.folder.timeline}")
     return 0
 
 
 def run_sft(options: argparse.Namespace) -> int:
-    """Trains on demonstrations and prints the place of the model."""
+    """Trains on demonstrations, and prints where the model is."""
     config = read_config(options, SFTConfig, _EXAMINE)
     with ends_at_once():
         from turnwise.build.sft import fine_tune
@@ -47,8 +54,8 @@ def run_sft(options: argparse.Namespace) -> int:
 
 
 def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
-    """The config file of the run to replay, and overrides. The replay gets another experiment name, so that no run resumes from
-    its checkpoints. Raises ConfigError if an override on the command line could change results."""
+    """The config file of the run to replay, and overrides. They give the replay another experiment name, so that no run resumes
+    from its checkpoints. Raises ConfigError if an override on the command line could change results."""
     overrides = [text for text in (options.config, *options.overrides) if text is not None]
     for text in overrides:
         if "=" not in text:
@@ -67,26 +74,3 @@ def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
     if not isinstance(values, dict) or not isinstance(values.get("exp_name"), str):
         raise DataError(f"--replay {run}: its config.yaml holds no exp_name, so no run wrote it; restore the run's own")
     return str(file), [f"exp_name={values['exp_name']}-replay", "resume_from_checkpoint=false", *overrides]
-
-
-def train(
-    config: AgenticConfig,
-    is_quiet: bool = False,
-    rollouts: Path | None = None,
-    is_profiled: bool = False,
-    replay: Path | None = None,
-) -> dict[str, str]:
-    """Runs the pipeline of a config, on its own rollouts or those of a file; returns the paths of the results."""
-    from turnwise.build.agentic import build_agentic
-    from turnwise.build.whole_run import whole_run
-
-    with whole_run(config, lambda at: build_agentic(config, at, is_quiet, rollouts, is_profiled, replay), is_quiet) as pipeline:
-        pipeline.run()
-    folder, model = pipeline.folder, pipeline.checkpoints.newest
-    places = {"run": str(folder.path), "curve": str(folder.curve), "tensorboard": str(folder.tensorboard)}
-    if model is not None:
-        places["model"] = str(model)
-    if is_profiled:
-        places["timeline"] = str(folder.timeline)
-        print(f"timeline: {folder.timeline}")
-    return places

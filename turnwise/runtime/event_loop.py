@@ -59,14 +59,14 @@ class WatchedRunner:
 
     def __init__(
         self,
-        watchdog: Watchdog,
+        watchdog: Watchdog | None = None,
         turn_s: float | None = None,
         setting: str = "deadlines.env_s",
         stopwatch: Stopwatch | None = None,
     ) -> None:
-        self.watchdog = watchdog
-        self._stopwatch = stopwatch or Stopwatch()
-        self._runner = asyncio.Runner(loop_factory=partial(new_loop, self._stopwatch))
+        self.watchdog = watchdog or Watchdog()
+        self.stopwatch = stopwatch or Stopwatch()
+        self._runner = asyncio.Runner(loop_factory=partial(new_loop, self.stopwatch))
         self._turn_s = turn_s
         self._setting = setting
 
@@ -79,7 +79,7 @@ class WatchedRunner:
         with LoopIteration(watchdog, *doing, self._turn_s, self._setting, DeadlineError) as turn:
             watchdog.turn = turn
             results: list[T] = []
-            started = self._stopwatch.now()
+            started = self.stopwatch.now()
             try:
                 with seldom_collecting(), outer_loop_aside():
                     self._runner.run(turn.keep(main, results))
@@ -89,7 +89,7 @@ class WatchedRunner:
                     raise KeyboardInterrupt from None
                 raise
             finally:
-                self._stopwatch.add(LOOP, "turning", started)
+                self.stopwatch.add(LOOP, "turning", started)
                 if inspect.getcoroutinestate(main) == inspect.CORO_CREATED:
                     main.close()  # after an early Ctrl-C: avoids Python's warning that it was never awaited
             return results[0]

@@ -1,4 +1,5 @@
-"""Callbacks after each step, for runs without a loop over `Trainer.steps`."""
+"""Callbacks after each step, for runs without a loop over `Trainer.steps`: objects with some of the methods `EVENTS`. Each is
+called with a StepReport. If one returns "stop", the run ends with a checkpoint and the final validation."""
 
 from collections.abc import Sequence
 
@@ -10,31 +11,28 @@ EVENTS = ("on_validation", "on_step_end", "on_checkpoint")
 STOP = "stop"
 
 
-class Callbacks:
-    """Objects that have one or several of the methods `EVENTS`, each called with the StepReport of what has just happened.
-    Returning "stop" ends the run in an orderly way: a checkpoint, the final validation, and nothing more."""
+def check_callbacks(callbacks: Sequence[object]) -> None:
+    """Raises ConfigError if this isn't a list of callbacks."""
+    if not isinstance(callbacks, list | tuple):
+        raise ConfigError(f"callbacks: got {callbacks!r}; it is a list of objects, if only of one: callbacks=[…]")
+    for callback in callbacks:
+        if not any(hasattr(callback, event) for event in EVENTS):
+            own = [name for name in dir(callback) if name.startswith("on_")]
+            near = "".join(nearest(name, EVENTS) for name in own[:1])
+            raise ConfigError(f"callbacks: {callback!r} has none of the methods {', '.join(EVENTS)}.{near}")
 
-    def __init__(self, callbacks: Sequence[object]) -> None:
-        if not isinstance(callbacks, list | tuple):
-            raise ConfigError(f"callbacks: got {callbacks!r}; it is a list of objects, if only of one: callbacks=[…]")
-        self._callbacks = callbacks
-        for callback in callbacks:
-            if not any(hasattr(callback, event) for event in EVENTS):
-                own = [name for name in dir(callback) if name.startswith("on_")]
-                near = "".join(nearest(name, EVENTS) for name in own[:1])
-                raise ConfigError(f"callbacks: {callback!r} has none of the methods {', '.join(EVENTS)}.{near}")
 
-    def ask_to_stop(self, report: StepReport) -> bool:
-        """Tells every callback what has happened; returns whether one of them wants the run to end. Raises EnvironmentFault if
-        a callback raised something; ConfigError if one returned anything but None or "stop"."""
-        has_happened = (report.validation is not None, not report.is_final, report.checkpoint is not None)
-        answers = [
-            _call(callback, event, report)
-            for event, has_happened_now in zip(EVENTS, has_happened, strict=True)
-            for callback in self._callbacks
-            if has_happened_now and hasattr(callback, event)
-        ]
-        return STOP in answers
+def asks_to_stop(callbacks: Sequence[object], report: StepReport) -> bool:
+    """Calls every callback whose event has happened. Returns whether one asks to end the run. Raises EnvironmentFault if a
+    callback raises, ConfigError if it returns anything but None or "stop"."""
+    has_happened = (report.validation is not None, not report.is_final, report.checkpoint is not None)
+    answers = [
+        _call(callback, event, report)
+        for event, has_happened_now in zip(EVENTS, has_happened, strict=True)
+        for callback in callbacks
+        if has_happened_now and hasattr(callback, event)
+    ]
+    return STOP in answers
 
 
 def _call(callback: object, event: str, report: StepReport) -> str | None:

@@ -43,19 +43,19 @@ class Objects:
         return text
 
     def install(self) -> None:
-        """Puts the objects where their strings are looked up. Each run does so: another Trainer may have replaced them."""
+        """Adds the modules. Each run does so, since another Trainer may have replaced objects in them."""
         for text, value in self._by_text.items():
             module, _, name = text.partition(":")
             vars(sys.modules.setdefault(module, ModuleType(module)))[name] = value
 
 
 def _identifier(text: str) -> str:
-    """The text if it is a dotted name, else `nameless` (a lambda)."""
+    """The text if it is a dotted name, else `nameless`, as for a lambda."""
     return text if all(part.isidentifier() for part in text.split(".")) else "nameless"
 
 
 def _digest(value: Any) -> str:
-    """A hash of rows; for a callable, of its source and of the plain values that it holds."""
+    """A hash of rows, or of a callable's source and the plain values that it holds."""
     match value:
         case type():
             parts = [_source(value)]
@@ -75,7 +75,7 @@ def _digest(value: Any) -> str:
 
 
 def _named(value: Any) -> Any:
-    """What gives an object its name and source: itself, the function that a cache wraps, or its class."""
+    """The object whose name and source stand for the value: itself, the function that a cache wraps, or its class."""
     match value:
         case type() | FunctionType() | MethodType() | BuiltinFunctionType():
             return value
@@ -101,7 +101,7 @@ def _plain(values: Iterable[tuple[Any, Any]]) -> list[str]:
 
 
 def _source(value: Any) -> str:
-    """The source, or the code if there is none. Before Python 3.13 a notebook's classes have none, but their functions do."""
+    """The source, or its code as text. Before Python 3.13 a notebook's classes have no source, but their functions do."""
     try:
         return inspect.getsource(value)
     except (OSError, TypeError):
@@ -137,7 +137,7 @@ def plain_values(value: Any, objects: Objects, key: str) -> Any:
 
 
 def custom_envs(env: Any) -> dict[str, Any]:
-    """Environments by tag, made of one (a class, a string, or a section with `env_type`) or of several by tag."""
+    """The section `custom_envs` of one environment (a class, a string, or a section with `env_type`) or of several by tag."""
     if not isinstance(env, Mapping) or "env_type" in env:
         kind = env["env_type"] if isinstance(env, Mapping) else env
         name = kind.__name__ if isinstance(kind, type) else str(kind) if isinstance(kind, str) else type(kind).__name__
@@ -148,7 +148,7 @@ def custom_envs(env: Any) -> dict[str, Any]:
 def data_section(
     train_dataset: Any, eval_dataset: Any, reward_funcs: Any, reward_weights: Sequence[float] | None, objects: Objects
 ) -> dict[str, Any]:
-    """The keys of `data`. Raises ConfigError if there aren't as many weights as functions."""
+    """The section `data`. Raises ConfigError for wrong types, or if there aren't as many weights as functions."""
     section: dict[str, Any] = {}
     for key, rows in (("train_files", train_dataset), ("val_files", eval_dataset)):
         if rows is not None:
@@ -167,7 +167,7 @@ def data_section(
 
 
 def _files(rows: Any, objects: Objects) -> list[str]:
-    """Names of files or hub data sets, unchanged. Rows become one string that stands for them."""
+    """The names of files or hub data sets; for rows, one string that stands for them."""
     if isinstance(rows, str | Path):
         return [str(rows)]
     if isinstance(rows, list | tuple) and rows and all(isinstance(name, str | Path) for name in rows):

@@ -13,7 +13,7 @@ from turnwise.build.envs import plug_in_problems
 from turnwise.build.prepare import row_problems
 from turnwise.config import AgenticConfig, SFTConfig, parse_config, require, unavailable
 from turnwise.errors import ConfigError, NotAvailableError
-from turnwise.trainer.callbacks import Callbacks
+from turnwise.trainer.callbacks import asks_to_stop, check_callbacks
 from turnwise.trainer.objects import Objects, custom_envs, data_section, plain_values
 
 if TYPE_CHECKING:
@@ -61,15 +61,16 @@ class Trainer:
     ) -> None:
         self.run_folder: Path | None = None
         """Folder of the last run, None before the first."""
-        self._callbacks = Callbacks(callbacks)
+        check_callbacks(callbacks)
+        self._callbacks = callbacks
         self.is_quiet = is_quiet
         self._file = config_file
         self._objects = Objects()
-        given = {"pretrain": model, "adv_estimator": algorithm}
-        for name, (key, value) in zip(("model", "algorithm"), given.items(), strict=True):
+        for name, key, value in (("model", "pretrain", model), ("algorithm", "adv_estimator", algorithm)):
             if value is not None and key in config:
                 raise ConfigError(f"{name} and {key} are the same setting, and both are given; leave one out")
-        config |= {key: value for key, value in given.items() if value is not None}
+            if value is not None:
+                config[key] = value
         if env is not None:
             config["custom_envs"] = custom_envs(env)
         data = data_section(train_dataset, eval_dataset, reward_funcs, reward_weights, self._objects)
@@ -90,15 +91,15 @@ class Trainer:
         return cls(config_file=path, **overrides)
 
     def train(self, max_steps: int | None = None) -> None:
-        """Trains until all steps are done; see `steps`."""
+        """Trains until `max_steps` (default: the config's) are done; see `steps`."""
         for _ in self.steps(max_steps):
             pass
 
     def steps(self, max_steps: int | None = None) -> "Iterator[StepReport]":
-        """Trains, and yields a report after each finished step and after the final validation. Leaving the loop early (`break`,
-        an exception, Ctrl-C) saves the finished steps first. The next call continues from there, or trains further if
-        `max_steps` is larger. Raises NotAvailableError if a Trainer of this process is at work already; EnvironmentFault if a
-        callback raised something, after the finished steps were saved."""
+        """Trains, and yields a report after each finished step and after the final validation. If the loop is left early
+        (`break`, an exception, Ctrl-C), the finished steps are saved. The next call continues after the newest checkpoint, up
+        to `max_steps` in total (default: the config's). Raises NotAvailableError if a Trainer of this process is at work
+        already, EnvironmentFault if a callback raises anything; the finished steps are saved before."""
         done = self.checkpoint
         config = self.config
         if done is not None or max_steps is not None:
@@ -115,13 +116,13 @@ class Trainer:
             with whole_run(config, lambda folder: build_agentic(config, folder, self.is_quiet), self.is_quiet) as pipeline:
                 self.config, self.run_folder = config, pipeline.folder.path
                 for report in pipeline.steps():
-                    if self._callbacks.ask_to_stop(report):
+                    if asks_to_stop(self._callbacks, report):
                         pipeline.checkpoints.end_here()
                     yield report
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest checkpoint of the run, None if there is none yet."""
+        """The newest checkpoint of the last run, None if there is none."""
         from turnwise.pipelines.checkpoints import all_checkpoints
         from turnwise.pipelines.resume import checkpoints_folder
 
@@ -130,8 +131,8 @@ class Trainer:
         return next(reversed(all_checkpoints(checkpoints_folder(self.config, self.run_folder))), None)
 
     def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> "Evaluation":
-        """The measurements of `turnwise eval` for the newest checkpoint (or the initial model, if there is none), or for
-        another `model`. The validation tasks of the config, or their first `num_tasks`, are played as in training."""
+        """Plays the config's validation tasks, or the first `num_tasks`, as `turnwise eval` does: with the newest checkpoint
+        (or the initial model, if there is none), or with another `model`."""
         with _alone():
             self._objects.install()
             from turnwise.build.saved import evaluate_model
@@ -149,9 +150,9 @@ class Trainer:
         return folder if folder and best_facts(folder) else None
 
     def save(self, folder: str | Path, best: bool = False) -> Path:
-        """Writes the newest checkpoint's model, or with `best` the model that `save_best` kept, as a plain model folder with
-        the tokenizer and merged adapters, and prints its step. A model in the folder is replaced. Raises ConfigError if there
-        is no such model yet, or the folder holds something else."""
+        """Writes the model of the newest checkpoint, or with `best` the one that `save_best` kept, as a plain model folder with
+        the tokenizer and merged adapters. Prints its step. A model that is already in the folder is replaced. Raises
+        ConfigError if there is no model to save yet, or the folder holds anything but a model."""
         from turnwise.models.load import export_model
         from turnwise.pipelines.by_validation import best_facts
 
@@ -173,7 +174,7 @@ class Trainer:
         return folder
 
     def plot(self) -> "Figure":
-        """The learning curve of the run so far, which a notebook shows. Raises ConfigError if nothing was trained yet."""
+        """The learning curve of the last run, as a figure that a notebook shows. Raises ConfigError before the first run."""
         from turnwise.report.curve import curve_figure
         from turnwise.tracking.jsonl import read_metrics
 
@@ -183,12 +184,13 @@ class Trainer:
 
     @staticmethod
     def sft(model: str | Path, messages: Any, is_quiet: bool = False, **config: Any) -> Path:
-        """Fine-tunes a model on demonstrations, as `turnwise sft` does; returns the folder of the new model.
+        """Fine-tunes a model on demonstrations, as `turnwise sft` does, and returns the folder of the new model.
 
         Args:
             model: folder of the model, or its name on the Hugging Face hub.
             messages: rows `{"messages": [{"role": …, "content": …}, …]}`, lists of messages alone, or names of JSONL files.
-            config: every other key of that command's config.
+            is_quiet: True prints no steps.
+            config: every other key of the config of `turnwise sft`.
         """
         objects = Objects()
         values = {key: plain_values(value, objects, key) for key, value in config.items()}
@@ -220,7 +222,7 @@ def _require_enough(config: Mapping[str, Any]) -> None:
 
 
 def _demonstrations(messages: Any, values: Mapping[str, Any]) -> list[str]:
-    """Names of files. Rows are written to a file beside the runs, whose name is a hash of them."""
+    """The names of the files of demonstrations. Rows are written to a file beside the runs, named by their hash."""
     if isinstance(messages, str | Path):
         return [str(messages)]
     rows = [row if isinstance(row, Mapping | str | Path) else {"messages": row} for row in messages]
@@ -241,6 +243,7 @@ def _say(notes: Sequence[str]) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
+    """Raises NotAvailableError if another Trainer of this process is in this context."""
     if not _AT_WORK.acquire(blocking=False):
         raise NotAvailableError(
             "a Trainer of this process is still at work, and two would share torch's random numbers and the signals: leave its "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from pathlib import Path
@@ -30,8 +29,7 @@ from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.session import run_to_end
 from turnwise.protocols import RewardResult
-from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime.watchdog import Watchdog
+from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import Group, Task, Trajectory, Turn
 
@@ -156,9 +154,8 @@ def test_the_completions_of_rewards_have_no_special_tokens(make_config, tiny_mod
     turn.text = tokenizer.decode(words + special + words)
     task = Task("train/data/0", "data", "train", 1, payload={"prompt": "one"}, row=0)
     group = Group(task, [Trajectory(task, 0, [turn])])
-    with Watchdog() as watchdog:
-        stage = build_reward_stage(make_config(), tokenizer, torch.device("cpu"), watchdog, Stopwatch())
-        assert asyncio.run(stage(group)) == []
+    with WatchedRunner() as runner:
+        assert runner.run(build_reward_stage(make_config(), tokenizer, runner)(group)) == []
     assert group.trajectories[0].score == pytest.approx(len("one twoone two") / 10)
 
 
@@ -172,9 +169,8 @@ def test_the_first_reward_that_is_named_decides_what_a_success_is(make_config, t
     task = Task("train/data/0", "data", "train", 1, payload={"prompt": "one"}, row=0)
     group = Group(task, [Trajectory(task, 0, [Turn(np.array([1]), np.array([2]), np.zeros(1, np.float32), text="a" * 99)])])
     config = make_config({"reward": ["reward_model", "toy_rewards:length"]}, reward_pretrain=str(tiny_model))
-    with Watchdog() as watchdog:
-        stage = build_rows.build_reward_stage(config, None, torch.device("cpu"), watchdog, Stopwatch())
-        assert asyncio.run(stage(group)) == []
+    with WatchedRunner() as runner:
+        assert runner.run(build_rows.build_reward_stage(config, None, runner)(group)) == []
     assert group.trajectories[0].outcome_rewards == {"reward_model": 0.0, "length": 9.9}
     assert group.trajectories[0].metrics["success"] == 0.0
 

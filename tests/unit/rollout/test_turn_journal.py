@@ -22,7 +22,7 @@ from toy_tools import Notebook
 import turnwise
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
-from turnwise.build.rollouts import Agents, open_policy, parser_of
+from turnwise.build.rollouts import agents_of, open_policy, parser_of
 from turnwise.build.rows import build_tasks
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
@@ -285,7 +285,7 @@ def test_calls_of_tools_are_read_in_a_replay(job: Path, tiny_model: Path, capsys
         # It ends the conversation after the second answer.
         user = {"interaction": [{"name": "user", "class_name": "toy_users.Asker", "config": {"num_questions": 1}}]}
         (job.parent / "users.yaml").write_text(json.dumps(user))
-        agent = Agents(config, "train", policy, None)(task)
+        agent = agents_of(config, "train", policy)(task)
         [trajectory] = policy.event_loop.run(agent.run(task, 0, opened, SAMPLING))
     finally:
         policy.close()

@@ -15,8 +15,7 @@ from turnwise.build.rows import build_row_agent, load_rows
 from turnwise.build.tools import build_tools
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, DataError, EnvironmentFault
-from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime.watchdog import Watchdog
+from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tools.gsm8k import Gsm8kTool
 from turnwise.types import Task
 
@@ -178,8 +177,8 @@ def test_a_loop_of_a_user_by_its_name(folder: Path) -> None:
     (folder / "loops.yaml").write_text(json.dumps(loops))
     config = config_of(CALCULATOR, [{"prompt": "1", "agent_name": "teller"}], agent={"agent_config_path": "loops.yaml"})
     assert load_rows(config, "train")
-    agent = build_row_agent(config, "train", "teller", Watchdog(), Stopwatch())
+    agent = build_row_agent(config, "train", "teller", WatchedRunner())
     assert isinstance(agent, TellsTools)
     (folder / "loops.yaml").write_text(json.dumps([loops[0] | {"extras": "a"}]))
     with pytest.raises(ConfigError, match=r"loops.yaml: extras isn't a parameter of teller"):
-        build_row_agent(config, "train", "teller", Watchdog(), Stopwatch())
+        build_row_agent(config, "train", "teller", WatchedRunner())
