@@ -1,5 +1,5 @@
-"""Episodes of scripted players: demonstrations to learn from, and baselines to compare with. `EnvAgent` plays them, and the
-player answers in place of the model. So prompts and limits are the same as in training."""
+"""Episodes of scripted players: demonstrations to learn from, and baselines to compare with. `EnvAgent` plays them with the
+prompts and limits of training; the player answers in place of the model."""
 
 import asyncio
 import json
@@ -24,19 +24,19 @@ from turnwise.types import Message, SamplingParams, Task, Trajectory
 
 MakeEnv = Callable[[Task], Env]
 MakePlayer = Callable[[Any, Task], Player]
-"""Makes a player for the environment of a task; a random player derives its seed from the task's."""
+"""Makes a player for the environment of a task."""
 _NUM_AHEAD = 16
 
 
 class DemonstrationResult(NamedTuple):
-    """How one episode ended. `is_success`: whether the metric `success` (or the score, without that metric) is positive."""
+    """How one episode ended. It is a success if the metric `success` says so; without that metric, if its score is positive."""
 
     is_success: bool
     score: float
 
 
 class Episode(NamedTuple):
-    """One episode as a demonstration: the messages of each context that has an answer, and the tools offered there."""
+    """One episode as a demonstration: the messages of each context that has a response, and the tools offered there."""
 
     conversations: list[list[Message]]
     outcome: DemonstrationResult
@@ -44,14 +44,15 @@ class Episode(NamedTuple):
 
 
 Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], TextConversation]]
-"""Opens the conversations of a task's episode, and so decides who answers. The environment is None for a row of a data set."""
+"""Returns the function that opens the conversations of a task's episode, and so decides who answers. The environment is None
+for a row of a data set."""
 
 
 def _player_conversation(
     player: Player, answer_template: str | None, action_pattern: str | None, sampling: SamplingParams
 ) -> TextConversation:
-    """A conversation in which a player answers. One player may answer in several conversations. If `answer_template` is None,
-    an action is written in the first form that `action_pattern` reads."""
+    """A conversation in which `player` answers. Without `answer_template`, `as_answer` writes the answer. `generate` returns
+    None if the player gives up, and raises ConfigError if `action_pattern` doesn't read the action from the answer."""
 
     async def complete(messages: Sequence[Message], sampling: SamplingParams, tools: Tools) -> TextAnswer | None:
         action = player.act()
@@ -76,8 +77,9 @@ def demonstrations(
     tasks: Iterable[Task],
     answer_template: str | None = None,
 ) -> Iterator[list[Message]]:
-    """Yields the messages of one episode per task, from the first prompt to the player's last answer; in mode `step`, those of
-    each turn. If the player gives up, the episode ends before that turn. If it gives up at once, nothing is yielded."""
+    """Yields the messages of one episode per task, from the first prompt to the player's last answer; in mode `step`, the
+    messages of each turn. If the player gives up, the episode ends before that turn; if it gives up at once, nothing is
+    yielded."""
     converse = scripted(make_player, settings.action_pattern, answer_template)
     for episode in episodes(make_env, settings, converse, tasks):
         yield from episode.conversations
@@ -96,7 +98,7 @@ def play(
 
 
 def scripted(make_player: MakePlayer, action_pattern: str | None, answer_template: str | None = None) -> Converse:
-    """A function that opens conversations in which a player answers."""
+    """Lets a player answer: the same one in all conversations of an episode."""
 
     def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], TextConversation]:
         player = make_player(env, task)
@@ -108,7 +110,7 @@ def scripted(make_player: MakePlayer, action_pattern: str | None, answer_templat
 def episodes(
     make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, tasks: Iterable[Task], num_at_once: int = 1
 ) -> Iterator[Episode]:
-    """One episode per task, in the order of the tasks, `num_at_once` at a time."""
+    """Plays one episode per task, `num_at_once` at a time, and yields them in the order of the tasks."""
     calls = settings.calls
     with closing(WatchedRunner(calls.watchdog, calls.place_timeout_s)) as runner:
         yield from played_by(runner, partial(_episode, make_env, settings, converse), tasks, num_at_once)
@@ -117,8 +119,9 @@ def episodes(
 def played_by(
     runner: WatchedRunner, play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterable[Task], num_at_once: int
 ) -> Iterator[Episode]:
-    """The episode that `play_one` plays for each task, in the order of the tasks; `num_at_once` are played at the same time. Up
-    to `_NUM_AHEAD` short ones are played before the first is yielded: a start of the event loop costs a fifth of one."""
+    """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the tasks. Up to
+    `_NUM_AHEAD` short episodes are played before the first is yielded, since each start of the event loop costs a fifth of
+    one. If an episode raises, those played before it are yielded first."""
     remaining = iter(tasks)
     waiting: list[Task] = []
     while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):
@@ -132,7 +135,7 @@ def played_by(
 
 
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
-    """Writes one `{"messages": [...]}` per line, makes the folder if needed, and returns the number of lines."""
+    """Writes one `{"messages": [...]}` per line and returns the number of lines. Makes the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with path.open("w", encoding="utf-8") as file:
@@ -143,14 +146,14 @@ def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
 
 
 def outcome_of(trajectory: Trajectory) -> DemonstrationResult:
-    """How the episode ended."""
-    return DemonstrationResult(is_success=trajectory.metrics.get("success", trajectory.score) > 0, score=trajectory.score)
+    is_success = trajectory.metrics.get("success", float(trajectory.score > 0)) > 0.5
+    return DemonstrationResult(is_success, trajectory.score)
 
 
 async def _play_some(
     play_one: Callable[[Task], Awaitable[Episode]], waiting: list[Task], num_at_once: int, played: list[Episode]
 ) -> None:
-    """Moves episodes from `waiting` to `played` until a tenth of a second is over."""
+    """Plays tasks, which it takes out of `waiting`, for about a tenth of a second. Appends the episodes to `played`."""
     end = time.monotonic() + 0.1
     while waiting and time.monotonic() < end:
         some, waiting[:num_at_once] = waiting[:num_at_once], []
@@ -158,6 +161,7 @@ async def _play_some(
 
 
 async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:
+    """Waits for all episodes. Then the first error is raised: a TurnwiseError as it is, any other Exception as RolloutError."""
     played = await asyncio.gather(*playing, return_exceptions=True)
     for fault in played:
         if isinstance(fault, Exception) and not isinstance(fault, TurnwiseError):
@@ -177,7 +181,7 @@ async def _episode(make_env: MakeEnv, settings: EnvAgentSettings, converse: Conv
 
 
 class OpenedContexts:
-    """Opens the conversations of one episode."""
+    """Opens the conversations of one episode, and remembers them."""
 
     def __init__(self, open_one: Callable[[SamplingParams, Tools], TextConversation]) -> None:
         self.tools: Tools = ()
@@ -191,5 +195,5 @@ class OpenedContexts:
 
     @property
     def said(self) -> list[list[Message]]:
-        """The messages of each conversation that has an answer."""
+        """The messages of each conversation that has a response."""
         return [conversation.messages for conversation in self._opened if conversation.messages]

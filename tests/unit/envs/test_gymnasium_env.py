@@ -128,7 +128,7 @@ def test_training_and_validation_start_in_different_states() -> None:
     for split in ("train", "val"):
         taxi = GymnasiumEnv("Taxi-v4", split=split)
         starts[split] = {taxi.reset(seed=seed) and taxi.state_key() for seed in range(300)}
-        assert all(in_split(str(key), split) for key in starts[split])
+        assert all(in_split(int(fingerprint(str(key)), 16), split) for key in starts[split])
     assert len(starts["train"]) > 100 and len(starts["val"]) > 50 and not starts["train"] & starts["val"]
 
 
