@@ -119,15 +119,8 @@ def test_arguments_that_the_game_chokes_on_are_the_configs(kwargs: dict[str, Any
         ({"id": NUMBERS, "kwargs": {"maximum": 9}}, "GuessTheNumber-v0 with kwargs.*maximum"),
         ({"id": NUMBERS, "kwargs": 5}, "kwargs 5; it must be a mapping"),
         ({"id": 5}, "id 5; it must be a string"),
-        ({"id": NUMBERS, "split": "test"}, "split 'test'"),
-        ({"id": NUMBERS, "format_penalty": 1.0}, "would reward invalid actions"),
     ],
 )
 def test_what_cannot_be_played_is_refused_with_the_reason(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
         TextArenaEnv(**arguments)
-
-
-def test_a_step_before_reset_says_so() -> None:
-    with pytest.raises(EnvironmentFault, match="came before reset"):
-        TextArenaEnv(NUMBERS).step("1")
