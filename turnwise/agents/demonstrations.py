@@ -48,63 +48,45 @@ Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], TextCo
 for a row of a data set."""
 
 
-def _player_conversation(
-    player: Player, answer_template: str | None, action_pattern: str | None, sampling: SamplingParams
-) -> TextConversation:
-    """A conversation in which `player` answers. Without `answer_template`, `as_answer` writes the answer. `generate` returns
-    None if the player gives up, and raises ConfigError if `action_pattern` doesn't read the action from the answer."""
-
-    async def complete(messages: Sequence[Message], sampling: SamplingParams, tools: Tools) -> TextAnswer | None:
-        action = player.act()
-        if action is None:
-            return None
-        text = as_answer(action, action_pattern) if answer_template is None else answer_template.replace("{action}", action)
-        if text is None or parse_action(text, action_pattern) != action.strip():
-            template = " or ".join(ANSWERS) if answer_template is None else answer_template
-            raise ConfigError(
-                f"the answer {text or action!r} isn't read as {action!r} by action_pattern {action_pattern!r}; "
-                f"make answer_template {template!r} and the pattern agree"
-            )
-        return TextAnswer(text, "stop")
-
-    return TextConversation(complete, sampling)
-
-
 def demonstrations(
-    make_env: MakeEnv,
-    settings: EnvAgentSettings,
-    make_player: MakePlayer,
-    tasks: Iterable[Task],
-    answer_template: str | None = None,
+    make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
 ) -> Iterator[list[Message]]:
     """Yields the messages of one episode per task, from the first prompt to the player's last answer; in mode `step`, the
     messages of each turn. If the player gives up, the episode ends before that turn; if it gives up at once, nothing is
     yielded."""
-    converse = scripted(make_player, settings.action_pattern, answer_template)
-    for episode in episodes(make_env, settings, converse, tasks):
+    for episode in episodes(make_env, settings, scripted(make_player, settings.action_pattern), tasks):
         yield from episode.conversations
 
 
 def play(
-    make_env: MakeEnv,
-    settings: EnvAgentSettings,
-    make_player: MakePlayer,
-    tasks: Iterable[Task],
-    answer_template: str | None = None,
+    make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
 ) -> list[DemonstrationResult]:
     """Plays one episode per task, under the limits of `settings`, and says how each ended."""
-    converse = scripted(make_player, settings.action_pattern, answer_template)
-    return [episode.outcome for episode in episodes(make_env, settings, converse, tasks)]
+    played = episodes(make_env, settings, scripted(make_player, settings.action_pattern), tasks)
+    return [episode.outcome for episode in played]
 
 
-def scripted(make_player: MakePlayer, action_pattern: str | None, answer_template: str | None = None) -> Converse:
+def scripted(make_player: MakePlayer, action_pattern: str | None) -> Converse:
     """Lets a player answer: the same one in all conversations of an episode."""
 
     def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], TextConversation]:
         player = make_player(env, task)
-        return lambda sampling, tools: _player_conversation(player, answer_template, action_pattern, sampling)
+
+        async def complete(messages: Sequence[Message], sampling: SamplingParams, tools: Tools) -> TextAnswer | None:
+            action = player.act()
+            return None if action is None else TextAnswer(_answer(action, action_pattern), "stop")
+
+        return lambda sampling, tools: TextConversation(complete, sampling)
 
     return converse
+
+
+def _answer(action: str, pattern: str | None) -> str:
+    """The response from which `pattern` reads the action. Raises ConfigError if none of `ANSWERS` is one."""
+    text = as_answer(action, pattern)
+    if text is None or parse_action(text, pattern) != action.strip():
+        raise ConfigError(f"action_pattern {pattern!r} reads {action!r} in none of {', '.join(ANSWERS)}; change the pattern")
+    return text
 
 
 def episodes(
@@ -121,7 +103,7 @@ def played_by(
 ) -> Iterator[Episode]:
     """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the tasks. Up to
     `_NUM_AHEAD` short episodes are played before the first is yielded, since each start of the event loop costs a fifth of
-    one. If an episode raises, those played before it are yielded first."""
+    one. If an episode fails, those of earlier batches are yielded first."""
     remaining = iter(tasks)
     waiting: list[Task] = []
     while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):

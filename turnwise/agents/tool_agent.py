@@ -29,7 +29,7 @@ class ToolAgentLimits:
     max_tool_response_length: int = 1024
     """Maximum characters of a result that are shown to the model."""
     tool_response_truncate_side: Side = "middle"
-    """Where a longer result loses its surplus characters."""
+    """The side of a longer result at which characters are removed."""
 
 
 class ToolAgent:

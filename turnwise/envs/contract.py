@@ -57,7 +57,7 @@ def check_shape(env: Env) -> None:
 
 
 def read_reset(result: Any, env_name: str) -> tuple[Observation, Mapping[str, Any]]:
-    """Checks what `reset` returned, `(observation, info)`. Raises EnvironmentFault if it breaks the contract."""
+    """Checks and returns the `(observation, info)` of a `reset`. Raises EnvironmentFault if it breaks the contract."""
     where = f"environment {env_name}, reset"
     if not (isinstance(result, tuple) and len(result) == 2):
         raise EnvironmentFault(f"{where}: got {_shape(result)}; reset returns the tuple (observation, info)")

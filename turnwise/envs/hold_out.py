@@ -14,7 +14,7 @@ from turnwise.types import Split, derive_seed
 logger = logging.getLogger(__name__)
 
 MAX_DRAWS = 64
-"""Maximum seeds tried for one start. If a quarter of many tasks are for validation, 64 seeds miss it once in 10⁸ times."""
+"""Maximum seeds tried for one start. Of many tasks a quarter are for validation; 64 seeds miss these once in 10⁸ times."""
 
 
 class HeldOutEnv(TextEnv):

@@ -58,7 +58,7 @@ class Report:
     env: str
     findings: tuple[Finding, ...]
     is_played: bool = True
-    """Whether a player has played, which takes a known action."""
+    """Whether any player has played; none can if no action is known."""
 
     @property
     def verdict(self) -> Verdict:
@@ -185,7 +185,7 @@ class _Examination:
             for episode in self._in_time(self._replayable()):
                 with self._opened() as new:
                     for where, env in (("in a new environment", new), ("after a reset", used)):
-                        if found := _any_difference(episode, play([env], episode.seed, episode.actions)):
+                        if found := first_difference(episode.call_results, play([env], episode.seed, episode.actions)[0]):
                             advice = "draw everything from reset's seed, by a generator of the environment's own"
                             yield _differs("same seed", f"another episode {where}", found, advice)
                             return
@@ -198,7 +198,8 @@ class _Examination:
             with ExitStack() as opened:
                 envs = [opened.enter_context(self._opened()) for _ in range(NUM_SIBLINGS)]
                 siblings = play(envs, episode.seed, episode.actions)
-                if found := _any_difference(episode, siblings):
+                differences = (first_difference(episode.call_results, sibling) for sibling in siblings)
+                if found := next(filter(None, differences), None):
                     is_start = any(sibling[0] != episode.call_results[0] for sibling in siblings)
                     what = "start differently" if is_start else "disturb each other"
                     advice = "keep generator and state in the instance: environments that play side by side can't share any"
@@ -312,10 +313,6 @@ class _Examination:
 
 def _seed(split: Split, index: int = 0) -> int:
     return derive_seed("check-env", split, index)
-
-
-def _any_difference(episode: CheckedEpisode, others: Sequence[Sequence[CallResult]]) -> tuple[str, str] | None:
-    return next(filter(None, (first_difference(episode.call_results, other) for other in others)), None)
 
 
 def _differs(check: str, what: str, found: tuple[str, str], advice: str) -> Finding:

@@ -14,11 +14,11 @@ Verdict = Literal["ok", "warning", "error", "skipped"]
 CHARACTERS_PER_TOKEN = 8
 """More characters per token than any usual text has."""
 COOPERATIVE_S = 1e-3
-"""Maximum mean seconds of a step, with its share of constructor and `reset`, of an environment called on the event loop."""
+"""Maximum mean seconds of a step on the event loop, with constructor and `reset` spread over the steps."""
 TAIL_S = 1e-2
-"""Maximum 99th percentile of its steps' seconds."""
+"""Maximum 99th percentile of the seconds of a step on the event loop."""
 BLOCK_S = 0.1
-"""Maximum seconds of its constructor and `reset`, which hold up all other episodes."""
+"""Maximum seconds of constructor and `reset` on the event loop, where they hold up all other episodes."""
 NUM_WAITING = 16
 """Number of concurrent calls suggested for an environment that waits for something other than a processor."""
 
@@ -105,8 +105,8 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
-    """The rewards of texts that are no action, `answers` of `(name, result)`. Training learns such texts unless most actions
-    earn more."""
+    """The rewards of texts that are no action; `answers` holds the name and result of each. Training learns such texts unless
+    most actions earn more."""
     result = ", ".join(f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers)
     if not episodes:
         return judged("no action", f"{result}; what actions get wasn't examined")

@@ -12,7 +12,7 @@ from turnwise.types import derive_seed
 
 CALL_TIMEOUT_S = 1.0
 MIN_EPISODES = 50
-"""Fewer episodes would say too little."""
+"""Minimum episodes of a measurement."""
 
 
 def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: int, budget_s: float) -> list[bool]:

@@ -23,8 +23,8 @@ GRID_VOCAB = MappingProxyType(
 
 
 class FrozenLakeEnv(GridEnv):
-    """A lake of `size` × `size` cells, drawn from the seed. The step that reaches the goal has reward 1, all others 0. Raises
-    EnvironmentFault if an argument is out of range.
+    """A lake of `size` × `size` cells, drawn from the seed. The step that reaches the goal has reward 1, any other valid
+    one 0. Raises EnvironmentFault if an argument is out of range.
 
     An action that isn't one of the four words (in any case) moves nothing and costs `format_penalty` (≤ 0); the episode
     continues. The environment has no step limit of its own; the agent's `max_steps` is one.

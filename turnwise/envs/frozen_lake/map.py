@@ -24,7 +24,7 @@ MAX_DRAWS = 20_000
 
 @lru_cache(maxsize=64)
 def neighbours(height: int, width: int) -> tuple[tuple[int, int, int, int], ...]:
-    """For each position, the positions that the four actions lead to. At the edge an action leads nowhere else.
+    """For each position, the positions that the four actions lead to. An action over the edge stays in place.
 
     >>> neighbours(2, 2)[0]
     (0, 2, 1, 0)

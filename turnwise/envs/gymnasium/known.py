@@ -16,7 +16,7 @@ class Known:
     rules: str = ""
     """Text that opens the first prompt."""
     success: str = "reward"
-    """The argument `success` of `GymnasiumEnv`."""
+    """Default of the argument `success` of `GymnasiumEnv`."""
     renderers: Mapping[str, str] = field(default_factory=dict)
     """Name in a config → `module:function` of `(observation, env)`, where `env` is gymnasium's, with its wrappers. The first is
     the default; without any, it is `space`."""
@@ -27,7 +27,7 @@ class Known:
 
 
 def known_class(env: Any) -> Known:
-    """The entry of the class under all wrappers, or of its first known base class; defaults if neither is known."""
+    """The entry of the environment's class (without wrappers) or its first known base class; defaults if there is none."""
     table: dict[str, dict[str, Any]] = known_of("gymnasium")
     names = (f"{cls.__module__}:{cls.__qualname__}" for cls in type(env.unwrapped).__mro__)
     return Known(**next((table[name] for name in names if name in table), {}))
