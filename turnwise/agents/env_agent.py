@@ -115,7 +115,6 @@ class EnvAgent:
                 return
             step = await self._take_turn(session, turn_idx, observation, conversation.turns[-1], reply["content"])
             episode.turns.append(conversation.turns[-1])
-            episode.steps.append(step)
             observation, info = step.observation, step.info
             if step.is_terminated or step.is_truncated:
                 episode.limit = None if step.is_terminated else "environment"
@@ -144,14 +143,13 @@ class _Episode:
     """The turns that the environment has answered, and the limit that truncates the episode: `time`, unless play ends first."""
 
     turns: list[Turn] = field(default_factory=list)
-    steps: list[StepResult] = field(default_factory=list)
     limit: Limit | None = "time"
 
     def trajectory(self, task: Task, sibling: int, reductions: Mapping[str, Reduction]) -> Trajectory:
-        """The episode's trajectory. Its metrics are `num_actions` and, of each declared metric, the values reduced to one."""
-        metrics = {"num_actions": float(len(self.steps))}
+        """The episode's trajectory. Its metrics are `num_actions`, and each declared metric reduced over the turns."""
+        metrics = {"num_actions": float(len(self.turns))}
         for name, reduction in reductions.items():
-            values = [step.metrics[name] for step in self.steps if name in step.metrics]
+            values = [turn.metrics[name] for turn in self.turns if name in turn.metrics]
             if values:
                 metrics[name] = reduce_metric(values, reduction)
         status: Status = "finished" if self.limit is None else "truncated"

@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -150,16 +149,13 @@ class ThreadSession(EnvSession):
             self._is_stuck = not call.done()
             if self._is_stuck:
                 self._thread.interrupt()
-            self._give_place_back(call)
+            if self._is_stuck and self.settings.use_thread_lock:
+                loop = asyncio.get_running_loop()
+                call.add_done_callback(lambda _: loop.call_soon_threadsafe(self._places.release))
+            else:
+                self._places.release()
 
     def _called(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """Makes a call in the thread. `Foreign` converts exceptions that a future can't carry."""
         with Foreign(name, self._episode):
             return function(*args)
-
-    def _give_place_back(self, call: Future[Any]) -> None:
-        if self._is_stuck and self.settings.use_thread_lock:
-            loop = asyncio.get_running_loop()
-            call.add_done_callback(lambda _: loop.call_soon_threadsafe(self._places.release))
-        else:
-            self._places.release()

@@ -55,20 +55,16 @@ def fewest_actions(
 ) -> list[int] | None:
     """The shortest list of action numbers from `start` to a goal, by breadth-first search; among equals, the lexicographically
     first. `moves(state)` gives the next state for each action. None if no goal is found within `max_states` states."""
-    came_from: dict[State, tuple[State, int]] = {start: (start, -1)}
-    queue = deque([start])
-    while queue and len(came_from) <= max_states:
-        here = queue.popleft()
+    seen = {start}
+    queue: deque[tuple[State, list[int]]] = deque([(start, [])])
+    while queue and len(seen) <= max_states:
+        here, actions = queue.popleft()
         if is_goal(here):
-            actions = []
-            while here != start:
-                here, action = came_from[here]
-                actions.append(action)
-            return actions[::-1]
+            return actions
         for action, there in enumerate(moves(here)):
-            if there not in came_from:
-                came_from[there] = (here, action)
-                queue.append(there)
+            if there not in seen:
+                seen.add(there)
+                queue.append((there, [*actions, action]))
     return None
 
 

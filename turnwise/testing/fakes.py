@@ -30,9 +30,9 @@ def byte_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer. Ids 0-255 are the bytes, in the order of their symbols; special tokens come last.
 
-    Without `training_texts` it has no merges. With them it learns merges until it has `vocab_size` tokens besides the special
-    ones; then many token sequences decode to a text that encodes differently. `eos_token` defaults to the last special token.
-    `bos_token`, one of the special tokens, is put before every text that is encoded with `add_special_tokens`, as in Llama.
+    From `training_texts` it learns merges, up to `vocab_size` tokens besides the special ones; then many token sequences decode
+    to a text that encodes differently. `eos_token` defaults to the last special token. `bos_token`, one of the special tokens,
+    is put before every text that is encoded with `add_special_tokens`, as in Llama.
 
     >>> tokenizer = byte_tokenizer()
     >>> len(tokenizer("hi<|im_end|>")["input_ids"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from odd_envs import FixedEnv
 from scripted_conversation import ScriptedConversation
 from toy_envs import BanditEnv
 
@@ -90,15 +91,9 @@ def test_baselines_rank_as_they_must() -> None:
     assert worst < 0.2 < erring < 0.9
 
 
-class HalfEnv(BanditEnv):
-    """A bandit that reports a partial success."""
-
-    def step(self, action: str) -> Step:
-        return "done", 1.0, True, False, {"metrics": {"success": 0.4}}
-
-
 def test_a_partial_success_counts_as_in_an_evaluation() -> None:
-    [outcome] = play(lambda _: HalfEnv(), SETTINGS, lambda env, task: RandomPlayer(env, task.seed), tasks(1))
+    half = FixedEnv("done", 1.0, True, False, {"metrics": {"success": 0.4}})
+    [outcome] = play(lambda _: half, SETTINGS, lambda env, task: RandomPlayer(env, task.seed), tasks(1))
     assert outcome == (False, 1.0)
 
 

@@ -33,12 +33,10 @@ class Stuck(BanditEnv):
     def __init__(self, where: str, wait: Callable[[threading.Event], Any]) -> None:
         super().__init__()
         self.door = threading.Event()
-        self.threads: set[str] = set()
         self.num_closes = 0
         self._where, self._wait = where, wait
 
     def _come(self, where: str) -> None:
-        self.threads.add(threading.current_thread().name)
         if where == self._where:
             self._wait(self.door)
 

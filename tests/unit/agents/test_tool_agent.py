@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from scripted_conversation import ScriptedConversation
-from toy_tools import Notebook, divide
+from toy_tools import TOOL_CHATML, Notebook, divide
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits, shortened
@@ -138,12 +138,7 @@ def test_a_tool_that_crashes_ends_the_other_calls_and_raises() -> None:
 
 
 def test_tokens_calls_and_results_go_through_a_real_context() -> None:
-    text = (
-        "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}{% for m in messages %}"
-        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
-        "{% endif %}"
-    )
-    template = ChatTemplate(byte_tokenizer(), text)
+    template = ChatTemplate(byte_tokenizer(), TOOL_CHATML)
     said = ['<tool_call>{"name": "divide", "arguments": {"a": 6, "b": 3}}</tool_call>', "<tool_call>{", "It is 2."]
     server = ScriptedServer([template.respond(response) for response in said])
     contexts = TokenContexts(template, server, 4096, "episode", parser=find_parser("hermes", template))

@@ -149,9 +149,6 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
         state_key: Hashable = self.call("state_key", partial(read_state_key, self.env))
         return CallResult(observation.text, images, prompt, state_key=state_key)
 
-    def render(self) -> Any:
-        return self.call("render", lambda: self.env.render())
-
     def close(self) -> None:
         self.call("close", lambda: self.env.close())
 

@@ -4,7 +4,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import combinations
+from itertools import accumulate, combinations
 from numbers import Real
 
 import numpy as np
@@ -106,18 +106,13 @@ def best_blind_path(maps: Sequence[Sequence[str]]) -> tuple[list[int], float]:
     letters = ["".join(rows) for rows in maps]
     if any(len(cells) != height * width or cells[0] != "S" or cells[-1] != "G" for cells in letters):
         raise ValueError("best_blind_path needs maps of one size with S at the top left and G at the bottom right")
-    holes = [sum(1 << i for i, letter in enumerate(cells) if letter == "H") for cells in letters]
-    moves = neighbours(height, width)
-    best_path: list[int] = []
-    best_count = -1
-    num_steps = height + width - 2
-    for downs in combinations(range(num_steps), height - 1):
-        path = [DOWN if i in downs else RIGHT for i in range(num_steps)]
-        position = cells_on_path = 0
-        for action in path:
-            position = moves[position][action]
-            cells_on_path |= 1 << position
-        count = sum(not cells_on_path & mask for mask in holes)
-        if count > best_count:
-            best_path, best_count = path, count
-    return best_path, best_count / len(maps)
+    is_hole = np.array([[letter == "H" for letter in cells] for cells in letters])
+    moves, num_steps = neighbours(height, width), height + width - 2
+
+    def share(path: list[int]) -> float:
+        cells = list(accumulate(path, lambda cell, action: moves[cell][action], initial=0))
+        return float(np.mean(~is_hole[:, cells].any(axis=1)))
+
+    all_downs = combinations(range(num_steps), height - 1)
+    best = max(([DOWN if i in downs else RIGHT for i in range(num_steps)] for downs in all_downs), key=share)
+    return best, share(best)

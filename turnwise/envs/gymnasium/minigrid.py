@@ -56,7 +56,6 @@ def _symbol(kind: int, colour: int, state: int) -> str:
 
 
 def _told(rows: list[list[str]], observation: Any, env: Any) -> str:
-    """The grid, and a line with direction, carried object and mission."""
     grid = "\n".join(" ".join(row) for row in rows)
     carried = _named(env.unwrapped.carrying) or "nothing"
     return f"{grid}\nfacing {DIRECTIONS[observation['direction']]}, carrying {carried}. Mission: {observation['mission']}"
