@@ -200,17 +200,17 @@ class _Examination:
                 siblings = play(envs, episode.seed, episode.actions)
                 differences = (first_difference(episode.call_results, sibling) for sibling in siblings)
                 if found := next(filter(None, differences), None):
-                    is_start = any(sibling[0] != episode.call_results[0] for sibling in siblings)
-                    what = "start differently" if is_start else "disturb each other"
-                    advice = "keep generator and state in the instance: environments that play side by side can't share any"
-                    if is_start:
+                    if any(sibling[0] != episode.call_results[0] for sibling in siblings):
+                        what = "siblings start differently"
                         advice = "make reset's seed determine the whole start: group statistics mean nothing otherwise"
-                    yield _differs("siblings", f"siblings {what}", found, advice)
+                    else:
+                        what = "siblings disturb each other"
+                        advice = "keep generator and state in the instance: environments side by side can't share any"
+                    yield _differs("siblings", what, found, advice)
                     return
             num_groups += 1
-        yield Finding(
-            "siblings", "ok", f"{NUM_SIBLINGS} side by side start the same and stay the same, under {num_groups} seeds"
-        )
+        result = f"{NUM_SIBLINGS} side by side start the same and stay the same, under {num_groups} seeds"
+        yield Finding("siblings", "ok", result)
 
     def _unreadable_actions(self) -> Iterator[Finding]:
         answers = []
@@ -253,9 +253,8 @@ class _Examination:
                 if isinstance(broken.__cause__, NotImplementedError):
                     yield _of_picture(None)
                 else:
-                    yield Finding(
-                        "render", "warning", broken.problem, "return None where there is nothing to draw", broken.trace
-                    )
+                    advice = "return None where there is nothing to draw"
+                    yield Finding("render", "warning", broken.problem, advice, broken.trace)
 
     def _close(self) -> Iterator[Finding]:
         with self._opened() as env:

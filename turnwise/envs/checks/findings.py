@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median_high
 from typing import Literal
 
 from turnwise.envs.checks.session import CallResult, CallTimes
@@ -213,8 +213,8 @@ def times(clock: CallTimes, mean_steps: float, num_cores: int) -> Finding:
     ordered = sorted(step.wall_s)
     if not ordered:
         return Finding("step time", "skipped", "never called")
-    mean_s, p99_s = fmean(ordered), ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)]
-    start_s = sorted(reset.wall_s)[len(reset.wall_s) // 2] + fmean(made.wall_s)
+    mean_s, p99_s = fmean(ordered), ordered[int(0.99 * len(ordered))]
+    start_s = median_high(reset.wall_s) + fmean(made.wall_s)
     result = f"mean {duration(mean_s)}, p99 {duration(p99_s)}, max {duration(ordered[-1])}; a start {duration(start_s)}"
     if step.is_async:
         return judged("step time", f"{result}: coroutines")
