@@ -1,4 +1,4 @@
-"""An episode in an environment, over a conversation that is written down."""
+"""Episodes of EnvAgent with scripted responses."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
 
 
 class SecondStepHangs(LettersEnv):
-    """Answers once; the next step awaits what doesn't come, or blocks."""
+    """Its second step never ends: the coroutine waits for ever, or the call blocks."""
 
     is_blocking = False
 
@@ -255,7 +255,7 @@ def test_a_call_that_hangs_is_a_failure_however_long_the_episode_may_take() -> N
 
 
 class LastStepIsLate(LettersEnv):
-    """Ends the episode, and only then the time is up."""
+    """The time is up while its last step, which ends the episode, is running."""
 
     async def step(self, action: str) -> Any:
         asyncio.get_running_loop().call_later(0, time.sleep, 1.1)

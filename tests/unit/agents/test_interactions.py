@@ -68,7 +68,7 @@ def play(
 @with_and_without_tools
 def test_tokens_are_kept_and_what_the_user_says_is_not_trained_on(tools: Any) -> None:
     user, said = Asker(), ["It is <|im_end|>", "Or 3.", "It is 2."]
-    # The first answer ends with its own stop token in the middle: what follows it was never sampled.
+    # The first answer holds a stop token; the server samples nothing after it.
     trajectory, server = play(agent_of(user, tools), said)
     [sample] = build_samples(trajectory)
     last = server.requests[-1].prompt_ids
@@ -123,14 +123,14 @@ def test_limits_are_outcomes(tools: Any, limits: dict[str, int], outcome: Any, n
     assert (trajectory.limit, len(trajectory.turns)) == (outcome, num_turns)
     assert trajectory.status == ("truncated" if outcome else "finished")
     assert trajectory.metrics["user_turns"] == num_said and user.num_open == 0
-    # The user has heard the last answer, and so scored it, unless that was cut.
+    # The user hears, and so scores, every answer that wasn't cut.
     assert len(user.heard) == (0 if "max_new_tokens" in limits else num_turns)
 
 
 @with_and_without_tools
 @pytest.mark.parametrize(("room", "limit"), [(3, "sequence_length"), (4, "sequence_length"), (5, "max_new_tokens")])
 def test_a_cut_response_is_told_what_cut_it(tools: Any, room: int, limit: str) -> None:
-    """A response has four tokens at most. Where it fills its context too, more of them would not help."""
+    """A response has at most four tokens. If it fills the context too, the context counts as the limit."""
     whole, _ = play(agent_of(Asker(), tools), ["a", "b", "c"])
     max_length = len(whole.turns[0].prompt_ids) + room
     trajectory, _ = play(agent_of(Asker(), tools, max_new_tokens=4), ["long answer"], max_length=max_length)

@@ -1,4 +1,4 @@
-"""The loop of an agent with tools, over responses whose calls are written down."""
+"""Episodes of ToolAgent with scripted calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def call(name: str, call_id: str = "a", **arguments: Any) -> dict[str, Any]:
 
 
 class Calling(ScriptedConversation):
-    """Responses with calls: lists of calls, of which a text is one that can't be read."""
+    """Answers with the given responses. Each is a list of calls; a str stands for a call that can't be read."""
 
     def __init__(self, responses: Sequence[Sequence[Any]], cut: int | None = None) -> None:
         super().__init__(f"response {number}" for number in range(len(responses)))
@@ -148,7 +148,7 @@ def test_tokens_calls_and_results_go_through_a_real_context() -> None:
     contexts.verify()
     assert (trajectory.status, [turn.text for turn in trajectory.turns]) == ("finished", said)
     assert trajectory.turns[1].observation == "2.0" and trajectory.metrics["unreadable_calls"] == 1
-    # What a reward is given as `messages`: results under the role `tool`, calls in OpenAI's form.
+    # The messages that rewards get: results have the role `tool`, calls are in OpenAI's form.
     heard = messages_of(trajectory, "prompt")
     assert [message["role"] for message in heard] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
     assert heard[1]["tool_calls"][0]["function"] == {"name": "divide", "arguments": {"a": 6, "b": 3}}

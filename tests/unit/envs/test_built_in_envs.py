@@ -1,4 +1,4 @@
-"""What holds of every environment that has a name of its own."""
+"""What holds for every built-in environment."""
 
 from __future__ import annotations
 

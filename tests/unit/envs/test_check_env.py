@@ -1,4 +1,4 @@
-"""Each defect that is planted in an environment is found and named; one without any is fit to train in."""
+"""`check_env` finds and names each defect of an environment, and finds none in a sound one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ QUICK = CheckSettings(num_episodes=8, timeout_s=20.0)
 
 
 class SoundEnv(IdentityEnv):
-    """Shows letters and wants them back, one a turn; right in everything that is checked."""
+    """Shows a letter each turn and wants it back. It passes every check."""
 
     def __init__(self, split: str = "train", num_turns: int = 3) -> None:
         super().__init__(["a", "b", "c", "d"] if split == "train" else ["w", "x", "y", "z"], num_turns)
@@ -53,15 +53,22 @@ COUNTER = itertools.count()
 
 
 def sound(**members: Any) -> type:
-    """A SoundEnv but for these members. `_marked` makes an observation of a letter."""
+    """A subclass of SoundEnv with these members. `_marked` turns a letter into an observation."""
     return type("ChangedEnv", (SoundEnv,), members)
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def method(*_: Any) -> None:
+        raise error
+
+    return method
 
 
 ForgetfulEnv = sound(_marked=lambda self, text: f"{text} {next(COUNTER)}")
 
 
 class InstructingEnv(SoundEnv):
-    """Tells other rules each time, in what only prompts show."""
+    """Each reset gives other rules, which only prompts show."""
 
     def reset(self, *, seed: int | None = None) -> Any:
         return super().reset(seed=seed)[0], {"env_instruction": f"Today's number is {next(COUNTER)}."}
@@ -85,7 +92,7 @@ class GlobalRandomEnv(SoundEnv):
 
 
 class CrowdedEnv(SoundEnv):
-    """Starts elsewhere where more than two of its kind are open."""
+    """Starts differently if more than two of its kind are open."""
 
     num_open: ClassVar[int] = 0
 
@@ -125,18 +132,6 @@ class OnceClosedEnv(SoundEnv):
         self._is_open = False
 
 
-class LeakingSplitEnv(SoundEnv):
-    """Takes a split and does nothing with it."""
-
-    def __init__(self, split: str = "train") -> None:
-        super().__init__("train", num_turns=1)
-
-
-class RaisingRenderEnv(SoundEnv):
-    def render(self) -> Any:
-        raise RuntimeError("no display")
-
-
 class TextActionsEnv(SoundEnv):
     def __init__(self, split: str = "train") -> None:
         super().__init__(split)
@@ -149,18 +144,8 @@ class ConstantEnv(SoundEnv):
         return observation, 0.0, *rest
 
 
-class ExpertlessEnv(SoundEnv):
-    def expert_action(self) -> str:
-        raise IndexError("no plan")
-
-
-class NoDisplayEnv(SoundEnv):
-    def __init__(self, split: str = "train") -> None:
-        raise OSError("no display")
-
-
 class CloselessEnv:
-    """Has what an episode needs, but for its end."""
+    """An environment without `step` and `close`."""
 
     metric_reductions: ClassVar[Mapping[str, Any]] = {}
 
@@ -190,7 +175,7 @@ def found(report: Report, check: str) -> Any:
 
 def test_an_environment_without_a_defect_passes_every_check() -> None:
     report = examine(SoundEnv)
-    # How long a step takes is the machine's business.
+    # The verdict on step times depends on the machine.
     assert {finding.verdict for finding in report.findings if finding.check != "step time"} == {"ok"}, report.to_json()
     checks = "returns, other seeds, train/val, random play, scripted play, same seed, siblings, no action, rewards, metrics"
     assert [finding.check for finding in report.findings] == [
@@ -223,9 +208,13 @@ def test_an_environment_without_a_defect_passes_every_check() -> None:
         (CrowdedEnv, "siblings", "siblings start differently, at the start: text"),
         (StrictEnv, "no action", r"step raises KeyError: '' \(action ''\)"),
         (OnceClosedEnv, "close", "close raises RuntimeError: closed already"),
-        (LeakingSplitEnv, "train/val", "[5-8] of 8 validation starts occur among 8 of training"),
+        (
+            sound(__init__=lambda self, split: SoundEnv.__init__(self, num_turns=1)),
+            "train/val",
+            "[5-8] of 8 validation starts occur among 8 of training",
+        ),
         (TextActionsEnv, "actions", "TextActionsEnv.actions is 'abcd'; a random player needs a sequence of str"),
-        (ExpertlessEnv, "expert_action", "expert_action raises IndexError: no plan"),
+        (sound(expert_action=raising(IndexError("no plan"))), "expert_action", "expert_action raises IndexError: no plan"),
         (sound(expert_action=lambda _: 1), "expert_action", r"expert_action\(\) gave 1; an action is a str"),
         (lambda split: CloselessEnv(), "metric_reductions", "isn't an environment, as it has no step, close"),
         (ListMetricsEnv, "metric_reductions", "metric_reductions is a list of 1; it must be a dict"),
@@ -271,7 +260,7 @@ def test_a_defect_is_an_error_that_names_it(make: Any, check: str, message: str)
         (ConstantEnv, "rewards", "not 0 in 0.0% of steps, 0% of episodes"),
         (sound(expert_action=lambda _: "no letter"), "scripted play", r"success 0.00 \(0 of 8\)"),
         (sound(render=lambda _: np.zeros((4, 4), np.float32)), "render", r"returns float32 \[4, 4\]"),
-        (RaisingRenderEnv, "render", "render raises RuntimeError: no display"),
+        (sound(render=raising(RuntimeError("no display"))), "render", "render raises RuntimeError: no display"),
     ],
 )
 def test_what_is_doubtful_is_a_warning_with_advice(make: Any, check: str, message: str) -> None:
@@ -336,7 +325,7 @@ def test_a_split_among_the_arguments_is_no_lack_of_the_class() -> None:
 def test_what_the_constructor_refuses_is_the_callers_mistake_and_what_it_raises_a_finding() -> None:
     with pytest.raises(EnvironmentFault, match="format_penalty"):
         examine(lambda split: FrozenLakeEnv(format_penalty=1.0))
-    report = examine(NoDisplayEnv)
+    report = examine(sound(__init__=raising(OSError("no display"))))
     assert report.verdict == "error"
     assert any(finding.trace for finding in report.findings)
 

@@ -1,4 +1,4 @@
-"""From names to environments, a user's own included."""
+"""The class of an `env_type`, built in or a user's own, and its arguments."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_wrong_argument_names_the_allowed_ones() -> None:
 
 
 class SmallLakeEnv(FrozenLakeEnv):
-    """Passes on what it doesn't know."""
+    """Passes unknown arguments on to its base class."""
 
     def __init__(self, note: str = "", **options: Any) -> None:
         super().__init__(size=3, **options)
@@ -94,7 +94,7 @@ class PlainLakeEnv(FrozenLakeEnv):
 
 
 class AnythingEnv(BanditEnv):
-    """Passes nothing on."""
+    """Takes any arguments, and passes none on."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options

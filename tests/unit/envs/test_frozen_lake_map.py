@@ -1,4 +1,4 @@
-"""Maps: gymnasium's own stream, solvable, and split by content."""
+"""Maps of FrozenLake: those of gymnasium's generator, solvable, and split by content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments of gymnasium: words for numbers, text for observations, and what is refused."""
+"""Environments of gymnasium: actions as words, observations as text, and refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOOR_KEY = "minigrid:MiniGrid-DoorKey-5x5-v0"
 
 
 def shortest_way(env: GymnasiumEnv) -> list[str]:
-    """The fewest actions to success, by breadth over copies of the environment: equal state keys are searched once."""
+    """The fewest actions to success, by breadth-first search over copies of the environment, one per state key."""
     queue: deque[tuple[GymnasiumEnv, list[str]]] = deque([(env, [])])
     seen = {env.state_key()}
     while queue:
@@ -39,7 +39,7 @@ def shortest_way(env: GymnasiumEnv) -> list[str]:
 
 
 def taxi_way(env: GymnasiumEnv) -> Iterator[str]:
-    """The actions to success by gymnasium's own table of transitions."""
+    """The fewest actions to success, by breadth-first search in gymnasium's table of transitions."""
     table = gymnasium.make("Taxi-v4").unwrapped.P
     state = int(str(env.state_key()))
     ways: dict[int, list[str]] = {state: []}
@@ -185,7 +185,7 @@ class SpacesEnv(gymnasium.Env[Any, Any]):
 
 
 class SpeedEnv(SpacesEnv):
-    """Has a number named like the state of toy environments, which is something else."""
+    """Its attribute `s` isn't its state, unlike that of toy environments."""
 
     s = 7
 

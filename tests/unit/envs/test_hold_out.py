@@ -1,4 +1,4 @@
-"""Training and validation apart by content: the same in every process, and refused where there is too little."""
+"""Splits by content: the same in every process; an environment with too few tasks plays all of them, and says so."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_fingerprint_is_of_what_is_in_a_value() -> None:
 
 
 class Plain:
-    """An object that shows its address where its text is asked for."""
+    """An object whose `repr` shows its address."""
 
     __slots__ = ("column", "row")
 
@@ -34,7 +34,7 @@ class Plain:
 
 
 class Open(Plain):
-    """One whose attributes aren't slots alone."""
+    """An object with a `__dict__` besides its slots."""
 
 
 @pytest.mark.parametrize("kind", [Plain, Open])

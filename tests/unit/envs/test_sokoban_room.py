@@ -29,9 +29,9 @@ Place = tuple[int, int]
 
 
 def fewest_actions(grid: str) -> int | None:
-    """A* on what the environment shows, with rules of its own: shares no code with the package.
+    """The length of a shortest solution, by A* on the observation with rules written again; None if there is none.
 
-    The bound is the distance of each box to its nearest target, which a step shortens by one at most.
+    The lower bound is the sum of the boxes' distances to their nearest targets, which a step shortens by one at most.
     """
     places: dict[str, set[Place]] = {symbol: set() for symbol in "#_O√XPS"}
     for row, line in enumerate(grid.splitlines()):
@@ -141,7 +141,7 @@ def test_boxes_are_lost_in_corners_and_along_walls_without_a_target() -> None:
 
 
 def test_a_room_follows_from_its_arguments() -> None:
-    # Worked out once. What a seed draws must stay: figures are measured on these rooms.
+    # A seed must go on drawing the same room, since published figures are measured on these rooms.
     letters = "".join("# .*$@+"[number] for number in cell_numbers(*random_room(0)))
     assert [letters[i : i + 6] for i in range(0, 36, 6)] == ["######", "#@   #", "#   ##", "# $ .#", "#  ###", "######"]
     for arguments in ((0, (6, 6), 1, 300, "val"), (5, (9, 8), 3, 120, "train")):

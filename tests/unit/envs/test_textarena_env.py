@@ -1,4 +1,4 @@
-"""Games of textarena: played to their end, apart from each other, and refused where they can't be played."""
+"""Games of textarena: played to their end without disturbing each other, and refused if they can't be played."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from turnwise.testing.env_contract import check_env_contract
 NUMBERS = "GuessTheNumber-v0"
 MOVES = ("up", "1 1", "left", "A B", "1 2 3 4", "accept", "right", "C B")
 SLOW = {"RushHour", "Sokoban"}
-"""Games that look for their start for up to a second."""
+"""Games that take up to a second to start."""
 
 
 def guess(env: TextArenaEnv) -> list[Any]:
-    """Halves the interval that is left until the game is over; the steps."""
+    """Plays by halving the remaining interval until the game is over. Returns the steps."""
     low, high = 1, 20
     steps: list[Any] = []
     while not steps or not steps[-1][2]:
