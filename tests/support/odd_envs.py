@@ -143,6 +143,17 @@ class RaisingEnv(BanditEnv):
         raise RuntimeError("the toy is broken")
 
 
+class FixedEnv(BanditEnv):
+    """Answers each action with the same result, whatever that is."""
+
+    def __init__(self, *result: Any) -> None:
+        super().__init__()
+        self._result = result
+
+    def step(self, action: str) -> Any:
+        return self._result
+
+
 class NaNEnv(BanditEnv):
     """Returns NaN as the reward."""
 

@@ -16,6 +16,13 @@ from turnwise.types import Observation, Task
 LACKS_SANDBOX = "TURNWISE_NEEDS_SANDBOX" not in os.environ and jail.landlock_version() < jail.MIN_LANDLOCK
 """Whether tests of the sandbox are skipped. CI needs one: there a refusal is a failed test."""
 
+TOOL_CHATML = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}{% for m in messages %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% endif %}"
+)
+"""A chat template in ChatML's form that shows the schemas of tools."""
+
 
 def schema(name: str) -> dict[str, Any]:
     """A tool of one text."""

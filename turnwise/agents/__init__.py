@@ -1,1 +1,1 @@
-"""Agent loops: how an episode is played over a Conversation."""
+"""Agent loops: they play episodes over a Conversation."""

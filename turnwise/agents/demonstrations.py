@@ -1,5 +1,5 @@
-"""Episodes of scripted players: demonstrations to learn from, and baselines to compare with. `EnvAgent` plays them, and the
-player answers in place of the model. So prompts and limits are the same as in training."""
+"""Episodes of scripted players: demonstrations to learn from, and baselines to compare with. `EnvAgent` plays them with the
+prompts and limits of training; the player answers in place of the model."""
 
 import asyncio
 import json
@@ -24,19 +24,19 @@ from turnwise.types import Message, SamplingParams, Task, Trajectory
 
 MakeEnv = Callable[[Task], Env]
 MakePlayer = Callable[[Any, Task], Player]
-"""Makes a player for the environment of a task; a random player derives its seed from the task's."""
+"""Makes a player for the environment of a task."""
 _NUM_AHEAD = 16
 
 
 class DemonstrationResult(NamedTuple):
-    """How one episode ended. `is_success`: whether the metric `success` (or the score, without that metric) is positive."""
+    """How one episode ended. It is a success if the metric `success` says so; without that metric, if its score is positive."""
 
     is_success: bool
     score: float
 
 
 class Episode(NamedTuple):
-    """One episode as a demonstration: the messages of each context that has an answer, and the tools offered there."""
+    """One episode as a demonstration: the messages of each context that has a response, and the tools offered there."""
 
     conversations: list[list[Message]]
     outcome: DemonstrationResult
@@ -44,71 +44,55 @@ class Episode(NamedTuple):
 
 
 Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], TextConversation]]
-"""Opens the conversations of a task's episode, and so decides who answers. The environment is None for a row of a data set."""
-
-
-def _player_conversation(
-    player: Player, answer_template: str | None, action_pattern: str | None, sampling: SamplingParams
-) -> TextConversation:
-    """A conversation in which a player answers. One player may answer in several conversations. If `answer_template` is None,
-    an action is written in the first form that `action_pattern` reads."""
-
-    async def complete(messages: Sequence[Message], sampling: SamplingParams, tools: Tools) -> TextAnswer | None:
-        action = player.act()
-        if action is None:
-            return None
-        text = as_answer(action, action_pattern) if answer_template is None else answer_template.replace("{action}", action)
-        if text is None or parse_action(text, action_pattern) != action.strip():
-            template = " or ".join(ANSWERS) if answer_template is None else answer_template
-            raise ConfigError(
-                f"the answer {text or action!r} isn't read as {action!r} by action_pattern {action_pattern!r}; "
-                f"make answer_template {template!r} and the pattern agree"
-            )
-        return TextAnswer(text, "stop")
-
-    return TextConversation(complete, sampling)
+"""Returns the function that opens the conversations of a task's episode, and so decides who answers. The environment is None
+for a row of a data set."""
 
 
 def demonstrations(
-    make_env: MakeEnv,
-    settings: EnvAgentSettings,
-    make_player: MakePlayer,
-    tasks: Iterable[Task],
-    answer_template: str | None = None,
+    make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
 ) -> Iterator[list[Message]]:
-    """Yields the messages of one episode per task, from the first prompt to the player's last answer; in mode `step`, those of
-    each turn. If the player gives up, the episode ends before that turn. If it gives up at once, nothing is yielded."""
-    converse = scripted(make_player, settings.action_pattern, answer_template)
-    for episode in episodes(make_env, settings, converse, tasks):
+    """Yields the messages of one episode per task, from the first prompt to the player's last answer; in mode `step`, the
+    messages of each turn. If the player gives up, the episode ends before that turn; if it gives up at once, nothing is
+    yielded."""
+    for episode in episodes(make_env, settings, scripted(make_player, settings.action_pattern), tasks):
         yield from episode.conversations
 
 
 def play(
-    make_env: MakeEnv,
-    settings: EnvAgentSettings,
-    make_player: MakePlayer,
-    tasks: Iterable[Task],
-    answer_template: str | None = None,
+    make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
 ) -> list[DemonstrationResult]:
     """Plays one episode per task, under the limits of `settings`, and says how each ended."""
-    converse = scripted(make_player, settings.action_pattern, answer_template)
-    return [episode.outcome for episode in episodes(make_env, settings, converse, tasks)]
+    played = episodes(make_env, settings, scripted(make_player, settings.action_pattern), tasks)
+    return [episode.outcome for episode in played]
 
 
-def scripted(make_player: MakePlayer, action_pattern: str | None, answer_template: str | None = None) -> Converse:
-    """A function that opens conversations in which a player answers."""
+def scripted(make_player: MakePlayer, action_pattern: str | None) -> Converse:
+    """Lets a player answer: the same one in all conversations of an episode."""
 
     def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], TextConversation]:
         player = make_player(env, task)
-        return lambda sampling, tools: _player_conversation(player, answer_template, action_pattern, sampling)
+
+        async def complete(messages: Sequence[Message], sampling: SamplingParams, tools: Tools) -> TextAnswer | None:
+            action = player.act()
+            return None if action is None else TextAnswer(_answer(action, action_pattern), "stop")
+
+        return lambda sampling, tools: TextConversation(complete, sampling)
 
     return converse
+
+
+def _answer(action: str, pattern: str | None) -> str:
+    """The response from which `pattern` reads the action. Raises ConfigError if none of `ANSWERS` is one."""
+    text = as_answer(action, pattern)
+    if text is None or parse_action(text, pattern) != action.strip():
+        raise ConfigError(f"action_pattern {pattern!r} reads {action!r} in none of {', '.join(ANSWERS)}; change the pattern")
+    return text
 
 
 def episodes(
     make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, tasks: Iterable[Task], num_at_once: int = 1
 ) -> Iterator[Episode]:
-    """One episode per task, in the order of the tasks, `num_at_once` at a time."""
+    """Plays one episode per task, `num_at_once` at a time, and yields them in the order of the tasks."""
     calls = settings.calls
     with closing(WatchedRunner(calls.watchdog, calls.place_timeout_s)) as runner:
         yield from played_by(runner, partial(_episode, make_env, settings, converse), tasks, num_at_once)
@@ -117,8 +101,9 @@ def episodes(
 def played_by(
     runner: WatchedRunner, play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterable[Task], num_at_once: int
 ) -> Iterator[Episode]:
-    """The episode that `play_one` plays for each task, in the order of the tasks; `num_at_once` are played at the same time. Up
-    to `_NUM_AHEAD` short ones are played before the first is yielded: a start of the event loop costs a fifth of one."""
+    """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the tasks. Up to
+    `_NUM_AHEAD` short episodes are played before the first is yielded, since each start of the event loop costs a fifth of
+    one. If an episode fails, those of earlier batches are yielded first."""
     remaining = iter(tasks)
     waiting: list[Task] = []
     while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):
@@ -132,7 +117,7 @@ def played_by(
 
 
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
-    """Writes one `{"messages": [...]}` per line, makes the folder if needed, and returns the number of lines."""
+    """Writes one `{"messages": [...]}` per line and returns the number of lines. Makes the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with path.open("w", encoding="utf-8") as file:
@@ -143,14 +128,14 @@ def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
 
 
 def outcome_of(trajectory: Trajectory) -> DemonstrationResult:
-    """How the episode ended."""
-    return DemonstrationResult(is_success=trajectory.metrics.get("success", trajectory.score) > 0, score=trajectory.score)
+    is_success = trajectory.metrics.get("success", float(trajectory.score > 0)) > 0.5
+    return DemonstrationResult(is_success, trajectory.score)
 
 
 async def _play_some(
     play_one: Callable[[Task], Awaitable[Episode]], waiting: list[Task], num_at_once: int, played: list[Episode]
 ) -> None:
-    """Moves episodes from `waiting` to `played` until a tenth of a second is over."""
+    """Plays tasks, which it takes out of `waiting`, for about a tenth of a second. Appends the episodes to `played`."""
     end = time.monotonic() + 0.1
     while waiting and time.monotonic() < end:
         some, waiting[:num_at_once] = waiting[:num_at_once], []
@@ -158,6 +143,7 @@ async def _play_some(
 
 
 async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:
+    """Waits for all episodes. Then the first error is raised: a TurnwiseError as it is, any other Exception as RolloutError."""
     played = await asyncio.gather(*playing, return_exceptions=True)
     for fault in played:
         if isinstance(fault, Exception) and not isinstance(fault, TurnwiseError):
@@ -177,7 +163,7 @@ async def _episode(make_env: MakeEnv, settings: EnvAgentSettings, converse: Conv
 
 
 class OpenedContexts:
-    """Opens the conversations of one episode."""
+    """Opens the conversations of one episode, and remembers them."""
 
     def __init__(self, open_one: Callable[[SamplingParams, Tools], TextConversation]) -> None:
         self.tools: Tools = ()
@@ -191,5 +177,5 @@ class OpenedContexts:
 
     @property
     def said(self) -> list[list[Message]]:
-        """The messages of each conversation that has an answer."""
+        """The messages of each conversation that has a response."""
         return [conversation.messages for conversation in self._opened if conversation.messages]

@@ -1,4 +1,4 @@
-"""The agent of an environment: reset, then observe, generate, parse and step until the episode ends."""
+"""The agent that plays environments: `reset`, then observe, generate, parse and `step` until the episode ends."""
 
 import logging
 import time
@@ -19,22 +19,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EnvAgentSettings:
-    """How episodes of one environment tag are played. Raises ConfigError for a limit below 1 or an invalid pattern."""
+    """How episodes of one environment tag are played. Raises ConfigError if `max_steps` or `max_tokens_per_step` is below 1, or
+    `action_pattern` isn't valid."""
 
     tag: str
     max_steps: int = 20
-    """Maximum actions per episode. Reaching it truncates the episode with the limit `max_steps`."""
+    """Maximum actions per episode. An episode that reaches it is truncated (limit `max_steps`)."""
     max_tokens_per_step: int = 512
     system_template: str = ""
     turn_template: str = DEFAULT_TURN_TEMPLATE
     action_pattern: str | None = DEFAULT_ACTION_PATTERN
     """Regular expression of the action in a response; None = the whole response is the action."""
     mode: ContextMode = "trajectory"
-    """`trajectory`: one context that grows. `step`: each turn has its own context, with a prompt written from scratch."""
+    """`trajectory`: one context that grows. `step`: each turn has a context and a prompt of its own."""
     history_length: int | None = None
-    """Number of earlier turns that a step's prompt shows; None = all."""
+    """Maximum earlier turns in a prompt of mode `step`; None = all."""
     episode_timeout_s: float | None = None
-    """Maximum seconds of play; None = no limit. A longer episode is truncated (limit `time`) after its last complete turn."""
+    """Maximum seconds of play; None = no limit. A longer episode is truncated after its last complete turn (limit `time`), or
+    fails if it has none."""
     calls: CallSettings = field(default_factory=CallSettings)
 
     def __post_init__(self) -> None:
@@ -46,9 +48,9 @@ class EnvAgentSettings:
 
 
 class EnvAgent:
-    """Plays the tasks of one environment tag, each in its own environment, in one growing context (mode `trajectory`) or a
-    fresh one each turn (mode `step`). Errors of an environment are passed on. A result that breaks the contract, or a call that
-    doesn't return, raises EnvironmentFault. The environment is closed on every path."""
+    """Plays the tasks of one environment tag, each in its own environment, which is closed however the episode ends. Exceptions
+    of an environment are passed on. A result that breaks the contract, or a call that doesn't return, raises EnvironmentFault.
+    """
 
     def __init__(self, make_env: Callable[[Task], Env], settings: EnvAgentSettings) -> None:
         self._make_env = make_env
@@ -60,7 +62,7 @@ class EnvAgent:
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        """One trajectory: the environment has finished it, or a limit has truncated it, which `Trajectory.limit` names."""
+        """One trajectory: finished by the environment, or truncated by the limit that `Trajectory.limit` names."""
         session, episode = self._open_session(), _Episode()
         try:
             await session.make(self._make_env, task)
@@ -113,7 +115,6 @@ class EnvAgent:
                 return
             step = await self._take_turn(session, turn_idx, observation, conversation.turns[-1], reply["content"])
             episode.turns.append(conversation.turns[-1])
-            episode.steps.append(step)
             observation, info = step.observation, step.info
             if step.is_terminated or step.is_truncated:
                 episode.limit = None if step.is_terminated else "environment"
@@ -139,17 +140,16 @@ class _TimeIsUp(EnvironmentFault):
 
 @dataclass(slots=True)
 class _Episode:
-    """The turns that the environment has answered, and the limit that truncated them: `time`, until the episode ends."""
+    """The turns that the environment has answered, and the limit that truncates the episode: `time`, unless play ends first."""
 
     turns: list[Turn] = field(default_factory=list)
-    steps: list[StepResult] = field(default_factory=list)
     limit: Limit | None = "time"
 
     def trajectory(self, task: Task, sibling: int, reductions: Mapping[str, Reduction]) -> Trajectory:
-        """The episode's trajectory. Its metrics: the number of actions, and each declared metric reduced over its steps."""
-        metrics = {"num_actions": float(len(self.steps))}
+        """The episode's trajectory. Its metrics are `num_actions`, and each declared metric reduced over the turns."""
+        metrics = {"num_actions": float(len(self.turns))}
         for name, reduction in reductions.items():
-            values = [step.metrics[name] for step in self.steps if name in step.metrics]
+            values = [turn.metrics[name] for turn in self.turns if name in turn.metrics]
             if values:
                 metrics[name] = reduce_metric(values, reduction)
         status: Status = "finished" if self.limit is None else "truncated"

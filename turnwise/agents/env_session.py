@@ -1,9 +1,8 @@
-"""One environment from its constructor to its `close`. Each call has a deadline; blocking calls run in their own thread."""
+"""One environment from its constructor to its `close`. Each call has a deadline; an environment that may block has a thread."""
 
 import asyncio
 import inspect
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,22 +19,22 @@ from turnwise.types import Observation, Task
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """The threads in which a tag's environments are called, and how long a call may take. By default environments are
-    cooperative: their calls take microseconds, or are coroutines, and run on the event loop. With `max_in_threads` or
-    `use_thread_lock` environments may block: each gets its own thread, while the other episodes continue."""
+    """Where a tag's environments are called, and how long a call may take. By default environments are cooperative: their calls
+    run on the event loop, and take microseconds or are coroutines. With `max_in_threads` or `use_thread_lock` environments may
+    block: each gets its own thread, so that other episodes continue."""
 
     timeout_s: float | None = None
     """Maximum seconds for one call (constructor, `reset`, `step` or `close`); None = no limit."""
     max_in_threads: int = 0
     """Maximum concurrent calls of blocking environments; 0 = environments are cooperative."""
     use_thread_lock: bool = False
-    """Environments may block, and only one may be called at a time. While a call is stuck, no other call starts."""
+    """Environments may block, and only one is called at a time. While a call is stuck, no other call starts."""
     place_timeout_s: float | None = None
     """Maximum seconds that a call of a blocking environment waits for other calls to end; None = no limit."""
     watchdog: Watchdog = field(default_factory=Watchdog)
     stopwatch: Stopwatch = field(default_factory=Stopwatch, compare=False)
     places: asyncio.Semaphore | None = field(init=False, default=None, compare=False)
-    """Limits how many blocking environments run in threads; all agents with these settings share it."""
+    """Limits the concurrent calls of blocking environments, over all agents with these settings."""
 
     def __post_init__(self) -> None:
         num_places = 1 if self.use_thread_lock else self.max_in_threads
@@ -43,49 +42,45 @@ class CallSettings:
             object.__setattr__(self, "places", asyncio.Semaphore(num_places))
 
     def limit(self, tag: str, call: str, error: type[EnvironmentFault] = EnvironmentFault) -> Wait:
-        """The deadline of one call. Its error names tag, environment, method, seconds and setting."""
+        """The deadline of a call. Past it, `error` names tag, call, seconds and setting."""
         return self.watchdog.waiting(f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", error)
 
     def opener(self, tag: str) -> "Callable[[], EnvSession]":
-        """A function that opens sessions; they share the limit on threads."""
+        """A function that opens sessions. They share the limit on concurrent calls."""
         if self.places is None:
             return partial(EnvSession, tag, self)
         return partial(ThreadSession, tag, self, self.places)
 
 
 class EnvSession:
-    """An environment that is called on the event loop. `make`, `reset`, `step` and `close` raise EnvironmentFault when late."""
+    """An environment that is called on the event loop. `make`, `reset`, `step` and `close` raise EnvironmentFault past their
+    deadline."""
 
     env: Env
     state_key: Hashable = None
-    """The key of the environment's true state before the last step, if it is `keyed`."""
+    """`state_key()` before the last step, if the environment has one."""
 
     def __init__(self, tag: str, settings: CallSettings) -> None:
         self.tag = tag
         self.settings = settings
-        self._class = self._episode = ""
 
     async def make(self, make_env: Callable[[Task], Env], task: Task) -> None:
         self._episode = f"{task.id} of {self.tag}, seed {task.seed}"
         self.env = await self._answer("the environment's constructor", make_env, task)
         self._class = type(self.env).__name__
+        self._name = f"{self.tag} ({self._class})"
         self._step, self._state_key = f"{self._class}.step", f"{self._class}.state_key"
         # Checked once, since isinstance of a protocol takes as long as a step.
         self.keyed = self.env if isinstance(self.env, HasStateKey) else None
 
-    @property
-    def name(self) -> str:
-        return f"{self.tag} ({self._class})"
-
     async def reset(self, seed: int) -> tuple[Observation, Mapping[str, Any]]:
         """The first observation, and info."""
-        return read_reset(await self._answer(f"{self._class}.reset", partial(self.env.reset, seed=seed)), self.name)
+        return read_reset(await self._answer(f"{self._class}.reset", partial(self.env.reset, seed=seed)), self._name)
 
     async def step(self, action: str, turn_idx: int) -> StepResult:
-        """The result of an action; `turn_idx` is for messages."""
-        return read_step(
-            await self._answer(self._step, self._take_step, action), self.name, turn_idx, self.env.metric_reductions
-        )
+        """The result of an action in turn `turn_idx` (from 1)."""
+        result = await self._answer(self._step, self._take_step, action)
+        return read_step(result, self._name, turn_idx, self.env.metric_reductions)
 
     async def close(self) -> None:
         await self._answer(f"{self._class}.close", self.env.close)
@@ -100,7 +95,7 @@ class EnvSession:
         return self.env.step(action)
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a method, which may be a coroutine function. If it tries to end the process, only its episode fails."""
+        """The result of a call, which may be a coroutine. If the call tries to end the process, only its episode fails."""
         stopwatch = self.settings.stopwatch
         with Foreign(name, self._episode):
             started = stopwatch.now()
@@ -118,7 +113,7 @@ class EnvSession:
 
 class ThreadSession(EnvSession):
     """An environment in its own thread, since some libraries only work in the thread that loaded them. A call past its deadline
-    is abandoned. If it ever returns, its thread closes the environment and ends."""
+    is interrupted and no longer waited for. When it returns, the thread closes the environment and ends."""
 
     def __init__(self, tag: str, settings: CallSettings, places: asyncio.Semaphore) -> None:
         super().__init__(tag, settings)
@@ -136,7 +131,7 @@ class ThreadSession(EnvSession):
         self._thread.end()
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a method. It is called in the environment's thread, once the limit on concurrent calls leaves room."""
+        """The result of a call in the environment's thread, as soon as the limit on concurrent calls allows it."""
         waiter, its_turn, timeout_s = f"an episode of {self.tag}", f"its turn to call {name}", self.settings.place_timeout_s
         async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
             await self._places.acquire()
@@ -154,16 +149,13 @@ class ThreadSession(EnvSession):
             self._is_stuck = not call.done()
             if self._is_stuck:
                 self._thread.interrupt()
-            self._give_place_back(call)
+            if self._is_stuck and self.settings.use_thread_lock:
+                loop = asyncio.get_running_loop()
+                call.add_done_callback(lambda _: loop.call_soon_threadsafe(self._places.release))
+            else:
+                self._places.release()
 
     def _called(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Runs in the thread. `Foreign` converts exceptions that can't pass through a future."""
+        """Makes a call in the thread. `Foreign` converts exceptions that a future can't carry."""
         with Foreign(name, self._episode):
             return function(*args)
-
-    def _give_place_back(self, call: Future[Any]) -> None:
-        if self._is_stuck and self.settings.use_thread_lock:
-            loop = asyncio.get_running_loop()
-            call.add_done_callback(lambda _: loop.call_soon_threadsafe(self._places.release))
-        else:
-            self._places.release()

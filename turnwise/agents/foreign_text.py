@@ -1,4 +1,4 @@
-"""Runs any agent in contexts where its environment can't forge a turn."""
+"""Runs an agent so that text of its environment can't contain special tokens, and so can't forge a turn."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +9,7 @@ from turnwise.types import SamplingParams, Task, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class OverForeignText:
-    """Opens the agent's contexts so that special tokens in text of users and tools stay ordinary text."""
+    """Runs `agent` in contexts where special tokens that are spelt out in messages of users and tools stay ordinary text."""
 
     agent: AgentLoop
 

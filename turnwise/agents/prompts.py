@@ -1,4 +1,4 @@
-"""Turns observations into chat messages."""
+"""Writes the prompts of an environment's agent: observations as chat messages."""
 
 from collections.abc import Sequence
 from string import Formatter
@@ -12,12 +12,13 @@ from turnwise.types import Message, Observation, Turn
 class EnvPrompt:
     """Writes the messages before each response.
 
-    In mode `trajectory` the system message and the environment's instruction come first, then a user message per turn. In mode
-    `step` every turn opens a context and repeats both, and `{history}` shows the last `history_length` turns (None = all).
+    Each turn has a user message. In mode `trajectory` the first turn also shows the system message and the environment's
+    instruction. In mode `step` each turn opens a context and shows both; `{history}` is the last `history_length` turns
+    (None = all).
 
     `system_template` is used as it is; "" means none. `turn_template` is filled with `TURN_PLACEHOLDERS`, in mode `step` with
     `STEP_PLACEHOLDERS` as well; a literal brace is written twice. An environment's text is inserted as it is, braces included.
-    The instruction opens a context's first user message, or replaces `{env_instruction}` in the template. Raises ConfigError if
+    The instruction comes before the user message, unless the template has `{env_instruction}`. Raises ConfigError if
     `turn_template` has an unknown placeholder or a lone brace.
 
     >>> prompt = EnvPrompt("", "Turn {turn_idx}: {observation}")
@@ -45,7 +46,7 @@ class EnvPrompt:
         suffix: str = "",
         earlier: Sequence[Turn] = (),
     ) -> list[Message]:
-        """The messages before the response of turn `turn_idx`, which counts from 1 and follows the turns `earlier`."""
+        """The messages before the response of turn `turn_idx` (from 1). `earlier`: the turns before it."""
         values = {
             "observation": observation.text,
             "turn_idx": str(turn_idx),
@@ -95,7 +96,7 @@ def _history(turns: Sequence[Turn], first_step: int) -> str:
 
 
 def _content(text: str, observation: Observation) -> str | list[dict[str, Any]]:
-    """The text alone or, if there are media, content parts in the form of Hugging Face's processors."""
+    """The text; with media, a list of content parts, as Hugging Face's processors take them."""
     if not observation.media:
         return text
     images = [{"type": "image", "image": media.data} for media in observation.media]
@@ -103,7 +104,7 @@ def _content(text: str, observation: Observation) -> str | list[dict[str, Any]]:
 
 
 def _parse(template: str, mode: ContextMode) -> tuple[tuple[str, str], ...]:
-    """`(literal, name of the placeholder after it or "")` pairs."""
+    """The pieces of a template, as `(literal, name of the placeholder after it, or "")`."""
     allowed = TURN_PLACEHOLDERS if mode == "trajectory" else TURN_PLACEHOLDERS + STEP_PLACEHOLDERS
     try:
         fields = list(Formatter().parse(template))

@@ -1,11 +1,11 @@
-"""Answers the prompt of a row with tools: generate, execute the calls, show their results, until an answer has no call."""
+"""The agent for rows of a data set with tools: it generates, executes the calls and shows their results, until a response has
+no calls."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Literal
 
 from turnwise.agents.single_turn_agent import RowAgentSettings, cut_by
@@ -27,15 +27,15 @@ class ToolAgentLimits:
     max_parallel_calls: int = 1
     """Maximum calls of one response that are executed, concurrently. The model is told that further calls were not executed."""
     max_tool_response_length: int = 1024
-    """Maximum characters of a result that the model is shown."""
+    """Maximum characters of a result that are shown to the model."""
     tool_response_truncate_side: Side = "middle"
-    """The part of a longer result that is removed."""
+    """The side of a longer result at which characters are removed."""
 
 
 class ToolAgent:
     """Plays a row in one context. The row's tools are created once, and released however the episode ends. If the row names a
-    simulated user, that user may reply to each response without calls. The model is told about its own mistakes. A tool that
-    hangs or crashes raises, and the scheduler plays the episode again."""
+    simulated user, that user may reply to each response without calls. A call that can't be read or executed is answered with
+    the reason. A tool that hangs or crashes raises, and the scheduler plays the episode again."""
 
     def __init__(
         self, settings: RowAgentSettings, *, tools: ToolBox, limits: ToolAgentLimits, interactions: Interactions | None = None
@@ -48,10 +48,10 @@ class ToolAgent:
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        """One trajectory: finished by a response without calls, or truncated by a limit."""
+        """One trajectory: finished by a response without calls or by the simulated user, or truncated by a limit."""
         users = self._interactions
         async with self._tools.open(task) as session, users.open(task, sibling, self._settings.max_user_turns) as user:
-            # Results of tools and messages of users come from outside: they must not forge a turn.
+            # Special tokens in results of tools or messages of users would forge a turn.
             conversation = open_conversation(sampling, tools=session.schemas, encode_special_tokens=False)
             limit = await self._converse(session, user, conversation, prompt_of(task.payload, self._settings.prompt_key))
             rewards, metrics = await session.rewards(), await user.metrics()
@@ -66,10 +66,9 @@ class ToolAgent:
         self, session: ToolSession, user: InteractionSession, conversation: Conversation, messages: Sequence[Message]
     ) -> Limit | None:
         settings, said = self._settings, list[Message]()
-        for turn_idx in count(1):
+        while True:
             reply = await conversation.generate(messages, CallOptions(settings.max_new_tokens))
-            # If the results of the last calls, or the user's last message, leave no room, the context ends before them.
-            if reply is None:
+            if reply is None:  # the last results, or the user's last message, leave no room for a response
                 return "sequence_length"
             turn, recorded = conversation.turns[-1], reply.pop("tool_results", None)
             calls, errors = reply.get("tool_calls") or (), reply.get("call_errors") or ()
@@ -82,19 +81,18 @@ class ToolAgent:
                 messages = await user.reply(said, turn)
                 if not messages:
                     return user.limit
-            if turn_idx == settings.max_assistant_turns:
+            if len(conversation.turns) == settings.max_assistant_turns:
                 return "max_steps"
             if calls or errors:
                 messages = await self._answers(session, calls, errors, recorded)
                 turn.tool_results = tuple(message["content"] for message in messages)
             turn.step_s = time.perf_counter() - started
-        raise AssertionError("count never ends")
 
     async def _answers(
         self, session: ToolSession, calls: Sequence[Mapping[str, Any]], errors: Sequence[str], recorded: Sequence[str] | None
     ) -> list[Message]:
-        """A message of role `tool` per call, in the order of the calls, unreadable ones last. With `recorded` results no call
-        is executed."""
+        """A message of role `tool` per call, in the order of the calls; unreadable calls come last. In a replay, `recorded`
+        holds the messages' texts, and no call is executed."""
         for error in errors:
             logger.info("Failed to decode tool call: %s", error)
         functions = [call["function"] for call in calls]
@@ -102,7 +100,7 @@ class ToolAgent:
             limits, texts = self._limits, [*await self._results(session, functions), *errors]
             length, side = limits.max_tool_response_length, limits.tool_response_truncate_side
             recorded = [shortened(text, length, side) for text in texts]
-        # An unknown name is text of the model. It must not reach the template, where it could forge a turn.
+        # The model may write special tokens into an unknown name. In the template they would forge a turn.
         known = {schema["function"]["name"] for schema in session.schemas}
         names = [f["name"] if f["name"] in known else "error" for f in functions] + ["error"] * len(errors)
         ids = [call["id"] for call in calls] + [f"error{number:04d}" for number in range(len(errors))]
@@ -115,7 +113,7 @@ class ToolAgent:
         try:
             results = await asyncio.gather(*running)
         finally:
-            # If one call fails the episode, no other call may outlive it.
+            # If one call raises, the others must not outlive the episode.
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
@@ -124,7 +122,7 @@ class ToolAgent:
 
 
 def shortened(text: str, limit: int, side: Side) -> str:
-    """The text shortened to `limit` characters, with a mark where some were removed.
+    """At most `limit` characters of the text, with a mark where some were removed.
 
     >>> shortened("abcdefgh", 4, "middle"), shortened("abcdefgh", 4, "left"), shortened("abcd", 4, "right")
     ('ab...(truncated)...gh', '(truncated)...efgh', 'abcd')

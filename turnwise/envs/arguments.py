@@ -1,4 +1,4 @@
-"""Argument checks for constructors of environments. Each error says what was got and what is allowed."""
+"""Argument checks for constructors of environments. Each raises EnvironmentFault with what was got and what is allowed."""
 
 import math
 import numbers
@@ -14,7 +14,7 @@ def check_choice(env_name: str, name: str, value: object, allowed: Sequence[obje
 
 
 def check_type(env_name: str, name: str, value: object, allowed: type, meaning: str) -> None:
-    """Raises EnvironmentFault if `value` isn't of the type `allowed`; `meaning` says in words what is allowed.
+    """Refuses a value that isn't of the type `allowed`, which `meaning` names in words. A bool isn't a number.
 
     >>> check_type("gymnasium", "id", 5, str, "a string")
     Traceback (most recent call last):
@@ -37,10 +37,19 @@ def check_format_penalty(value: float) -> None:
         raise EnvironmentFault(f"format_penalty {value} would reward invalid actions; it must be 0 or less")
 
 
+def check_rows(name: str, rows: object, letters: str) -> None:
+    """Refuses rows of a grid that aren't strings of equal length, made of `letters`."""
+    if isinstance(rows, str) or not isinstance(rows, Sequence) or not all(isinstance(row, str) for row in rows):
+        raise EnvironmentFault(f"{name} {rows!r} must be a list of strings, one per row")
+    if not any(rows) or len({len(row) for row in rows}) != 1 or set("".join(rows)) - set(letters):
+        raise EnvironmentFault(f"{name} {list(rows)!r} must be rows of equal length, made of the letters {letters!r}")
+
+
 def words_by_number(
     name: str, lookup: Mapping[Any, str], numbers: Sequence[int], *, is_case_sensitive: bool = False
 ) -> tuple[str, ...]:
-    """The stripped word of each number, in the order of `numbers`. Keys of `lookup` may be numbers or their text.
+    """The stripped words of `lookup`, in the order of `numbers`. Its keys are the numbers, or the numbers as text. Each number
+    must have its own word; case alone tells words apart only if `is_case_sensitive`.
 
     >>> words_by_number("action_lookup", {"2": "Down ", 1: "Up"}, (1, 2))
     ('Up', 'Down')

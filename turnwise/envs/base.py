@@ -11,29 +11,29 @@ Step = tuple[str | Observation, float, bool, bool, dict[str, Any]]
 
 
 class TextEnv(ABC):
-    """A synchronous environment. A subclass defines `reset` and `step`; the rest has defaults. Subclassing is a convenience:
-    any class with the methods of `protocols.Env` is an environment. If the observation doesn't show the whole state, the
-    environment adds `state_key()`."""
+    """A synchronous environment. A subclass defines `reset` and `step`; the rest has defaults. Subclassing is optional: any
+    class with the methods of `protocols.Env` is an environment. If observations don't show the whole state, add `state_key()`,
+    which returns a hashable key of it."""
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType({})
     relays_foreign_text: ClassVar[bool] = False
-    """Whether observations hold foreign text (a web page, a data set, a player's words). Special tokens in it then stay
-    ordinary text, unless the config sets `encode_special_tokens: true`."""
+    """Whether observations hold text that others wrote (a web page, a data set, a player's words). Special tokens spelt out in
+    observations then stay ordinary text, unless the config sets `encode_special_tokens: true`."""
     shows_pictures: bool = False
     """Whether this environment's observations hold pictures, which a text model can't see."""
 
     @abstractmethod
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Starts an episode that depends on `seed` alone."""
+        """Starts an episode and returns `(observation, info)`. Everything random in the episode follows from `seed`."""
 
     @abstractmethod
     def step(self, action: str) -> Step:
         """`(observation, reward, terminated, truncated, info)` after one action; "" stands for an unparsed action."""
 
     def render(self) -> Any:
-        """A picture for people, uint8 [H, W, 3], or None."""
+        """A picture for people, uint8 [H, W, 3], a string, or None."""
         return None
 
     def close(self) -> None:
-        """Frees the environment's resources; called once per episode, on every path."""
+        """Frees the environment's resources. Called once per episode, however the episode ends."""
         return None

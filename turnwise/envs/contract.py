@@ -1,4 +1,4 @@
-"""Checks an environment's results once, when they arrive, so that wrong shapes and NaN never reach training."""
+"""Checks the results of every `reset` and `step`, so that wrong types and NaN never reach training."""
 
 import numbers
 import reprlib
@@ -13,10 +13,10 @@ from turnwise.protocols import Env, HasStateKey
 from turnwise.types import Media, Observation, Reduction
 
 PROMPT_KEYS = ("env_instruction", "suffix")
-"""Keys of `info` that prompts use."""
+"""Keys of `info` whose texts go into prompts."""
 
 LARGEST = 1e30
-"""The largest reward or metric. It fits into a float32; its square and sums of many of them fit into a float64."""
+"""The largest absolute value of a reward or metric. It fits into a float32; its square, and sums of squares, into a float64."""
 
 _REDUCTIONS: dict[Reduction, Callable[[list[float]], float]] = {
     "mean": lambda values: sum(values) / len(values),
@@ -28,7 +28,7 @@ _REDUCTIONS: dict[Reduction, Callable[[list[float]], float]] = {
 
 
 class StepResult(NamedTuple):
-    """The checked answer to one action."""
+    """The checked result of one `step`."""
 
     observation: Observation
     reward: float
@@ -39,6 +39,7 @@ class StepResult(NamedTuple):
 
 
 def check_shape(env: Env) -> None:
+    """Raises EnvironmentFault if a required member is missing, or `metric_reductions` isn't valid."""
     name = type(env).__name__
     missing = [member for member in ("reset", "step", "close", "metric_reductions") if not hasattr(env, member)]
     if missing:
@@ -56,7 +57,7 @@ def check_shape(env: Env) -> None:
 
 
 def read_reset(result: Any, env_name: str) -> tuple[Observation, Mapping[str, Any]]:
-    """The `(observation, info)` of a `reset`."""
+    """Checks and returns the `(observation, info)` of a `reset`. Raises EnvironmentFault if it breaks the contract."""
     where = f"environment {env_name}, reset"
     if not (isinstance(result, tuple) and len(result) == 2):
         raise EnvironmentFault(f"{where}: got {_shape(result)}; reset returns the tuple (observation, info)")
@@ -64,7 +65,7 @@ def read_reset(result: Any, env_name: str) -> tuple[Observation, Mapping[str, An
 
 
 def read_step(result: Any, env_name: str, turn: int, reductions: Mapping[str, Reduction]) -> StepResult:
-    """The five values of the `step` in turn `turn` (from 1)."""
+    """Checks what `step` returned in turn `turn` (from 1). Raises EnvironmentFault if it breaks the contract."""
     where = f"environment {env_name}, turn {turn}"
     if not (isinstance(result, tuple) and len(result) == 5):
         raise EnvironmentFault(
@@ -86,12 +87,12 @@ def read_step(result: Any, env_name: str, turn: int, reductions: Mapping[str, Re
 
 
 def read_state_key(env: Env) -> Hashable:
-    """The environment's own key of its state, None if it has none."""
+    """`state_key()` of an environment; None if it has no such method."""
     return ask_state_key(env) if isinstance(env, HasStateKey) else None
 
 
 def ask_state_key(env: HasStateKey) -> Hashable:
-    """The state key of an environment that is known to have one."""
+    """`env.state_key()`. Raises EnvironmentFault if the key isn't hashable."""
     key = env.state_key()
     try:
         hash(key)
@@ -101,7 +102,7 @@ def ask_state_key(env: HasStateKey) -> Hashable:
 
 
 def is_picture(value: Any) -> bool:
-    """Whether this is an RGB array: uint8 [H, W, 3]."""
+    """Whether a value is an RGB array: uint8 [H, W, 3]."""
     return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.shape[2:] == (3,)
 
 
@@ -151,7 +152,7 @@ def _check_text(value: Any, what: str) -> None:
 
 
 def _number(value: Any, what: str) -> float:
-    # A comparison holds for integers of any length, and not for NaN.
+    # Unlike math.isfinite, a comparison takes integers of any length. It is false for NaN.
     size: Any = abs(value) if isinstance(value, (numbers.Real, np.bool_)) else float("nan")
     if not size <= LARGEST:
         raise EnvironmentFault(
@@ -169,7 +170,7 @@ def _metrics(values: Any, where: str, reductions: Mapping[str, Reduction]) -> di
                 f"{where}: metric {name!r} isn't declared; metric_reductions has {', '.join(reductions) or 'none'}: "
                 f"add it there with mean, sum, max, min or last.{nearest(str(name), reductions)}"
             )
-    # Most values need no error text, so the quick check comes first.
+    # The quick check comes first, since building the text of an error takes longer.
     return {
         name: value if type(value) is float and -LARGEST <= value <= LARGEST else _number(value, f"{where}: metric {name!r}")
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""What the grid worlds share: four words as actions, texts or pictures as observations, tiles of pictures, shortest ways."""
+"""What FrozenLake and Sokoban share: actions, observations, pictures made of tiles, and the search for the fewest actions."""
 
 import math
 from abc import abstractmethod
@@ -28,20 +28,21 @@ y, x = np.mgrid[0:TILE, 0:TILE] / (TILE - 1) - 0.5
 
 
 def disc(left: float, top: float, radius: float) -> NDArray[np.bool_]:
-    """The pixels of a tile in a disc around (`left`, `top`). A tile's sides are 1 long, and (0, 0) is its middle."""
+    """The pixels of a tile in a disc around (`left`, `top`), bool [TILE, TILE]. A tile's side is 1, its middle (0, 0)."""
     return (x - left) ** 2 + (y - top) ** 2 <= radius**2
 
 
 def box(left: float, top: float, right: float, bottom: float) -> NDArray[np.bool_]:
-    """The pixels of a box in a tile."""
+    """The pixels of a tile in a rectangle, bool [TILE, TILE], in the coordinates of `disc`."""
     return (x >= left) & (x <= right) & (y >= top) & (y <= bottom)
 
 
+EDGE = ~box(-0.47, -0.47, 0.47, 0.47)
 PLAYER_COAT, PLAYER_FACE = disc(0, 0.36, 0.27) & (y <= 0.38), disc(0, -0.06, 0.17)
 
 
 def draw(cells: Sequence[Cell], width: int, paint: Callable[[NDArray[np.uint8], int, Cell], None]) -> NDArray[np.uint8]:
-    """A picture, uint8 [TILE · rows, TILE · columns, 3], whose tiles `paint(tile, index, cell)` paints."""
+    """A picture, uint8 [TILE · rows, TILE · width, 3]. `paint(tile, index, cell)` fills each tile [TILE, TILE, 3]."""
     picture = np.empty((TILE * len(cells) // width, TILE * width, 3), np.uint8)
     for index, cell in enumerate(cells):
         row, column = divmod(index, width)
@@ -52,22 +53,18 @@ def draw(cells: Sequence[Cell], width: int, paint: Callable[[NDArray[np.uint8], 
 def fewest_actions(
     start: State, is_goal: Callable[[State], bool], moves: Callable[[State], Iterable[State]], max_states: float = math.inf
 ) -> list[int] | None:
-    """The shortest list of actions from `start` to a goal; among equals, the lexicographically first. `moves` gives the state
-    after each action. None if there is no way, or none is found within `max_states` states."""
-    came_from: dict[State, tuple[State, int]] = {start: (start, -1)}
-    queue = deque([start])
-    while queue and len(came_from) <= max_states:
-        here = queue.popleft()
+    """The shortest list of action numbers from `start` to a goal, by breadth-first search; among equals, the lexicographically
+    first. `moves(state)` gives the next state for each action. None if no goal is found within `max_states` states."""
+    seen = {start}
+    queue: deque[tuple[State, list[int]]] = deque([(start, [])])
+    while queue and len(seen) <= max_states:
+        here, actions = queue.popleft()
         if is_goal(here):
-            actions = []
-            while here != start:
-                here, action = came_from[here]
-                actions.append(action)
-            return actions[::-1]
+            return actions
         for action, there in enumerate(moves(here)):
-            if there not in came_from:
-                came_from[there] = (here, action)
-                queue.append(there)
+            if there not in seen:
+                seen.add(there)
+                queue.append((there, [*actions, action]))
     return None
 
 
@@ -76,8 +73,9 @@ class GridEnv(TextEnv):
 
     name: ClassVar[str]
     scene: ClassVar[str]
+    """Noun for the world, in the text beside a picture."""
     words: ClassVar[Mapping[int, str]]
-    """Number → word of each action."""
+    """Number in `action_lookup` → word, in the order of `actions`."""
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
         {"success": "last", "action_is_valid": "mean", "action_is_effective": "mean", "format_penalty": "mean"}
     )
@@ -119,7 +117,7 @@ class GridEnv(TextEnv):
         return grid if self._observation_kind == "grid" else f"{grid}\n{self._coordinates()}"
 
     def _step(self, number: int | None, reward: float, *, is_success: bool, is_effective: bool, is_over: bool) -> Step:
-        """The result of `step` for the action of this number; None stands for text that isn't an action."""
+        """The result of `step`. `number` is the action's index in `actions`; None if the text was no action."""
         penalty = self._format_penalty if number is None else 0.0
         metrics = {
             "success": float(is_success),
@@ -131,7 +129,8 @@ class GridEnv(TextEnv):
         return self._observe(), reward + penalty, is_over, False, info
 
     def _rules(self, goal: str, symbols: Iterable[tuple[str, str]], unnamed: str, moves: str) -> str:
-        """The rules that open the first prompt. `unnamed` says what coordinates leave out; `moves` says what stops a move."""
+        """The rules that open the first prompt. `unnamed` ends the sentence on coordinates: it names the cells without any.
+        `moves` ends the sentence on actions: it says what else a move does."""
         lines = [goal]
         if not self.shows_pictures:
             lines.append("Symbols: " + ", ".join(f"{symbol} {meaning}" for symbol, meaning in symbols) + ".")

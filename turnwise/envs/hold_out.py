@@ -14,22 +14,23 @@ from turnwise.types import Split, derive_seed
 logger = logging.getLogger(__name__)
 
 MAX_DRAWS = 64
-"""Number of seeds that are tried before giving up. A quarter of many tasks are for validation, so 64 tries fail once in 10⁸."""
+"""Maximum seeds tried for one start. Of many tasks a quarter are for validation; 64 seeds miss these once in 10⁸ times."""
 
 
 class HeldOutEnv(TextEnv):
-    """An environment that only takes seeds. With a `split` it plays only that split's starts, or all if it finds none."""
+    """An environment whose tasks can only be chosen by a seed. It plays only starts of its `split`, or any if it finds none."""
 
     plays_all = False
-    """Whether the last episode may be of the other split, because no start of the right split was found."""
+    """Whether the current episode may belong to the other split, because no start of the right split was found."""
     _seed = 0
 
     def _start(self, name: str, seed: int | None, split: Split | None, begin: Callable[[int], str]) -> None:
-        """Calls `begin`, which starts the episode of a seed and returns its content, until the content belongs to the split:
-        first with `seed` (by default the next one), then with seeds derived from it."""
+        """Calls `begin(seed)`, which starts an episode and returns its content, until the content belongs to `split`. The first
+        seed is `seed`, the others derive from it. Without `seed`, the first one derives from the last episode's."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         for draw in range(MAX_DRAWS):
-            if in_split(begin(derive_seed(self._seed, draw) if draw else self._seed), split):
+            content = begin(derive_seed(self._seed, draw) if draw else self._seed)
+            if in_split(int(fingerprint(content), 16), split):
                 self.plays_all = False
                 return
         _say_that_all_are_played(name)
@@ -38,9 +39,9 @@ class HeldOutEnv(TextEnv):
 
 
 def fingerprint(value: Any) -> str:
-    """A hash of nested values, the same in every process: numbers, texts, arrays, mappings, sequences, sets, objects of these.
+    """A hash, the same in every process, of numbers, texts, arrays, mappings, sequences, sets, and objects made of these.
 
-    A numpy number counts as its value. An object without a `repr` of its own counts as its class and attributes.
+    A numpy number counts as its value. An object whose class has no `__repr__` counts as its class and attributes.
 
     >>> fingerprint({"a": (1, np.float32(2))}) == fingerprint({"a": [np.int64(1), 2.0]})
     True
@@ -48,14 +49,19 @@ def fingerprint(value: Any) -> str:
     return hashlib.blake2b(_canonical(value).encode(), digest_size=16).hexdigest()
 
 
-def in_split(content: str, split: Split | None) -> bool:
-    """Whether the task with this content belongs to `split`: a quarter of all contents are for validation."""
-    return split is None or (int(fingerprint(content), 16) % 4 == 0) == (split == "val")
+def content_hash(text: str) -> int:
+    """A hash in [0, 2⁶⁴), the same in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def in_split(content: int, split: Split | None) -> bool:
+    """Whether the task whose content has the hash `content` belongs to `split`. A quarter of all hashes are for validation."""
+    return split is None or (content % 4 == 0) == (split == "val")
 
 
 @lru_cache
 def _say_that_all_are_played(env_name: str) -> None:
-    """Warns that training and validation play the same tasks, once per environment name and process."""
+    """Warns, once per environment name and process."""
     logger.warning("%s has too few tasks to hold any out: training and validation play the same tasks", env_name)
 
 
@@ -73,5 +79,5 @@ def _canonical(value: Any) -> str:
             return repr(value)
         case _:
             text = repr(value)
-            # The default `repr` of an object is its address. Pickle would keep its class, and its attributes or slots.
+            # The default `repr` holds the object's address; pickle's reduction holds its class, and its attributes or slots.
             return _canonical(value.__reduce_ex__(2)[1:3]) if " at 0x" in text else text

@@ -6,13 +6,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from turnwise.errors import NotAvailableError
+from turnwise.package_tables import read_table
 
 _process = threading.Lock()
 
@@ -20,20 +19,20 @@ _process = threading.Lock()
 @cache
 def known_of(package: str) -> Any:
     """The section of `packages.yaml` about a package."""
-    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))[package]
+    return read_table(__file__, "packages.yaml")[package]
 
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Wraps calls of a package that prints. The output is hidden, and no other such call runs at the same time."""
+    """Surrounds calls into a package that prints: hides the output, and lets only one such call run at a time."""
     with _process, redirect_stdout(io.StringIO()):
         yield
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Wraps calls into a package that draws from the process's random streams (`random` and numpy). No other such call runs at
-    the same time, the streams are restored afterwards, and output is hidden."""
+    """Like `silenced`, for a package that draws from the global random streams of `random` and numpy: restores both streams
+    afterwards."""
     with silenced():
         python, numpy = random.getstate(), np.random.get_state()
         try:
@@ -45,7 +44,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
-    """Wraps the import of an optional package. If it is missing, the error names the extra to install.
+    """Surrounds the import of an optional package. If the package is missing, the error names the extra to install.
 
     >>> with needs("no_such_package", "gym"):
     ...     import no_such_package

@@ -5,15 +5,14 @@ import re
 from turnwise.errors import ConfigError
 
 ANSWERS = ("{action}", "<answer>{action}</answer>", "<think></think><answer>{action}</answer>")
-"""Forms of an answer; the first one that `action_pattern` can read is used."""
+"""Templates of a response; the first one that `action_pattern` can read is used."""
 _FLAGS = re.IGNORECASE | re.DOTALL
 _THOUGHT = re.compile(r"<think>.*?</think>", _FLAGS)
-_OPEN = re.compile(r"<think>", _FLAGS)
 _CLOSE = re.compile(r"</think>", _FLAGS)
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """The `action_pattern` of a config, where `.` matches newlines and case doesn't matter."""
+    """A compiled `action_pattern`: `.` matches newlines, and case doesn't matter. Raises ConfigError if it isn't valid."""
     try:
         return re.compile(pattern, _FLAGS)
     except re.error as error:
@@ -23,7 +22,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 def without_thoughts(text: str) -> str | None:
     """The text outside think blocks; None if a block is opened and never closed.
 
-    Some chat templates open the block in the prompt, so a lone `</think>` ends a thought that began before the text.
+    Some chat templates open the block in the prompt, so text before a lone `</think>` is inside a block, too.
 
     >>> without_thoughts("<think>Left?</think> Right")
     ' Right'
@@ -33,14 +32,14 @@ def without_thoughts(text: str) -> str | None:
     if "think>" not in text.lower():
         return text
     spoken = _CLOSE.split(_THOUGHT.sub("", text))[-1]
-    return None if _OPEN.search(spoken) else spoken
+    return None if "<think>" in spoken.lower() else spoken
 
 
 def parse_action(text: str, pattern: str | None) -> str | None:
     """The stripped action in a response, None if there is none.
 
-    The action is the last group of the first match of `pattern` outside think blocks; without groups it is the whole match;
-    without a pattern, the whole text. A pattern that names `<think>` itself sees the text with its thoughts.
+    The action is the last group of the first match of `pattern` outside think blocks; without groups, the whole match; without
+    a pattern, all text outside think blocks. A pattern that contains `<think>` is matched against the whole text.
 
     >>> parse_action("<think><answer>Up</answer>?</think> <Answer> Left </Answer>", r"<answer>(.*?)</answer>")
     'Left'
@@ -60,7 +59,8 @@ def parse_action(text: str, pattern: str | None) -> str | None:
 
 
 def as_answer(action: str, pattern: str | None) -> str | None:
-    """A response in which `pattern` finds the action; None if no form fits. A text that already fits stays unchanged.
+    """A response from which `pattern` reads the action; None if no template of `ANSWERS` fits. If the pattern already finds an
+    action in `action`, the response is `action` unchanged.
 
     >>> as_answer("Right", r"<answer>(.*?)</answer>"), as_answer("Up", None), as_answer("Up", "[0-9]+")
     ('<answer>Right</answer>', 'Up', None)

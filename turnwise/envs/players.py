@@ -10,26 +10,27 @@ from turnwise.protocols import HasExpert
 
 @runtime_checkable
 class HasActions(Protocol):
-    """An environment with a fixed list of action words."""
+    """An environment that lists the words of its actions."""
 
     actions: tuple[str, ...]
 
 
 @runtime_checkable
 class Acting(Protocol):
-    """Plays one episode of the environment that it was made for: chooses the next action, or gives up (None)."""
+    """A player for one episode of one environment."""
 
-    def act(self) -> str | None: ...
+    def act(self) -> str | None:
+        """The next action; None to give up."""
 
 
 class Player(Acting, Protocol):
-    """A player that knows all actions."""
+    """A player that also lists the words of all actions."""
 
     actions: tuple[str, ...]
 
 
 def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
-    """The action words: the given ones, else the environment's own `actions`. May be empty."""
+    """The words of the actions: `given`, else `env.actions`, else none. Raises EnvironmentFault unless all are str."""
     actions: Any = given or (env.actions if isinstance(env, HasActions) else ())
     if isinstance(actions, str) or not isinstance(actions, Sequence) or not all(isinstance(word, str) for word in actions):
         raise EnvironmentFault(f"{type(env).__name__}.actions is {repr(actions)[:60]}; a random player needs a sequence of str")
@@ -37,7 +38,7 @@ def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 class RandomPlayer:
-    """Draws each action uniformly from the given actions, else from the environment's own."""
+    """Draws each action uniformly from `actions`, else from the environment's own."""
 
     def __init__(self, env: Any, seed: int, actions: Sequence[str] = ()) -> None:
         self.actions = actions_of(env, actions)
@@ -48,7 +49,7 @@ class RandomPlayer:
 
 
 class BlindPlayer:
-    """Plays a fixed sequence of action numbers (`frozen_lake.map.best_blind_path`), then repeats its last one."""
+    """Plays a fixed sequence of action numbers, such as that of `frozen_lake.map.best_blind_path`, then repeats the last."""
 
     def __init__(self, env: HasActions, path: Sequence[int]) -> None:
         if not path:
@@ -64,7 +65,7 @@ class BlindPlayer:
 
 
 class ExpertPlayer:
-    """Plays like the environment's own expert."""
+    """Plays the environment's `expert_action()`."""
 
     def __init__(self, env: HasExpert, actions: Sequence[str] = ()) -> None:
         self.actions = actions_of(env, actions)
@@ -94,7 +95,7 @@ class ErringPlayer:
 
 
 class GivingUpPlayer:
-    """Plays like another player, but gives up if `is_lost`: actions in a lost state teach nothing."""
+    """Plays like another player, but gives up as soon as `is_lost()`: actions in a lost state teach nothing."""
 
     def __init__(self, player: Player, is_lost: Callable[[], bool]) -> None:
         self.actions = player.actions

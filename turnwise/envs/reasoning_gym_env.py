@@ -1,4 +1,4 @@
-"""Tasks of the package reasoning-gym (Stojanovski et al. 2025, arXiv:2505.24760): questions whose answers it scores."""
+"""Questions of the package reasoning-gym (Stojanovski et al. 2025, arXiv:2505.24760), which also scores the answers."""
 
 import json
 from collections.abc import Mapping
@@ -14,20 +14,22 @@ from turnwise.errors import EnvironmentFault, nearest
 from turnwise.types import Reduction, Split
 
 NUM_TASKS = 100_000
-"""Size of a dataset, unless its `dataset_config` sets one."""
+"""Number of a dataset's tasks, unless `dataset_config` sets `size`."""
 
 RUNS_ANSWERS = frozenset(known_of("reasoning_gym")["runs_answers"])
+"""Datasets whose scorers run the model's answer as Python code."""
 UNREPEATABLE = frozenset(known_of("reasoning_gym")["unrepeatable"])
+"""Datasets whose tasks don't follow from their seed."""
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError)
 """Exceptions that scorers raise for unexpected answers."""
 
 
 class ReasoningGymEnv(HeldOutEnv):
-    """Asks one question of `dataset`; the package's own scorer says how good an answer is, in [0, 1].
+    """Asks one question of `dataset`. The package scores each answer in [0, 1].
 
     The episode ends with a perfect answer or after `num_attempts`. The reward of an attempt is its improvement over the best
-    one before it, so an episode's rewards add up to its best score. An answer that couldn't be parsed is an attempt too: it
-    scores 0 and costs `format_penalty` (≤ 0). Raises EnvironmentFault if there is no such dataset, it isn't allowed, or it
+    score before it, so the rewards of an episode add up to its best score. An answer that couldn't be parsed is an attempt too:
+    it scores 0 and costs `format_penalty` (≤ 0). Raises EnvironmentFault if there is no such dataset, it isn't allowed, or it
     doesn't take its config; NotAvailableError if reasoning-gym isn't installed.
 
     Args:
@@ -35,7 +37,7 @@ class ReasoningGymEnv(HeldOutEnv):
         dataset_config: arguments of the dataset's own config; `size` is the number of its tasks.
         num_attempts: number of answers that may be given.
         format_penalty: reward of an answer that couldn't be parsed.
-        runs_answers: allows the datasets of `RUNS_ANSWERS`, whose scorers run the model's text as Python code.
+        runs_answers: allows the datasets of `RUNS_ANSWERS`.
         env_instruction: opens the first prompt; "" leaves it out.
         split: asks only questions whose text belongs to training or validation; None asks all questions.
     """
@@ -77,7 +79,7 @@ class ReasoningGymEnv(HeldOutEnv):
         return self._task["question"], {"env_instruction": self._instruction}
 
     def _ask(self, seed: int) -> str:
-        # Some datasets seed numpy's stream for each question, and some print.
+        # Some datasets seed numpy's global stream for each question, and some print.
         with alone():
             self._task = self._dataset[seed % len(self._dataset)]
         return str(self._task["question"])
@@ -102,7 +104,7 @@ class ReasoningGymEnv(HeldOutEnv):
         return verdict, gain + penalty, is_over, False, {"metrics": metrics}
 
     def state_key(self) -> str:
-        """The question, and how often it was answered."""
+        """The hash of the question, and the number of answers given."""
         return f"{fingerprint(self._task.get('question'))}:{self._num_answers}"
 
     def _score(self, answer: str) -> float:
@@ -128,7 +130,7 @@ def _check_dataset(name: str, runs_answers: bool) -> None:
 
 @lru_cache(maxsize=32)
 def _load_dataset(name: str, config: str) -> Any:
-    """The dataset. It is cached and shared, so callers only read it. `config` is JSON."""
+    """The dataset, shared by all environments with its name and config (JSON), so callers mustn't change it."""
     with needs("reasoning_gym", "reasoning-gym"):
         import reasoning_gym
         from reasoning_gym.factory import DATASETS

@@ -1,4 +1,4 @@
-"""Records how an episode of any environment looked, with a wrapper that changes nothing."""
+"""Records how an episode of an environment looks, without changing the episode."""
 
 import inspect
 from dataclasses import dataclass
@@ -14,24 +14,23 @@ from turnwise.types import Observation
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An environment after one call: what the call returned, and what `render()` returned then."""
+    """What `reset` or `step` returned, and what `render()` returned right after."""
 
     result: tuple[Any, ...]
     rendered: Any
 
     @property
     def picture(self) -> NDArray[np.uint8] | str:
-        """The rendered picture, uint8 [H, W, 3]; else the first image of the observation; else text."""
+        """The rendered picture, uint8 [H, W, 3], or string; else the observation's first image; else its text."""
+        rendered: NDArray[np.uint8] | str = self.rendered
+        if isinstance(rendered, str) or is_picture(rendered):
+            return rendered
         observation = self.result[0] if isinstance(self.result[0], Observation) else Observation(self.result[0])
-        if is_picture(self.rendered):
-            return np.asarray(self.rendered)
-        if isinstance(self.rendered, str):
-            return self.rendered
         return observation.media[0].data if observation.media else observation.text
 
 
 class RecordingEnv:
-    """Keeps the `views` of an episode, after `reset` and after each `step`. Everything else is the environment's own."""
+    """Passes all calls to an environment. `reset` clears `views`; `reset` and each `step` append a View."""
 
     def __init__(self, env: Env, views: list[View]) -> None:
         self._env = env
@@ -61,5 +60,5 @@ class RecordingEnv:
             rendered = self._env.render()
         except NotImplementedError:
             return None
-        # Environments draw the next picture over the last one.
+        # Some environments draw the next picture into the same array.
         return rendered.copy() if isinstance(rendered, np.ndarray) else rendered

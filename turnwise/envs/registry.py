@@ -1,4 +1,4 @@
-"""Finds the environment of an `env_type`. Entry points are imported at their first use."""
+"""Finds the class of an `env_type` and makes environments. A class is imported at its first use."""
 
 import inspect
 from collections import ChainMap
@@ -13,11 +13,14 @@ from turnwise.protocols import Env
 from turnwise.spec import ENVS
 from turnwise.types import Split
 
-_entry_points = ChainMap[str, str]({}, ENVS)  # names of this process, which `register` writes, on top of `spec.ENVS`
+_entry_points = ChainMap[str, str]({}, ENVS)  # `register` writes into the first map, which lies over `spec.ENVS`
+# Looking a constructor's signature up takes as long as making many environments.
+_signature = lru_cache(inspect.signature)
 
 
 def register(env_type: str, entry_point: str) -> None:
-    """Gives the class `module:Class` a short name, without importing it."""
+    """Gives the class `module:Class` the short name `env_type`, without importing it. Raises EnvironmentFault if the name is
+    taken."""
     if not all(entry_point.partition(":")):
         raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
     known = _entry_points.get(env_type, entry_point)
@@ -29,7 +32,8 @@ def register(env_type: str, entry_point: str) -> None:
 
 
 def env_class(env_type: str) -> type:
-    """The class of a registered name or of `module:Class`."""
+    """The class of a registered name or of `module:Class`. Raises EnvironmentFault if there is none; NotAvailableError if the
+    name is reserved for a later version."""
     if env_type in _entry_points:
         entry_point = _entry_points[env_type]
         if not entry_point:
@@ -46,15 +50,14 @@ def env_class(env_type: str) -> type:
 
 
 def takes_split(env_type: str) -> bool:
-    """Whether the constructor has a parameter `split`, or passes its `**options` on to a base class that has one."""
+    """Whether the constructor has a parameter `split`, or takes `**options` and a base class's constructor has it."""
     return _takes_split(env_class(env_type))
 
 
 @lru_cache
 def _takes_split(cls: type) -> bool:
-    signatures = [_signature(cls)]
-    signatures += [inspect.signature(vars(base)["__init__"]) for base in cls.__mro__[:-1] if "__init__" in vars(base)][1:]
-    for signature in signatures:
+    constructors = [vars(base)["__init__"] for base in cls.__mro__[:-1] if "__init__" in vars(base)]
+    for signature in (_signature(cls), *map(inspect.signature, constructors[1:])):
         if "split" in signature.parameters:
             return True
         if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
@@ -63,13 +66,14 @@ def _takes_split(cls: type) -> bool:
 
 
 def relays_foreign_text(env_type: str) -> bool:
-    """Whether the class of an `env_type` declares that observations hold foreign text."""
+    """Whether the class of an `env_type` sets `TextEnv.relays_foreign_text`."""
     cls = env_class(env_type)
     return issubclass(cls, TextEnv) and cls.relays_foreign_text
 
 
 def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
-    """An environment with the arguments of `env_config`, plus `split` if it takes one and the config has none."""
+    """An environment with the arguments of `env_config`, plus `split` if it takes one and the config has none. Raises
+    EnvironmentFault if the class doesn't take the arguments."""
     cls = env_class(env_type)
     arguments = {"split": split, **env_config} if takes_split(env_type) else dict(env_config)
     signature = _signature(cls)
@@ -84,9 +88,3 @@ def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
         ) from error
     env: Env = cls(**arguments)
     return env
-
-
-@lru_cache
-def _signature(cls: type) -> inspect.Signature:
-    """The constructor's signature, cached: looking it up takes as long as making many environments."""
-    return inspect.signature(cls)

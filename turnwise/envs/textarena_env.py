@@ -18,15 +18,16 @@ REFUSED: Mapping[str, str] = known_of("textarena")["refused"]
 
 
 class TextArenaEnv(HeldOutEnv):
-    """A game of `GAMES`. The action is the model's text. Brackets are added if the game requires them and the text has none.
+    """A game of `GAMES`. An action is any text. It is put in brackets if the game requires them and the text has none.
 
-    The reward comes at the end of the game: 1 for a win, else the share completed, as the game reports it. An action that
-    couldn't be parsed doesn't reach the game: it costs `format_penalty` (≤ 0), the observation stays, and the episode
-    continues. After an invalid move the game asks again; a second one in a row ends it. Raises EnvironmentFault if there is no
-    such game, it can't be played here, or it doesn't take the arguments; NotAvailableError if textarena isn't installed.
+    The reward comes at the end of the game, as the game reports it: usually 1 for a win, else the share completed. An action
+    that couldn't be parsed doesn't reach the game: it costs `format_penalty` (≤ 0), the observation is repeated, and the
+    episode continues. After an invalid move the game asks again; a second one in a row ends it. Raises EnvironmentFault if
+    there is no such game, it can't be played here, or it doesn't take the arguments; NotAvailableError if textarena isn't
+    installed.
 
     Args:
-        id: a game with its version and variant.
+        id: the game with its version and variant, such as `GuessTheNumber-v0-hardcore`.
         kwargs: arguments of the game's own constructor.
         format_penalty: reward of an action that couldn't be parsed.
         env_instruction: replaces the game's rules, which open the first prompt; "" leaves them out.
@@ -104,11 +105,11 @@ class TextArenaEnv(HeldOutEnv):
         return news, reward, bool(is_over), False, {"metrics": metrics}
 
     def state_key(self) -> str:
-        """The start and every action since, because games hide part of their state."""
+        """A hash of the start and all actions since, because games hide part of their state."""
         return fingerprint(self._path)
 
     def _news(self) -> tuple[str, str]:
-        """The rules, and the game's other messages since the last call, without the player's own."""
+        """The rules and the game's other messages since the last call, without the player's actions."""
         _, messages = self._game.get_observation()
         rules = [text for _, text, kind in messages if kind is self._kinds.PROMPT]
         news = [text for _, text, kind in messages if kind not in (self._kinds.PROMPT, self._kinds.PLAYER_ACTION)]
@@ -116,7 +117,7 @@ class TextArenaEnv(HeldOutEnv):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Gives each game its own random stream, since games draw from Python's, and hides their output."""
+        """Surrounds a call of the game, which draws from Python's global random stream: gives it a stream of its own."""
         with alone():
             random.setstate(self._random)
             try:
@@ -127,7 +128,7 @@ class TextArenaEnv(HeldOutEnv):
 
 @contextmanager
 def _takes(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Turns errors of the wrapped calls into EnvironmentFault: they mean that the game's arguments don't fit together."""
+    """Surrounds calls that start a game. An error means that the game doesn't take `kwargs`, and becomes EnvironmentFault."""
     try:
         yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:

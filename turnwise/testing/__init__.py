@@ -1,1 +1,1 @@
-"""Fakes and a contract check for the tests of turnwise and of its extensions."""
+"""Fakes and a contract check, for the tests of turnwise and of users' own classes."""

@@ -28,12 +28,11 @@ def byte_tokenizer(
     training_texts: Iterable[str] = (),
     vocab_size: int = 512,
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer: ids 0-255 are the bytes in the alphabet's order, special tokens come last.
+    """A byte-level BPE tokenizer. Ids 0-255 are the bytes, in the order of their symbols; special tokens come last.
 
-    Without `training_texts` it has no merges. With them it learns merges until the vocabulary, special tokens aside, has
-    `vocab_size` entries, so that many token sequences decode to a text that encodes differently. `eos_token` defaults to
-    the last special token; `bos_token`, one of the special tokens, is put before every text that is encoded with
-    `add_special_tokens`, as Llama's tokenizer does.
+    From `training_texts` it learns merges, up to `vocab_size` tokens besides the special ones; then many token sequences decode
+    to a text that encodes differently. `eos_token` defaults to the last special token. `bos_token`, one of the special tokens,
+    is put before every text that is encoded with `add_special_tokens`, as in Llama.
 
     >>> tokenizer = byte_tokenizer()
     >>> len(tokenizer("hi<|im_end|>")["input_ids"])
@@ -62,7 +61,7 @@ def byte_tokenizer(
 
 @dataclass(frozen=True, slots=True)
 class SeenRequest:
-    """A request that a ScriptedServer got."""
+    """The arguments of one `ScriptedServer.generate`."""
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -76,9 +75,9 @@ Script = Callable[[SeenRequest], Sequence[int]]
 class ScriptedServer:
     """An InferenceServer whose responses are given: a list of token lists, in order, or a function of the request.
 
-    A response ends at its first stop token (kept, finish reason `stop`), or is cut at the budget (`length`); a scripted
-    response that is shorter and has no stop token gets `length` too. `requests` records what was asked, `released` the
-    conversations that are over. A suspended server holds requests back; `abort` ends a held request without tokens.
+    A response ends with its first stop token (finish reason `stop`), or after `max_new_tokens` (`length`). A scripted response
+    that is shorter and has no stop token is returned whole, with `length`. `requests` records the requests, `released` the ids
+    of `release`. A suspended server holds requests back; `abort` ends a held request without tokens.
 
     >>> import asyncio
     >>> server = ScriptedServer([[7, 8, 9, 10]])
@@ -101,7 +100,7 @@ class ScriptedServer:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
-        """The next scripted response. Raises ServerError if the script is at its end, or the budget isn't positive."""
+        """The next scripted response. Raises ServerError if the script has none left, or `max_new_tokens` isn't positive."""
         request = SeenRequest(tuple(prompt_ids), sampling, request_id, tuple(media))
         self.requests.append(request)
         if sampling.max_new_tokens < 1:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from odd_envs import FixedEnv
 from scripted_conversation import ScriptedConversation
 from toy_envs import BanditEnv
 
@@ -90,6 +91,12 @@ def test_baselines_rank_as_they_must() -> None:
     assert worst < 0.2 < erring < 0.9
 
 
+def test_a_partial_success_counts_as_in_an_evaluation() -> None:
+    half = FixedEnv("done", 1.0, True, False, {"metrics": {"success": 0.4}})
+    [outcome] = play(lambda _: half, SETTINGS, lambda env, task: RandomPlayer(env, task.seed), tasks(1))
+    assert outcome == (False, 1.0)
+
+
 class BareEnv(BanditEnv):
     """A bandit that reports no metric."""
 
@@ -104,12 +111,10 @@ def test_an_environment_without_a_success_metric_succeeds_by_its_score() -> None
 
 def test_answers_that_the_pattern_cannot_read_are_refused() -> None:
     thinking = EnvAgentSettings(tag="Lake", action_pattern=THINK_ANSWER_PATTERN)
-    with pytest.raises(ConfigError, match="answer_template"):
-        next(demonstrations(firm_lake, thinking, teacher, tasks(1), answer_template="<answer>{action}</answer>"))
     assert next(demonstrations(firm_lake, thinking, teacher, tasks(1)))[-1]["content"].startswith("<think></think><answer>")
-    template = "<think>{{}}</think><answer>{action}</answer>"
-    messages = next(demonstrations(firm_lake, thinking, teacher, tasks(1), answer_template=template))
-    assert messages[-1]["content"].startswith("<think>{{}}</think><answer>")
+    bracketed = EnvAgentSettings(tag="Lake", action_pattern=r"\[(.*?)\]")
+    with pytest.raises(ConfigError, match=r"action_pattern .* in none of .*<answer>"):
+        next(demonstrations(firm_lake, bracketed, teacher, tasks(1)))
 
 
 def test_jsonl_holds_one_conversation_a_line(tmp_path: Path) -> None:
@@ -132,7 +137,7 @@ def test_episodes_before_a_fault_are_kept() -> None:
             return super().reset(seed=seed)
 
     settings = EnvAgentSettings(tag="Lake", action_pattern=None)
-    played = demonstrations(Fragile, settings, lambda env, _: RandomPlayer(env, 3), tasks(9), "{action}")
+    played = demonstrations(Fragile, settings, lambda env, _: RandomPlayer(env, 3), tasks(9))
     assert [next(played)[-1]["role"] for _ in range(5)] == ["assistant"] * 5
     with pytest.raises(RolloutError, match="no sixth one"):
         next(played)
@@ -147,7 +152,7 @@ def test_an_episode_that_takes_long_is_there_before_the_next_one_begins() -> Non
         return BanditEnv()
 
     settings = EnvAgentSettings(tag="Lake", action_pattern=None)
-    played = demonstrations(make_env, settings, lambda env, _: RandomPlayer(env, 3), tasks(3), "{action}")
+    played = demonstrations(make_env, settings, lambda env, _: RandomPlayer(env, 3), tasks(3))
     for number in range(1, 4):
         assert next(played) and len(began) == number
 
@@ -171,6 +176,6 @@ def test_ctrl_c_ends_a_consumer_that_stops_early_too() -> None:
             return super().step(action)
 
     settings = EnvAgentSettings(tag="Lake", action_pattern=None)
-    played = demonstrations(lambda _: Pressed(), settings, lambda env, _: RandomPlayer(env, 3), tasks(9), "{action}")
+    played = demonstrations(lambda _: Pressed(), settings, lambda env, _: RandomPlayer(env, 3), tasks(9))
     with pytest.raises(KeyboardInterrupt):
         next(played)

@@ -1,4 +1,4 @@
-"""An episode in an environment, over a conversation that is written down."""
+"""Episodes of EnvAgent with scripted responses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from odd_envs import NaNEnv, RaisingEnv, SlowEnv, StuckEnv, WrongTupleEnv, block_for_ever
+from odd_envs import FixedEnv, NaNEnv, RaisingEnv, SlowEnv, StuckEnv, WrongTupleEnv, block_for_ever
 from scripted_conversation import ScriptedConversation
 from toy_envs import BanditEnv, IdentityEnv, LettersEnv
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
-from turnwise.envs.base import Step, TextEnv
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.protocols import Env
@@ -84,15 +83,8 @@ def test_each_limit_has_its_name(texts: list[str], max_steps: int, status: str, 
     assert trajectory.metrics["num_actions"] == num_turns
 
 
-class TiredEnv(BanditEnv):
-    """Cuts the episode itself."""
-
-    def step(self, action: str) -> Step:
-        return "too late", 0.25, False, True, {}
-
-
 def test_a_cut_by_the_environment_bootstraps() -> None:
-    trajectory, _ = run(lambda _: TiredEnv(), answers(["a"]))
+    trajectory, _ = run(lambda _: FixedEnv("too late", 0.25, False, True, {}), answers(["a"]))
     assert (trajectory.status, trajectory.limit, trajectory.score) == ("truncated", "environment", 0.25)
     assert trajectory.bootstraps
 
@@ -185,41 +177,24 @@ class OldResetEnv(BanditEnv):
         return "pull"
 
 
-class BytesEnv(BanditEnv):
-    def step(self, action: str) -> Any:
-        return b"done", 1.0, True, False, {}
-
-
-class TextRewardEnv(BanditEnv):
-    def step(self, action: str) -> Any:
-        return "done", "1.0", True, False, {}
-
-
-class TypoMetricEnv(BanditEnv):
-    def step(self, action: str) -> Any:
-        return "done", 1.0, True, False, {"metrics": {"succes": 1.0}}
-
-
-class NumberEndEnv(BanditEnv):
-    def step(self, action: str) -> Any:
-        return "done", 1.0, 1, False, {}
-
-
 @pytest.mark.parametrize(
-    ("cls", "message"),
+    ("env", "message"),
     [
-        (NaNEnv, r"Lake \(NaNEnv\), turn 1: the reward is nan \(float\); it must be a finite number"),
-        (TextRewardEnv, r"the reward is '1\.0' \(str\)"),
-        (WrongTupleEnv, r"Lake \(WrongTupleEnv\), turn 1: got a tuple of 4; step returns the tuple"),
-        (OldResetEnv, r"reset: got a str; reset returns the tuple \(observation, info\)"),
-        (BytesEnv, "the observation is a bytes; it must be a str"),
-        (TypoMetricEnv, "metric 'succes' isn't declared.*Did you mean 'success'"),
-        (NumberEndEnv, "terminated is 1; it must be True or False"),
+        (NaNEnv(), r"Lake \(NaNEnv\), turn 1: the reward is nan \(float\); it must be a finite number"),
+        (FixedEnv("done", "1.0", True, False, {}), r"the reward is '1\.0' \(str\)"),
+        (WrongTupleEnv(), r"Lake \(WrongTupleEnv\), turn 1: got a tuple of 4; step returns the tuple"),
+        (OldResetEnv(), r"reset: got a str; reset returns the tuple \(observation, info\)"),
+        (FixedEnv(b"done", 1.0, True, False, {}), "the observation is a bytes; it must be a str"),
+        (
+            FixedEnv("done", 1.0, True, False, {"metrics": {"succes": 1.0}}),
+            "metric 'succes' isn't declared.*Did you mean 'success'",
+        ),
+        (FixedEnv("done", 1.0, 1, False, {}), "terminated is 1; it must be True or False"),
     ],
 )
-def test_a_broken_contract_names_environment_turn_and_what_is_allowed(cls: type[TextEnv], message: str) -> None:
+def test_a_broken_contract_names_environment_turn_and_what_is_allowed(env: Env, message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
-        run(lambda _: cls(), answers("b"))
+        run(lambda _: env, answers("b"))
 
 
 def test_pictures_reach_the_turn_and_the_message() -> None:
@@ -243,7 +218,7 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
 
 
 class SecondStepHangs(LettersEnv):
-    """Answers once; the next step awaits what doesn't come, or blocks."""
+    """Its second step never ends: the coroutine waits for ever, or the call blocks."""
 
     is_blocking = False
 
@@ -280,7 +255,7 @@ def test_a_call_that_hangs_is_a_failure_however_long_the_episode_may_take() -> N
 
 
 class LastStepIsLate(LettersEnv):
-    """Ends the episode, and only then the time is up."""
+    """The time is up while its last step, which ends the episode, is running."""
 
     async def step(self, action: str) -> Any:
         asyncio.get_running_loop().call_later(0, time.sleep, 1.1)

@@ -1,4 +1,4 @@
-"""Calls of environments that take too long or block: on the event loop, and in threads of their own."""
+"""Calls of environments that take too long or block, on the event loop and in threads."""
 
 from __future__ import annotations
 
@@ -28,17 +28,15 @@ LIMIT_S = 0.05
 
 
 class Stuck(BanditEnv):
-    """Never comes back from one of its methods, until `door` opens."""
+    """One of its methods doesn't return until `door` is set."""
 
     def __init__(self, where: str, wait: Callable[[threading.Event], Any]) -> None:
         super().__init__()
         self.door = threading.Event()
-        self.threads: set[str] = set()
         self.num_closes = 0
         self._where, self._wait = where, wait
 
     def _come(self, where: str) -> None:
-        self.threads.add(threading.current_thread().name)
         if where == self._where:
             self._wait(self.door)
 
@@ -76,7 +74,7 @@ WAITS = [sleep_for_ever, sleep_and_swallow, threading.Event.wait]
 
 
 def play(env: Env, num_episodes: int = 1, **calls: Any) -> list[Trajectory | BaseException]:
-    """The trajectory of each of several episodes at once, or what it raised."""
+    """Plays episodes at the same time. Returns each one's trajectory or exception."""
     watchdog = Watchdog(grace_s=5.0)
     settings = {"timeout_s": LIMIT_S, "watchdog": watchdog} | calls
     agent = EnvAgent(lambda _: env, EnvAgentSettings(tag="Lake", action_pattern=None, calls=CallSettings(**settings)))
@@ -96,7 +94,7 @@ def test_a_call_that_blocks_for_ever_is_named_with_its_stack(where: str, wait: C
     [fault] = play(env)
     assert isinstance(fault, EnvironmentFault)
     first, *stacks = str(fault).splitlines()
-    call = "step" if where == "state_key" else where  # both are one call
+    call = "step" if where == "state_key" else where  # the agent asks for the key in the call of step
     assert first == f"an episode of Lake waited 0.05 s for Stuck.{call}; raise env_step_timeout_s if that may take longer"
     assert "thread MainThread in task" in stacks[0] and any(f"in {where}:" in line for line in stacks)
     assert env.num_closes == (where != "close")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_server import ChatServer, answer
-from toy_tools import Notebook, divide
+from toy_tools import TOOL_CHATML, Notebook, divide
 from toy_users import Asker, Plain
 
 from turnwise.agents.single_turn_agent import RowAgentSettings, SingleTurnAgent
@@ -31,12 +31,15 @@ from turnwise.tools.gsm8k import Gsm8kInteraction
 from turnwise.tools.session import Interactions, OfferedTool, ToolBox, ToolFault
 from turnwise.types import SamplingParams, Task, Trajectory
 
-TEMPLATE = ChatTemplate(
-    byte_tokenizer(),
-    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}{% for m in messages %}"
-    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% endif %}",
+TEMPLATE = ChatTemplate(byte_tokenizer(), TOOL_CHATML)
+with_and_without_tools = pytest.mark.parametrize(
+    "tools", [None, [FunctionTool(divide)]], ids=["single_turn_agent", "tool_agent"]
 )
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def task_of(**kwargs: Any) -> Task:
@@ -62,10 +65,10 @@ def play(
     return trajectory, server
 
 
-@pytest.mark.parametrize("tools", [None, [FunctionTool(divide)]], ids=["single_turn_agent", "tool_agent"])
+@with_and_without_tools
 def test_tokens_are_kept_and_what_the_user_says_is_not_trained_on(tools: Any) -> None:
     user, said = Asker(), ["It is <|im_end|>", "Or 3.", "It is 2."]
-    # The first answer ends with its own stop token in the middle: what follows it was never sampled.
+    # The first answer holds a stop token; the server samples nothing after it.
     trajectory, server = play(agent_of(user, tools), said)
     [sample] = build_samples(trajectory)
     last = server.requests[-1].prompt_ids
@@ -103,7 +106,7 @@ def test_the_user_hears_answers_and_no_calls() -> None:
     assert (user.num_open, tool.num_open) == (0, 0)
 
 
-@pytest.mark.parametrize("tools", [None, [FunctionTool(divide)]], ids=["single_turn_agent", "tool_agent"])
+@with_and_without_tools
 @pytest.mark.parametrize(
     ("limits", "outcome", "num_turns", "num_said"),
     [
@@ -120,14 +123,14 @@ def test_limits_are_outcomes(tools: Any, limits: dict[str, int], outcome: Any, n
     assert (trajectory.limit, len(trajectory.turns)) == (outcome, num_turns)
     assert trajectory.status == ("truncated" if outcome else "finished")
     assert trajectory.metrics["user_turns"] == num_said and user.num_open == 0
-    # The user has heard the last answer, and so scored it, unless that was cut.
+    # The user hears, and so scores, every answer that wasn't cut.
     assert len(user.heard) == (0 if "max_new_tokens" in limits else num_turns)
 
 
-@pytest.mark.parametrize("tools", [None, [FunctionTool(divide)]], ids=["single_turn_agent", "tool_agent"])
+@with_and_without_tools
 @pytest.mark.parametrize(("room", "limit"), [(3, "sequence_length"), (4, "sequence_length"), (5, "max_new_tokens")])
 def test_a_cut_response_is_told_what_cut_it(tools: Any, room: int, limit: str) -> None:
-    """A response has four tokens at most. Where it fills its context too, more of them would not help."""
+    """A response has at most four tokens. If it fills the context too, the context counts as the limit."""
     whole, _ = play(agent_of(Asker(), tools), ["a", "b", "c"])
     max_length = len(whole.turns[0].prompt_ids) + room
     trajectory, _ = play(agent_of(Asker(), tools, max_new_tokens=4), ["long answer"], max_length=max_length)
@@ -135,7 +138,7 @@ def test_a_cut_response_is_told_what_cut_it(tools: Any, room: int, limit: str) -
     assert len(trajectory.turns[0].response_ids) == min(room, 4)
 
 
-@pytest.mark.parametrize("tools", [None, [FunctionTool(divide)]], ids=["single_turn_agent", "tool_agent"])
+@with_and_without_tools
 def test_a_message_without_room_ends_the_context_before_it(tools: Any) -> None:
     whole, _ = play(agent_of(Asker(), tools), ["a", "b", "c"])
     user, room = Asker(), sum(turn.num_tokens for turn in whole.turns[:2]) + 4
@@ -160,7 +163,7 @@ def test_a_message_without_room_ends_the_context_before_it(tools: Any) -> None:
         ({"end": "raise"}, "the interaction user.finalize_interaction raised RuntimeError"),
     ],
 )
-@pytest.mark.parametrize("tools", [None, [FunctionTool(divide)]], ids=["single_turn_agent", "tool_agent"])
+@with_and_without_tools
 def test_a_user_that_goes_wrong_fails_the_episode_and_is_named(tools: Any, misdeed: dict[str, Any], said: str) -> None:
     user = Asker()
     with pytest.raises(EnvironmentFault, match=said):
@@ -252,8 +255,7 @@ def user_of(class_name: str, **config: Any) -> dict[str, Any]:
     return {"interaction": [{"name": "user", "class_name": class_name, "config": config}]}
 
 
-def test_a_file_in_the_published_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_in_the_published_form() -> None:
     model = {"name": "model", "class_name": "model", "config": {"base_url": "http://localhost:1/v1", "model": "m"}}
     own = {"name": "own", "class_name": "toy_users.Plain", "config": {}}
     users = build_interactions(config_of({"interaction": [*GSM8K["interaction"], model, own]})).by_name
@@ -276,8 +278,7 @@ def test_a_file_in_the_published_form(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"interaction": GSM8K["interaction"] * 2}, "interaction gsm8k of users.yaml: two interactions have this name"),
     ],
 )
-def test_a_wrong_file_is_refused(users: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_wrong_file_is_refused(users: Any, said: str) -> None:
     with pytest.raises((ConfigError, EnvironmentFault), match=said):
         build_interactions(config_of(users))
 
@@ -292,14 +293,10 @@ def test_a_wrong_file_is_refused(users: Any, said: str, tmp_path: Path, monkeypa
         (GSM8K, {"interaction_kwargs": {"name": "gsm8k"}}, "'gsm8k' .start_interaction: missing a required .*'ground_truth'"),
     ],
 )
-def test_a_row_that_does_not_fit_the_users_is_refused(
-    users: Any, extra: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_row_that_does_not_fit_the_users_is_refused(users: Any, extra: Any, said: str) -> None:
     with pytest.raises(DataError, match=rf"rows.jsonl.*{said}"):
         load_rows(config_of(users, {"extra_info": extra}), "train")
 
 
-def test_published_rows_without_a_name_are_played_without_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_published_rows_without_a_name_are_played_without_a_user() -> None:
     assert load_rows(config_of(None, {"extra_info": {"interaction_kwargs": {"query": "6 / 3?"}}}), "train")

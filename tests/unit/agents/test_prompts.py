@@ -1,4 +1,4 @@
-"""Messages from observations."""
+"""EnvPrompt: messages from observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mode `step`: each turn writes its prompt afresh, in a context of its own that is over with the response."""
+"""Mode `step`: each turn has its own prompt, in its own context, which ends with the response."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def answers(*actions: str) -> list[str]:
 
 
 class Played:
-    """An episode over token ledgers, and what the server was asked."""
+    """An episode over TokenContexts, and the requests that the server got."""
 
     def __init__(
         self, texts: Iterable[str], make_env: Callable[[Task], Env] = lake, max_length: int = 4096, **settings: Any

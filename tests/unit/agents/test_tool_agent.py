@@ -1,4 +1,4 @@
-"""The loop of an agent with tools, over responses whose calls are written down."""
+"""Episodes of ToolAgent with scripted calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from scripted_conversation import ScriptedConversation
-from toy_tools import Notebook, divide
+from toy_tools import TOOL_CHATML, Notebook, divide
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits, shortened
@@ -29,7 +29,7 @@ def call(name: str, call_id: str = "a", **arguments: Any) -> dict[str, Any]:
 
 
 class Calling(ScriptedConversation):
-    """Responses with calls: lists of calls, of which a text is one that can't be read."""
+    """Answers with the given responses. Each is a list of calls; a str stands for a call that can't be read."""
 
     def __init__(self, responses: Sequence[Sequence[Any]], cut: int | None = None) -> None:
         super().__init__(f"response {number}" for number in range(len(responses)))
@@ -138,12 +138,7 @@ def test_a_tool_that_crashes_ends_the_other_calls_and_raises() -> None:
 
 
 def test_tokens_calls_and_results_go_through_a_real_context() -> None:
-    text = (
-        "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}{% for m in messages %}"
-        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
-        "{% endif %}"
-    )
-    template = ChatTemplate(byte_tokenizer(), text)
+    template = ChatTemplate(byte_tokenizer(), TOOL_CHATML)
     said = ['<tool_call>{"name": "divide", "arguments": {"a": 6, "b": 3}}</tool_call>', "<tool_call>{", "It is 2."]
     server = ScriptedServer([template.respond(response) for response in said])
     contexts = TokenContexts(template, server, 4096, "episode", parser=find_parser("hermes", template))
@@ -153,7 +148,7 @@ def test_tokens_calls_and_results_go_through_a_real_context() -> None:
     contexts.verify()
     assert (trajectory.status, [turn.text for turn in trajectory.turns]) == ("finished", said)
     assert trajectory.turns[1].observation == "2.0" and trajectory.metrics["unreadable_calls"] == 1
-    # What a reward is given as `messages`: results under the role `tool`, calls in OpenAI's form.
+    # The messages that rewards get: results have the role `tool`, calls are in OpenAI's form.
     heard = messages_of(trajectory, "prompt")
     assert [message["role"] for message in heard] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
     assert heard[1]["tool_calls"][0]["function"] == {"name": "divide", "arguments": {"a": 6, "b": 3}}

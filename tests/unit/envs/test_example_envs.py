@@ -1,4 +1,4 @@
-"""The environments of the examples' configs, as the configs say: contract, and an agent that plays at random."""
+"""The environments of the examples' configs: each passes the contract check, and an agent plays it at random."""
 
 from __future__ import annotations
 

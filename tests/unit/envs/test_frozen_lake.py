@@ -1,10 +1,8 @@
-"""FrozenLake: gymnasium's dynamics, and what is observed of them."""
+"""FrozenLake: it has gymnasium's dynamics, and shows them as text or pictures."""
 
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
@@ -63,11 +61,6 @@ def test_slipping_has_the_probabilities_of_gymnasiums_table() -> None:
         for state, probability in expected.items():
             # Five standard deviations of a binomial share.
             assert abs(seen[state] / num_draws - probability) < 5 * (probability * (1 - probability) / num_draws) ** 0.5 + 1e-9
-
-
-def test_the_package_does_not_import_gymnasium() -> None:
-    code = "import sys, turnwise.envs.frozen_lake.env, turnwise.envs.players; sys.exit('gymnasium' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_grid_shows_player_ice_holes_and_goal() -> None:
@@ -143,17 +136,6 @@ def test_the_seed_fixes_the_slips_and_another_seed_slips_elsewhere() -> None:
     assert walk(5) == walk(5) != walk(6)
 
 
-def test_without_a_seed_episodes_follow_one_another_reproducibly() -> None:
-    lake, twin = FrozenLakeEnv(), FrozenLakeEnv()
-    maps = []
-    for env in (lake, twin):
-        env.reset(seed=3)
-        for _ in range(3):
-            env.reset()
-            maps.append(env.rows)
-    assert maps[:3] == maps[3:] and len(set(maps)) > 1
-
-
 def test_a_picture_shows_player_holes_and_goal_and_changes_with_each_move() -> None:
     lake = FrozenLakeEnv(map_rows=SMALL, is_slippery=False, render_mode="rgb_array")
     observation, _ = lake.reset(seed=0)
@@ -166,10 +148,8 @@ def test_a_picture_shows_player_holes_and_goal_and_changes_with_each_move() -> N
     }
     assert len({tile.tobytes() for tile in tiles.values()}) == 4
     after = lake.step("Right")[0]
-    assert isinstance(after, Observation)
     assert np.array_equal(after.media[0].data[:32, 32:64], tiles["player"])
     in_hole = lake.step("Down")[0]
-    assert isinstance(in_hole, Observation)
     assert not np.array_equal(in_hole.media[0].data[32:64, 32:64], tiles["hole"])
 
 
@@ -196,8 +176,6 @@ def test_the_rules_say_slippery_only_where_it_is() -> None:
     [
         ({"observation": "gird"}, "allowed are 'grid', 'coordinates', 'both'"),
         ({"render_mode": "human"}, "allowed are 'text', 'rgb_array'"),
-        ({"split": "test"}, "allowed are 'train', 'val', None"),
-        ({"format_penalty": 0.1}, "must be 0 or less"),
         ({"grid_vocab": {"P": "player"}}, "six symbols"),
         ({"grid_vocab": "P_OGX√"}, "six symbols"),
         ({"action_lookup": ["Left", "Down", "Right", "Up"]}, "must map each of 0, 1, 2, 3 to a word"),
@@ -212,8 +190,3 @@ def test_the_rules_say_slippery_only_where_it_is() -> None:
 def test_bad_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
         FrozenLakeEnv(**arguments)  # type: ignore[arg-type]
-
-
-def test_a_step_before_reset_says_so() -> None:
-    with pytest.raises(EnvironmentFault, match="before reset"):
-        FrozenLakeEnv().step("Left")

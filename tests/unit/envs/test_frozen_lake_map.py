@@ -1,9 +1,6 @@
-"""Maps: gymnasium's own stream, solvable, and split by content."""
+"""Maps of FrozenLake: those of gymnasium's generator, solvable, and split by content."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,13 +9,13 @@ from hypothesis import given, strategies as st
 
 from turnwise.envs.frozen_lake.map import (
     best_blind_path,
-    check_rows,
-    in_split,
     map_hash,
     neighbours,
     random_map,
+    read_map,
     shortest_path,
 )
+from turnwise.envs.hold_out import in_split
 from turnwise.errors import EnvironmentFault
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -35,8 +32,8 @@ def test_without_a_split_the_map_is_gymnasiums(seed: int, size: int, p: float) -
 def test_a_map_of_a_split_is_solvable_and_belongs_to_that_split_alone(seed: int, split: str) -> None:
     rows = random_map(seed, split=split)
     assert rows == random_map(seed, split=split)
-    assert in_split(rows, split)
-    assert not in_split(rows, "val" if split == "train" else "train")
+    assert in_split(map_hash(rows), split)
+    assert not in_split(map_hash(rows), "val" if split == "train" else "train")
     assert rows[0][0] == "S" and rows[-1][-1] == "G"
     assert shortest_path(rows) is not None
 
@@ -48,16 +45,8 @@ def test_training_and_validation_share_no_map_though_they_share_all_seeds() -> N
 
 
 def test_a_quarter_of_the_maps_validates() -> None:
-    share = np.mean([in_split(random_map(seed), "val") for seed in range(2000)])
+    share = np.mean([in_split(map_hash(random_map(seed)), "val") for seed in range(2000)])
     assert 0.20 < share < 0.30
-
-
-def test_the_hash_of_a_map_is_the_same_in_every_process() -> None:
-    code = "from turnwise.envs.frozen_lake.map import map_hash; print(map_hash(('SF', 'HG')))"
-    other = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"}
-    )
-    assert int(other.stdout) == map_hash(("SF", "HG")) == map_hash(["SF", "HG"])
 
 
 @given(seed=SEEDS, size=SIZES)
@@ -78,7 +67,7 @@ def test_the_shortest_path_leads_to_the_goal_over_ice_and_no_breadth_first_layer
 
 
 def test_a_lake_without_enough_maps_for_a_split_says_what_to_change() -> None:
-    splits = {split: in_split(("SF", "FG"), split) for split in ("train", "val")}
+    splits = {split: in_split(map_hash(("SF", "FG")), split) for split in ("train", "val")}
     empty = next(split for split, has_it in splits.items() if not has_it)
     with pytest.raises(EnvironmentFault, match=r"2×2 .* p 1\.0 .*map_rows"):
         random_map(0, 2, 1.0, empty)
@@ -93,7 +82,7 @@ def test_sizes_and_probabilities_out_of_range_are_refused(size: int, p: float) -
 @pytest.mark.parametrize("rows", [[], ["SF", "G"], ["SX", "FG"], ["SS", "FG"], ["SF", "FF"], ["SH", "HG"]])
 def test_given_maps_are_checked(rows: list[str]) -> None:
     with pytest.raises(EnvironmentFault, match="map_rows"):
-        check_rows(rows)
+        read_map(rows)
 
 
 def test_the_best_blind_path_is_that_of_brute_force() -> None:

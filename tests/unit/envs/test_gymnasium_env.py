@@ -1,4 +1,4 @@
-"""Environments of gymnasium: words for numbers, text for observations, and what is refused."""
+"""Environments of gymnasium: actions as words, observations as text, and refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOOR_KEY = "minigrid:MiniGrid-DoorKey-5x5-v0"
 
 
 def shortest_way(env: GymnasiumEnv) -> list[str]:
-    """The fewest actions to success, by breadth over copies of the environment: equal state keys are searched once."""
+    """The fewest actions to success, by breadth-first search over copies of the environment, one per state key."""
     queue: deque[tuple[GymnasiumEnv, list[str]]] = deque([(env, [])])
     seen = {env.state_key()}
     while queue:
@@ -39,7 +39,7 @@ def shortest_way(env: GymnasiumEnv) -> list[str]:
 
 
 def taxi_way(env: GymnasiumEnv) -> Iterator[str]:
-    """The actions to success by gymnasium's own table of transitions."""
+    """The fewest actions to success, by breadth-first search in gymnasium's table of transitions."""
     table = gymnasium.make("Taxi-v4").unwrapped.P
     state = int(str(env.state_key()))
     ways: dict[int, list[str]] = {state: []}
@@ -128,7 +128,7 @@ def test_training_and_validation_start_in_different_states() -> None:
     for split in ("train", "val"):
         taxi = GymnasiumEnv("Taxi-v4", split=split)
         starts[split] = {taxi.reset(seed=seed) and taxi.state_key() for seed in range(300)}
-        assert all(in_split(str(key), split) for key in starts[split])
+        assert all(in_split(int(fingerprint(str(key)), 16), split) for key in starts[split])
     assert len(starts["train"]) > 100 and len(starts["val"]) > 50 and not starts["train"] & starts["val"]
 
 
@@ -184,11 +184,18 @@ class SpacesEnv(gymnasium.Env[Any, Any]):
         return self.reset()[0], np.float32(0), is_won, False, {"is_won": is_won}
 
 
+class SpeedEnv(SpacesEnv):
+    """Its attribute `s` isn't its state, unlike that of toy environments."""
+
+    s = 7
+
+
 @pytest.fixture
-def register() -> Iterator[Any]:
+def register() -> Iterator[None]:
     gymnasium.register("SpacesTest-v0", entry_point=SpacesEnv)
+    gymnasium.register("SpeedTest-v0", entry_point=SpeedEnv)
     yield
-    del gymnasium.registry["SpacesTest-v0"]
+    del gymnasium.registry["SpacesTest-v0"], gymnasium.registry["SpeedTest-v0"]
 
 
 @pytest.mark.usefixtures("register")
@@ -219,20 +226,11 @@ def test_a_key_of_info_that_never_comes_is_no_failure_of_the_player() -> None:
         cut.step("5")
 
 
-class SpeedEnv(SpacesEnv):
-    """Has a number named like the state of toy environments, which is something else."""
-
-    s = 7
-
-
+@pytest.mark.usefixtures("register")
 def test_a_number_that_happens_to_be_named_s_is_no_state() -> None:
-    gymnasium.register("SpeedTest-v0", entry_point=SpeedEnv)
-    try:
-        env = GymnasiumEnv("SpeedTest-v0")
-        env.reset(seed=0)
-        assert env.state_key() == fingerprint(SpeedEnv().reset()[0])
-    finally:
-        del gymnasium.registry["SpeedTest-v0"]
+    env = GymnasiumEnv("SpeedTest-v0")
+    env.reset(seed=0)
+    assert env.state_key() == fingerprint(SpeedEnv().reset()[0])
     taxi = GymnasiumEnv("Taxi-v4")
     taxi.reset(seed=1)
     assert taxi.state_key() == 252
@@ -296,8 +294,6 @@ def test_spaces_without_words_are_refused(spaces_of: dict[str, Any], message: st
         ({"id": "CartPole-v1", "renderer": "ansi"}, "can't draw as asked; its render modes are human, rgb_array"),
         ({"success": "won"}, "success 'won'; allowed are 'reward'"),
         ({"render_mode": "picture"}, "render_mode 'picture'"),
-        ({"split": "test"}, "split 'test'"),
-        ({"format_penalty": 0.1}, "would reward invalid actions"),
     ],
 )
 def test_what_a_config_gets_wrong_is_named(arguments: dict[str, Any], message: str) -> None:
@@ -332,16 +328,3 @@ def test_pictures_without_the_package_that_draws_are_refused_before_an_episode(m
     taxi = GymnasiumEnv("Taxi-v4")
     taxi.reset(seed=1)
     assert taxi.render() is None, "people do without"
-
-
-def test_a_step_before_reset_says_so() -> None:
-    with pytest.raises(EnvironmentFault, match="came before reset"):
-        GymnasiumEnv("Taxi-v4").step("north")
-
-
-def test_without_a_seed_the_next_episode_follows_from_the_last() -> None:
-    taxis = [GymnasiumEnv("Taxi-v4") for _ in range(2)]
-    for taxi in taxis:
-        taxi.reset(seed=4)
-    following = [[taxi.reset()[0] for _ in range(5)] for taxi in taxis]
-    assert following[0] == following[1] and len(set(map(str, following[0]))) > 1

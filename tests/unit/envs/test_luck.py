@@ -1,4 +1,4 @@
-"""How often a random player succeeds, measured without hurting the run."""
+"""The measured success rate of a random player."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turnwise.envs.players import RandomPlayer
 
 
 class DoorEnv(TextEnv):
-    """One of four doors wins; it may be tried until the limit."""
+    """One of four doors wins. The player may try doors until the limit."""
 
     actions = ("a", "b", "c", "d")
     metric_reductions: ClassVar = {"success": "last"}

@@ -1,4 +1,4 @@
-"""Without the package of an environment, the error says how to get it; with it, nothing is imported before it is used."""
+"""Packages of environments are imported at their first use. If one is missing, the error names the extra."""
 
 from __future__ import annotations
 

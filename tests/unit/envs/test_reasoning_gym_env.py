@@ -122,15 +122,8 @@ def test_no_answer_is_run_unless_that_was_asked_for(tmp_path: Path) -> None:
         ({"dataset": "n_queens", "runs_answers": "no"}, "runs_answers 'no'; it must be true or false"),
         ({"num_attempts": 0}, "num_attempts 0; it must be at least 1"),
         ({"num_attempts": 1.5}, "num_attempts 1.5; it must be at least 1"),
-        ({"split": "test"}, "split 'test'"),
-        ({"format_penalty": 0.5}, "would reward invalid actions"),
     ],
 )
 def test_what_a_config_gets_wrong_is_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
         ReasoningGymEnv(**{"dataset": "chain_sum", **arguments})
-
-
-def test_a_step_before_reset_says_so() -> None:
-    with pytest.raises(EnvironmentFault, match="came before reset"):
-        ReasoningGymEnv("chain_sum").step("1")

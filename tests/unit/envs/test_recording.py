@@ -1,4 +1,4 @@
-"""A recorded environment behaves like the one inside, and every call leaves a view of it."""
+"""A RecordingEnv behaves like the environment inside, and keeps a view after each call."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ from turnwise.types import Media, Observation
 ACTIONS = ["Right", "Down", "", "Left"]
 
 
+def recorded(env):
+    views = list[View]()
+    return RecordingEnv(env, views), views
+
+
 def test_nothing_changes_for_the_player():
-    plain, views = FrozenLakeEnv(is_slippery=True), list[View]()
-    watched = RecordingEnv(FrozenLakeEnv(is_slippery=True), views)
+    plain = FrozenLakeEnv(is_slippery=True)
+    watched, _ = recorded(FrozenLakeEnv(is_slippery=True))
     assert watched.metric_reductions == plain.metric_reductions
     assert watched.reset(seed=3) == plain.reset(seed=3)
     for action in ACTIONS:
@@ -30,8 +35,8 @@ def test_nothing_changes_for_the_player():
 
 
 def test_there_is_a_view_after_reset_and_after_each_step():
-    lake, views = FrozenLakeEnv(is_slippery=False), list[View]()
-    watched = RecordingEnv(lake, views)
+    lake = FrozenLakeEnv(is_slippery=False)
+    watched, views = recorded(lake)
     watched.reset(seed=3)
     first = lake.render()
     for action in ACTIONS:
@@ -42,8 +47,7 @@ def test_there_is_a_view_after_reset_and_after_each_step():
 
 
 def test_a_second_attempt_starts_anew():
-    views = list[View]()
-    watched = RecordingEnv(IdentityEnv(), views)
+    watched, views = recorded(IdentityEnv())
     watched.reset(seed=1)
     watched.step("a")
     watched.reset(seed=1)
@@ -51,13 +55,12 @@ def test_a_second_attempt_starts_anew():
 
 
 def test_an_environment_without_state_key_gets_none():
-    assert isinstance(RecordingEnv(FrozenLakeEnv(), list[View]()), HasStateKey)
-    assert not isinstance(RecordingEnv(IdentityEnv(), list[View]()), HasStateKey)
+    assert isinstance(recorded(FrozenLakeEnv())[0], HasStateKey)
+    assert not isinstance(recorded(IdentityEnv())[0], HasStateKey)
 
 
 def test_an_asynchronous_environment_stays_one():
-    views = list[View]()
-    watched = RecordingEnv(SlowEnv(delay_s=0.0), views)
+    watched, views = recorded(SlowEnv(delay_s=0.0))
 
     async def play():
         started = watched.reset(seed=0)
@@ -92,8 +95,7 @@ class Unrendered(Canvas):
 
 
 def test_a_picture_is_what_it_was_at_its_turn():
-    views = list[View]()
-    watched = RecordingEnv(Canvas(), views)
+    watched, views = recorded(Canvas())
     watched.reset()
     watched.step("")
     assert [int(view.picture.max()) for view in views] == [0, 1]
@@ -101,8 +103,8 @@ def test_a_picture_is_what_it_was_at_its_turn():
 
 def test_what_is_shown_of_an_environment():
     image = np.full((4, 4, 3), 7, np.uint8)
-    views = list[View]()
-    RecordingEnv(Unrendered(), views).reset()
+    watched, views = recorded(Unrendered())
+    watched.reset()
     assert views[0].picture == "start"
     assert View(("text", {}), "drawn as text").picture == "drawn as text"
     assert View(("text", {}), np.zeros((4, 4))).picture == "text"

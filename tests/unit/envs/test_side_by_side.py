@@ -1,4 +1,4 @@
-"""Episodes of packages' environments that are played at the same time, turn by turn: each as if it were alone."""
+"""Episodes of packages' environments played at the same time, turn by turn: each is the same as alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EPISODES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def playing(name: str, seed: int) -> Iterator[tuple[Any, ...]]:
-    """What an episode gives at its start and at each turn, with the name of its state."""
+    """Yields the result of each call of an episode, and the state key after it."""
     kind, arguments, words = EPISODES[name]
     env = make_env(kind, {"split": None, **arguments}, "train")
     yield env.reset(seed=seed), env.state_key()
@@ -39,7 +39,7 @@ def playing(name: str, seed: int) -> Iterator[tuple[Any, ...]]:
 
 
 def streams() -> tuple[Any, ...]:
-    """The states of the generators that a whole process shares."""
+    """The states of the random generators that the whole process shares."""
     _, words, *rest = np.random.get_state()
     return random.getstate(), words.tolist(), rest
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
+from turnwise.envs.hold_out import in_split
 from turnwise.envs.players import ErringPlayer, ExpertPlayer, RandomPlayer
 from turnwise.envs.sokoban.env import SokobanEnv
-from turnwise.envs.sokoban.room import State, in_split
+from turnwise.envs.sokoban.room import State, layout_hash
 from turnwise.envs.sokoban.solver import shortest_solution
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import HasExpert, HasStateKey
@@ -135,21 +133,11 @@ def test_the_state_key_tells_states_apart_however_they_are_reached() -> None:
     assert isinstance(env, HasStateKey) and isinstance(env, HasExpert)
 
 
-def test_without_a_seed_episodes_follow_one_another_reproducibly() -> None:
-    rooms = []
-    for env in (SokobanEnv(), SokobanEnv()):
-        env.reset(seed=3)
-        for _ in range(3):
-            env.reset()
-            rooms.append((env.layout, env.state))
-    assert rooms[:3] == rooms[3:] and len(set(rooms)) == 3
-
-
 def test_the_arguments_reach_the_rooms() -> None:
     env = SokobanEnv(dim_room=[7, 9], num_boxes=2, split="val")
     env.reset(seed=0)
     assert (env.layout.height, env.layout.width, len(env.state.boxes)) == (7, 9, 2)
-    assert in_split(env.layout, "val")
+    assert in_split(layout_hash(env.layout), "val")
     near = SokobanEnv(search_depth=3)
     for seed in range(30):
         near.reset(seed=seed)
@@ -167,7 +155,6 @@ def test_a_picture_shows_everything_and_changes_with_each_move() -> None:
     tiles = {name: media.data[32 * r : 32 * r + 32, 32 * c : 32 * c + 32] for name, (r, c) in places.items()}
     assert len({tile.tobytes() for tile in tiles.values()}) == 6
     after = env.step("Down")[0]
-    assert isinstance(after, Observation)
     on_target = after.media[0].data[64:96, 32:64]
     assert all(not np.array_equal(on_target, tile) for tile in tiles.values())
     assert np.array_equal(after.media[0].data[32:64, 32:64], tiles["floor"])
@@ -210,8 +197,6 @@ def test_the_rules_explain_what_is_shown() -> None:
     [
         ({"observation": "gird"}, "Sokoban: got observation 'gird'; allowed are 'grid', 'coordinates', 'both'"),
         ({"render_mode": "human"}, "allowed are 'text', 'rgb_array'"),
-        ({"split": "test"}, "allowed are 'train', 'val', None"),
-        ({"format_penalty": 0.1}, "must be 0 or less"),
         ({"dim_room": [6, 6, 6]}, r"dim_room \[6, 6, 6\] must be two whole numbers"),
         ({"dim_room": 6}, "dim_room 6 must be two whole numbers"),
         ({"dim_room": [6.0, 6]}, "two whole numbers"),
@@ -230,11 +215,6 @@ def test_the_rules_explain_what_is_shown() -> None:
 def test_bad_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
         SokobanEnv(**arguments)  # type: ignore[arg-type]
-
-
-def test_a_step_before_reset_says_so() -> None:
-    with pytest.raises(EnvironmentFault, match="before reset"):
-        SokobanEnv().step("Left")
 
 
 def test_the_expert_takes_a_shortest_solution() -> None:
@@ -276,8 +256,3 @@ def test_players_do_as_well_as_they_can() -> None:
     erring = share(lambda env, seed: ErringPlayer(ExpertPlayer(env), 0.5, seed))
     assert expert == 1.0
     assert 0.9 > erring > 0.5 > 0.3 > share(lambda env, seed: RandomPlayer(env, seed))
-
-
-def test_the_package_does_not_import_gymnasium() -> None:
-    code = "import sys, turnwise.envs.sokoban.env; sys.exit('gymnasium' in sys.modules or 'gym_sokoban' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

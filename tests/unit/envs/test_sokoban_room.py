@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from turnwise.envs.hold_out import in_split
 from turnwise.envs.sokoban.env import SokobanEnv
 from turnwise.envs.sokoban.room import (
     Layout,
     State,
     cell_numbers,
-    in_split,
     inner_walls,
     layout_hash,
     move,
@@ -29,9 +29,9 @@ Place = tuple[int, int]
 
 
 def fewest_actions(grid: str) -> int | None:
-    """A* on what the environment shows, with rules of its own: shares no code with the package.
+    """The length of a shortest solution, by A* on the observation with rules written again; None if there is none.
 
-    The bound is the distance of each box to its nearest target, which a step shortens by one at most.
+    The lower bound is the sum of the boxes' distances to their nearest targets, which a step shortens by one at most.
     """
     places: dict[str, set[Place]] = {symbol: set() for symbol in "#_O√XPS"}
     for row, line in enumerate(grid.splitlines()):
@@ -141,7 +141,7 @@ def test_boxes_are_lost_in_corners_and_along_walls_without_a_target() -> None:
 
 
 def test_a_room_follows_from_its_arguments() -> None:
-    # Worked out once. What a seed draws must stay: figures are measured on these rooms.
+    # A seed must go on drawing the same room, since published figures are measured on these rooms.
     letters = "".join("# .*$@+"[number] for number in cell_numbers(*random_room(0)))
     assert [letters[i : i + 6] for i in range(0, 36, 6)] == ["######", "#@   #", "#   ##", "# $ .#", "#  ###", "######"]
     for arguments in ((0, (6, 6), 1, 300, "val"), (5, (9, 8), 3, 120, "train")):
@@ -150,8 +150,8 @@ def test_a_room_follows_from_its_arguments() -> None:
 
 
 def test_another_process_draws_the_same_rooms() -> None:
-    code = "from turnwise.envs.sokoban.room import *; print([random_room(s, (7, 6), 2)[1].player for s in range(20)], in_split"
-    code += "(random_room(3)[0], 'val'), layout_hash(random_room(3)[0]))"
+    code = "from turnwise.envs.sokoban.room import *; print([random_room(s, (7, 6), 2)[1].player for s in range(20)],"
+    code += "layout_hash(random_room(3)[0]))"
     runs = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONHASHSEED": seed}, check=True)
         for seed in ("1", "2")
@@ -163,8 +163,9 @@ def test_another_process_draws_the_same_rooms() -> None:
 def test_rooms_of_the_two_splits_share_no_walls_and_targets() -> None:
     layouts = {split: {random_room(seed, split=split)[0] for seed in range(600)} for split in ("train", "val")}  # type: ignore[arg-type]
     assert layouts["train"].isdisjoint(layouts["val"])
-    assert all(in_split(layout, "train") and not in_split(layout, "val") for layout in layouts["train"])
-    share = sum(in_split(random_room(seed)[0], "val") for seed in range(1000)) / 1000
+    hashes = [layout_hash(layout) for layout in layouts["train"]]
+    assert all(in_split(content, "train") and not in_split(content, "val") for content in hashes)
+    share = sum(in_split(layout_hash(random_room(seed)[0]), "val") for seed in range(1000)) / 1000
     assert share == pytest.approx(0.25, abs=0.05)
 
 

@@ -1,1 +1,1 @@
-"""`turnwise check-env`: plays an environment before training, checks that episodes can be replayed, and measures it."""
+"""Plays an environment before training: finds faults and measures episodes, for `turnwise check-env`."""

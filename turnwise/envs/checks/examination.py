@@ -1,4 +1,4 @@
-"""Examines an environment before training: finds faults, says what to change, and shows what was measured."""
+"""The examination of an environment by `turnwise check-env`: its checks, in order."""
 
 import os
 import time
@@ -12,7 +12,7 @@ import numpy as np
 
 from turnwise.envs.checks import findings
 from turnwise.envs.checks.findings import CheckedEpisode, Finding, Verdict
-from turnwise.envs.checks.session import BrokenCall, CallResult, CallTimes, CheckedEnv, Timings, first_difference
+from turnwise.envs.checks.session import BrokenCall, CallResult, CallTimes, CheckedEnv, Timings, first_difference, play
 from turnwise.envs.contract import is_picture
 from turnwise.envs.hold_out import HeldOutEnv
 from turnwise.envs.players import ExpertPlayer, RandomPlayer
@@ -22,10 +22,11 @@ from turnwise.types import Reduction, Split, derive_seed
 T = TypeVar("T")
 
 NUM_REPLAYED = 8
-"""Number of episodes that are played again, to see whether they come out the same."""
+"""Maximum episodes that are played again, to see whether they come out the same."""
 NUM_SIBLINGS = 4
+"""Environments that play one episode side by side."""
 UNREADABLE = {"": "unparsed text", "no such action {%√\n": "an unknown action"}
-"""Two answers without a valid action."""
+"""Two texts that are no action, and what findings call them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,36 +34,40 @@ class CheckSettings:
     """How an environment is examined."""
 
     num_episodes: int = 64
-    """Number of episodes that the random and the scripted player each play, and of starts in each split."""
+    """Number of episodes of each player (random and scripted), and of starts in each split."""
     max_steps: int = 10
+    """Maximum actions per episode."""
     timeout_s: float = 20.0
-    """Seconds for one call; a longer call counts as hanging."""
+    """Maximum seconds of one call. A longer call counts as hanging."""
     play_s: float = 30.0
-    """Seconds after which a check begins no further episode. Every check plays at least two."""
+    """Seconds after which a check begins no further episode. Each check begins at least two."""
     actions: tuple[str, ...] = ()
-    """The random player's actions, if the environment has no `actions`."""
+    """The random player's actions; empty = the environment's `actions`."""
     count_tokens: Callable[[str], int] | None = None
+    """Counts the tokens of a text; None = only characters are counted."""
     token_budget: int | None = None
-    """Maximum tokens per context."""
+    """Maximum tokens per context; None = unknown."""
     is_split_given: bool = False
-    """Whether the environment's arguments hold a `split`, which then is the same for training and validation."""
+    """Whether the environment's arguments fix one `split` for training and validation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdict on one environment."""
+    """The findings on one environment."""
 
     env: str
     findings: tuple[Finding, ...]
     is_played: bool = True
-    """Whether any valid action was tried."""
+    """Whether any player has played; none can if no action is known."""
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of the findings; `skipped` if nothing is wrong but hardly anything was examined."""
+        """The worst verdict of the findings. If none is an error and nobody has played: `skipped`."""
         verdicts = {finding.verdict for finding in self.findings}
-        if "error" in verdicts or not self.is_played:
-            return "error" if "error" in verdicts else "skipped"
+        if "error" in verdicts:
+            return "error"
+        if not self.is_played:
+            return "skipped"
         return "warning" if "warning" in verdicts else "ok"
 
     def to_json(self) -> dict[str, Any]:
@@ -70,8 +75,8 @@ class Report:
 
 
 def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> Report:
-    """Plays an environment and returns the findings. A call that hangs ends the examination; any other fault ends one check.
-    `takes_split`: whether the environment separates training and validation tasks by the argument of `make_env`.
+    """Plays an environment and returns the findings. A call that hangs, or any fault in the first check, ends the examination;
+    other faults end their check. `takes_split`: whether the environment's constructor takes the split.
 
     >>> from turnwise.envs.frozen_lake.env import FrozenLakeEnv
     >>> report = check_env(lambda split: FrozenLakeEnv(split=split), True, CheckSettings(num_episodes=4))
@@ -82,15 +87,15 @@ def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: Che
     rows: list[Finding] = []
     for check in examination.checks:
         try:
-            # A check keeps its findings from before a broken call.
-            rows += check()
+            rows += check()  # keeps the findings before a broken call
         except BrokenCall as broken:
             if not any(row.result == broken.problem for row in rows):
                 rows.append(_of_broken(broken))
             if broken.hangs or check == examination.checks[0]:
                 break
     if not any(row.verdict == "error" for row in rows):
-        rows.insert(0, Finding("returns", "ok", f"{examination.num_calls:,} calls of reset and step return what they should"))
+        num_calls = sum(len(examination.clock[method].wall_s) for method in ("reset", "step"))
+        rows.insert(0, Finding("returns", "ok", f"{num_calls:,} calls of reset and step return what they should"))
     return Report(examination.name, tuple(rows), bool(examination.played))
 
 
@@ -106,7 +111,7 @@ def _of_broken(broken: BrokenCall) -> Finding:
 
 
 class _Examination:
-    """One kind of environment under examination. Each check yields its findings, and may keep data for later checks."""
+    """The checks of one environment. Each yields its findings, and may keep episodes for later checks."""
 
     def __init__(self, make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> None:
         self.name = "the environment"
@@ -126,21 +131,17 @@ class _Examination:
         self._takes_split = takes_split
         self._settings = settings
         self._reductions: dict[str, Reduction] = {}
-        self._clock = CallTimes(Timings)
+        self.clock = CallTimes(Timings)
         self._random: list[CheckedEpisode] = []
         self._scripted: list[CheckedEpisode] = []
 
     @property
-    def num_calls(self) -> int:
-        return sum(len(self._clock[method].wall_s) for method in ("reset", "step"))
-
-    @property
     def played(self) -> list[CheckedEpisode]:
-        """The episodes of the players; empty if no action is known."""
+        """The episodes of both players; empty if no action is known."""
         return [*self._random, *self._scripted]
 
     def _starts(self) -> Iterator[Finding]:
-        # The first constructor also imports modules, so its time doesn't count as an episode's cost.
+        # The first constructor also imports modules, so its time is left out of the measurements.
         with self._opened(clock=CallTimes(Timings)) as first:
             self.name = first.name
             self._reductions = first.reductions
@@ -184,7 +185,7 @@ class _Examination:
             for episode in self._in_time(self._replayable()):
                 with self._opened() as new:
                     for where, env in (("in a new environment", new), ("after a reset", used)):
-                        if found := _any_difference(episode, _played_again([env], episode)):
+                        if found := first_difference(episode.call_results, play([env], episode.seed, episode.actions)[0]):
                             advice = "draw everything from reset's seed, by a generator of the environment's own"
                             yield _differs("same seed", f"another episode {where}", found, advice)
                             return
@@ -195,19 +196,21 @@ class _Examination:
         num_groups = 0
         for episode in self._in_time(self._replayable()):
             with ExitStack() as opened:
-                siblings = _played_again([opened.enter_context(self._opened()) for _ in range(NUM_SIBLINGS)], episode)
-                if found := _any_difference(episode, siblings):
-                    is_start = any(sibling[0] != episode.call_results[0] for sibling in siblings)
-                    what = "start differently" if is_start else "disturb each other"
-                    advice = "keep generator and state in the instance: environments that play side by side can't share any"
-                    if is_start:
+                envs = [opened.enter_context(self._opened()) for _ in range(NUM_SIBLINGS)]
+                siblings = play(envs, episode.seed, episode.actions)
+                differences = (first_difference(episode.call_results, sibling) for sibling in siblings)
+                if found := next(filter(None, differences), None):
+                    if any(sibling[0] != episode.call_results[0] for sibling in siblings):
+                        what = "siblings start differently"
                         advice = "make reset's seed determine the whole start: group statistics mean nothing otherwise"
-                    yield _differs("siblings", f"siblings {what}", found, advice)
+                    else:
+                        what = "siblings disturb each other"
+                        advice = "keep generator and state in the instance: environments side by side can't share any"
+                    yield _differs("siblings", what, found, advice)
                     return
             num_groups += 1
-        yield Finding(
-            "siblings", "ok", f"{NUM_SIBLINGS} side by side start the same and stay the same, under {num_groups} seeds"
-        )
+        result = f"{NUM_SIBLINGS} side by side start the same and stay the same, under {num_groups} seeds"
+        yield Finding("siblings", "ok", result)
 
     def _unreadable_actions(self) -> Iterator[Finding]:
         answers = []
@@ -243,16 +246,15 @@ class _Examination:
         with self._opened() as env:
             env.reset(_seed("train"))
             try:
-                yield _of_picture(env.render())
+                yield _of_picture(env.call("render", lambda: env.env.render()))
             except BrokenCall as broken:
                 if broken.hangs:
                     raise
                 if isinstance(broken.__cause__, NotImplementedError):
                     yield _of_picture(None)
                 else:
-                    yield Finding(
-                        "render", "warning", broken.problem, "return None where there is nothing to draw", broken.trace
-                    )
+                    advice = "return None where there is nothing to draw"
+                    yield Finding("render", "warning", broken.problem, advice, broken.trace)
 
     def _close(self) -> Iterator[Finding]:
         with self._opened() as env:
@@ -262,10 +264,11 @@ class _Examination:
 
     def _times(self) -> Iterator[Finding]:
         counts = [len(episode.actions) for episode in self.played] or [1]
-        yield findings.times(self._clock, sum(counts) / len(counts), os.cpu_count() or 1)
+        yield findings.times(self.clock, sum(counts) / len(counts), os.cpu_count() or 1)
 
     def _episodes(self, choose: Callable[[CheckedEnv, int], Callable[[], str] | None]) -> list[CheckedEpisode]:
-        """One episode per seed, each in its own environment; none if `choose` finds no player."""
+        """One episode per seed, each in its own environment. `choose` returns the function that chooses the actions; if it
+        returns None, there are no episodes."""
         episodes: list[CheckedEpisode] = []
         for seed in self._seeds("train"):
             with self._opened() as env:
@@ -280,7 +283,7 @@ class _Examination:
         return episodes
 
     def _replayable(self) -> list[CheckedEpisode]:
-        """Some of the players' episodes; without a player, episodes of one unparsed action."""
+        """Up to `NUM_REPLAYED` episodes of a player; without one, episodes of one unparsed action."""
         if not self.played:
             with self._opened() as env:
                 seeds = [_seed("train", index) for index in range(NUM_REPLAYED)]
@@ -291,7 +294,7 @@ class _Examination:
         yield from self._in_time([_seed(split, index) for index in range(self._settings.num_episodes)])
 
     def _in_time(self, items: Sequence[T]) -> Iterator[T]:
-        """The items of a check until its time is up, but at least two."""
+        """Yields items until `play_s` seconds are over, but at least two."""
         deadline = time.monotonic() + self._settings.play_s
         for index, item in enumerate(items):
             if index >= 2 and time.monotonic() > deadline:
@@ -300,28 +303,15 @@ class _Examination:
 
     @contextmanager
     def _opened(self, split: Split = "train", clock: CallTimes | None = None) -> Iterator[CheckedEnv]:
-        clock = self._clock if clock is None else clock
-        with CheckedEnv(partial(self._make_env, split), self._settings.timeout_s, clock) as env:
+        """A new environment, which is closed at the end unless a call breaks."""
+        make = partial(self._make_env, split)
+        with CheckedEnv(make, self._settings.timeout_s, self.clock if clock is None else clock) as env:
             yield env
             env.close()
 
 
 def _seed(split: Split, index: int = 0) -> int:
     return derive_seed("check-env", split, index)
-
-
-def _played_again(envs: Sequence[CheckedEnv], episode: CheckedEpisode) -> list[list[CallResult]]:
-    """The results of the episode's actions in each environment, which are stepped in turns."""
-    seen = [[env.reset(episode.seed)] for env in envs]
-    for action in episode.actions:
-        for env, call_results in zip(envs, seen, strict=True):
-            if not call_results[-1].is_over:
-                call_results.append(env.step(action))
-    return seen
-
-
-def _any_difference(episode: CheckedEpisode, others: Sequence[Sequence[CallResult]]) -> tuple[str, str] | None:
-    return next(filter(None, (first_difference(episode.call_results, other) for other in others)), None)
 
 
 def _differs(check: str, what: str, found: tuple[str, str], advice: str) -> Finding:

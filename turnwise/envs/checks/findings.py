@@ -1,9 +1,9 @@
-"""Findings from the episodes of an examination, as pure functions."""
+"""Pure functions from the episodes of an examination to findings."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median_high
 from typing import Literal
 
 from turnwise.envs.checks.session import CallResult, CallTimes
@@ -14,18 +14,18 @@ Verdict = Literal["ok", "warning", "error", "skipped"]
 CHARACTERS_PER_TOKEN = 8
 """More characters per token than any usual text has."""
 COOPERATIVE_S = 1e-3
-"""Maximum seconds that a turn, with its share of constructor and reset, may take between two steps of the sampler."""
+"""Maximum mean seconds of a step on the event loop, with constructor and `reset` spread over the steps."""
 TAIL_S = 1e-2
-"""Maximum seconds that the slowest step in a hundred may take."""
+"""Maximum 99th percentile of the seconds of a step on the event loop."""
 BLOCK_S = 0.1
-"""Maximum seconds that a start may hold up all other episodes."""
+"""Maximum seconds of constructor and `reset` on the event loop, where they hold up all other episodes."""
 NUM_WAITING = 16
 """Number of concurrent calls suggested for an environment that waits for something other than a processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the verdict."""
+    """The result of one check."""
 
     check: str
     verdict: Verdict
@@ -37,16 +37,17 @@ class Finding:
 
 
 def judged(check: str, result: str, advice: str = "") -> Finding:
-    """A warning if there is advice, else `ok`."""
+    """A finding that is a warning if there is advice, else `ok`."""
     return Finding(check, "warning" if advice else "ok", result, advice)
 
 
 @dataclass(slots=True)
 class CheckedEpisode:
-    """One episode as it was seen: the result of `reset`, then one result per action."""
+    """One episode of an examination."""
 
     seed: int
-    call_results: list[CallResult] = field(default_factory=list)
+    call_results: list[CallResult]
+    """The result of `reset`, then one result per action."""
     actions: list[str] = field(default_factory=list)
 
     @property
@@ -58,7 +59,7 @@ class CheckedEpisode:
         return sum(step.reward for step in self.steps)
 
     def is_success(self, reductions: Mapping[str, Reduction]) -> bool:
-        """Whether the episode succeeded, as `turnwise eval` counts: by the metric `success`, else by a positive score."""
+        """Whether the metric `success` says so, or without it, whether the score is positive: as `turnwise eval` counts."""
         values = [value for step in self.steps for name, value in step.metrics if name == "success"]
         return reduce_metric(values, reductions["success"]) > 0.5 if values else self.score > 0
 
@@ -74,8 +75,8 @@ def starts(call_results: Sequence[CallResult]) -> Finding:
 def splits(
     train: Sequence[CallResult], val: Sequence[CallResult], takes_split: bool, is_given: bool = False, plays_all: bool = False
 ) -> Finding:
-    """Whether validation starts occur among training starts, by content. `is_given`: the config fixes one `split` for both.
-    `plays_all`: the environment has too few tasks to hold any out."""
+    """Whether the starts of validation occur among those of training, by content. `is_given`: the arguments fix one `split` for
+    both. `plays_all`: the environment has too few tasks to hold any out."""
     known = {call_result.content for call_result in train}
     num_shared = sum(call_result.content in known for call_result in val)
     result = f"{num_shared} of {len(val)} validation starts occur among {len(train)} of training"
@@ -94,7 +95,7 @@ def splits(
 
 
 def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
-    """The range of the rewards, and how often they aren't 0."""
+    """The range of rewards and scores, and how often they aren't 0."""
     values, scores = [step.reward for e in episodes for step in e.steps], [e.score for e in episodes]
     spread = f"{min(values):.3g} … {max(values):.3g} a step, {min(scores):.3g} … {max(scores):.3g} an episode"
     result = f"{spread}; not 0 in {_share(map(bool, values)):.1%} of steps, {_share(map(bool, scores)):.0%} of episodes"
@@ -104,7 +105,8 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
-    """The reward of text that isn't an action. Training learns such text unless most actions earn more."""
+    """The rewards of texts that are no action; `answers` holds the name and result of each. Training learns such texts unless
+    most actions earn more."""
     result = ", ".join(f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers)
     if not episodes:
         return judged("no action", f"{result}; what actions get wasn't examined")
@@ -136,7 +138,7 @@ def metrics(episodes: Sequence[CheckedEpisode], reductions: Mapping[str, Reducti
 def observations(
     episodes: Sequence[CheckedEpisode], count_tokens: Callable[[str], int] | None = None, budget: int | None = None
 ) -> Finding:
-    """Lengths of observations: per turn in characters and tokens, per episode against the budget of its context."""
+    """Lengths of observations in characters and tokens. `budget`: the maximum tokens of a context."""
     shown = [[" ".join((*m.prompt, m.text)) if i == 0 else m.text for i, m in enumerate(e.call_results)] for e in episodes]
     lengths = [len(text) for texts in shown for text in texts]
     result = f"{fmean(lengths):.0f} characters a turn, at most {max(lengths)}"
@@ -176,7 +178,7 @@ def player(
     reductions: Mapping[str, Reduction],
     beaten: Sequence[CheckedEpisode] | None = None,
 ) -> Finding:
-    """How often a player succeeds. `beaten` are a random player's episodes, which an expert must do better than."""
+    """How often a player succeeds. `beaten`: episodes of a random player, whose mean score an expert must exceed."""
     num_successes, score = sum(e.is_success(reductions) for e in episodes), fmean(e.score for e in episodes)
     result = f"success {num_successes / len(episodes):.2f} ({num_successes} of {len(episodes)}), score {score:.3g} on average"
     is_weak = beaten is not None and (not num_successes or (beaten and score <= fmean(e.score for e in beaten)))
@@ -185,7 +187,7 @@ def player(
 
 
 def state_keys(episodes: Sequence[CheckedEpisode]) -> Finding:
-    """Whether state keys and observations correspond one to one, over the turns in which an action was chosen."""
+    """Whether state keys and observations correspond one to one, among the observations before an action."""
     seen = [((m.text, m.images), m.state_key) for e in episodes for m in e.call_results if not m.is_over]
     keys_of: dict[Hashable, set[Hashable]] = defaultdict(set)
     views_of: dict[Hashable, set[Hashable]] = defaultdict(set)
@@ -206,13 +208,13 @@ def state_keys(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def times(clock: CallTimes, mean_steps: float, num_cores: int) -> Finding:
-    """The times of `step` and of a start, and whether the environment may be called between two steps of the sampler."""
+    """The seconds of `step` and of a start (constructor and `reset`), and whether calls may run on the event loop."""
     step, reset, made = clock["step"], clock["reset"], clock["the constructor"]
     ordered = sorted(step.wall_s)
     if not ordered:
         return Finding("step time", "skipped", "never called")
-    mean_s, p99_s = fmean(ordered), ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)]
-    start_s = sorted(reset.wall_s)[len(reset.wall_s) // 2] + fmean(made.wall_s)
+    mean_s, p99_s = fmean(ordered), ordered[int(0.99 * len(ordered))]
+    start_s = median_high(reset.wall_s) + fmean(made.wall_s)
     result = f"mean {duration(mean_s)}, p99 {duration(p99_s)}, max {duration(ordered[-1])}; a start {duration(start_s)}"
     if step.is_async:
         return judged("step time", f"{result}: coroutines")

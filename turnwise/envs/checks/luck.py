@@ -1,4 +1,4 @@
-"""How often a random player succeeds."""
+"""Measures how often a random player succeeds."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -12,22 +12,22 @@ from turnwise.types import derive_seed
 
 CALL_TIMEOUT_S = 1.0
 MIN_EPISODES = 50
-"""Minimum number of episodes; fewer would say too little."""
+"""Minimum episodes of a measurement."""
 
 
 def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: int, budget_s: float) -> list[bool]:
-    """Plays one episode per seed with a random player, up to `max_steps` actions. Returns whether each ended with the
+    """Plays one episode per seed with a random player, up to `max_steps` actions. Returns whether each succeeded by the
     environment's metric `success`. The player draws uniformly from the environment's `actions`.
 
-    The result is empty if the environment names no actions, reports no success or breaks a call, or if fewer than 50 episodes
-    fit into `budget_s`: a partial measurement proves nothing."""
+    The result is empty if the environment has no `actions`, doesn't report `success` or breaks a call, or if fewer than
+    `MIN_EPISODES` fit into `budget_s` seconds: a partial measurement proves nothing."""
     outcomes: list[bool] = []
     ends_at = time.monotonic() + budget_s
     for seed in seeds:
         try:
             outcome = _play(make, seed, max_steps)
         except TurnwiseError:
-            outcome = None
+            return []
         if outcome is None:
             return []
         outcomes.append(outcome)
@@ -37,6 +37,7 @@ def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: in
 
 
 def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
+    """Whether one episode succeeded; None if the environment has no `actions` or doesn't report `success`."""
     with CheckedEnv(make, CALL_TIMEOUT_S, CallTimes(Timings)) as env:
         player = RandomPlayer(env.env, derive_seed(seed, "random player"))
         if not player.actions or "success" not in env.reductions:

@@ -1,10 +1,10 @@
-"""An environment under examination: every call is timed and has a deadline, and every fault becomes a BrokenCall."""
+"""An environment under examination: each call is timed and has a deadline, and a fault in it becomes a BrokenCall."""
 
 import asyncio
 import inspect
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as CallTimeout
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -25,12 +25,12 @@ _MAX_SHOWN = 40
 
 
 class CallResult(NamedTuple):
-    """Everything that the agent and credit assignment see of one call."""
+    """Everything that agent and credit assignment get from one `reset` or `step`."""
 
     text: str
     images: tuple[bytes, ...]
     prompt: tuple[str, ...]
-    """The values of `PROMPT_KEYS`."""
+    """The values of `PROMPT_KEYS` in `info`."""
     reward: float = 0.0
     is_terminated: bool = False
     is_truncated: bool = False
@@ -43,12 +43,13 @@ class CallResult(NamedTuple):
 
     @property
     def content(self) -> Hashable:
-        """The identity of a start: everything shown, and the true state's key, if it has one."""
+        """Identifies a start: everything shown, and the state key, if there is one."""
         return self.prompt, self.text, self.images, self.state_key
 
 
 def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) -> tuple[str, str] | None:
-    """The first difference of two episodes: the name of the field ("end" if only one is over), and a description.
+    """The first difference of two episodes, as `(name of the field, description)`; None if they are equal. The name is "end" if
+    one episode is shorter.
 
     >>> first_difference([CallResult("P _", (), ())], [CallResult("_ P", (), ())])
     ('text', "at the start: text 'P _' and '_ P'")
@@ -65,7 +66,7 @@ def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) 
 
 
 def _shown(first: object, second: object) -> list[str]:
-    """The texts of two different values; for long ones, the part where they first differ."""
+    """The texts of two different values, cut to the part where they first differ if they are long."""
     texts = [repr(first), repr(second)]
     num_same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
     start = 0 if max(map(len, texts)) <= _MAX_SHOWN else max(num_same - _MAX_SHOWN // 2, 0)
@@ -73,7 +74,7 @@ def _shown(first: object, second: object) -> list[str]:
 
 
 class BrokenCall(EnvironmentFault):
-    """A call that hung, raised, or returned what the contract forbids."""
+    """A call that hung, raised, or returned what the contract of environments forbids."""
 
     def __init__(
         self, method: str, problem: str, trace: tuple[str, ...] = (), hangs: bool = False, is_raised: bool = False
@@ -82,14 +83,14 @@ class BrokenCall(EnvironmentFault):
         self.method = method
         self.problem = problem
         self.trace = trace
-        """The calls of the environment that led to the exception."""
+        """The calls that led to the exception, innermost last."""
         self.hangs = hangs
         self.is_raised = is_raised
 
 
 @dataclass(slots=True)
 class Timings:
-    """Wall-clock and CPU seconds of each call of one method, over all environments."""
+    """Wall-clock and CPU seconds of each call of one method."""
 
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
@@ -97,12 +98,12 @@ class Timings:
 
 
 CallTimes = defaultdict[str, Timings]
-"""The timings of an examination by method."""
+"""Method → timings, over all environments of an examination."""
 
 
 class CheckedEnv(AbstractContextManager["CheckedEnv"]):
-    """An environment in its own thread, so that a call that never returns can be abandoned. A failed call raises BrokenCall.
-    The constructor raises TurnwiseError if the environment's constructor refuses its arguments."""
+    """An environment in its own thread, so that a call that never returns can be abandoned. A failed call raises BrokenCall;
+    a TurnwiseError of the environment's constructor passes unchanged."""
 
     def __init__(self, make: Callable[[], Env], timeout_s: float, clock: CallTimes) -> None:
         self._thread = DaemonThread("check-env")
@@ -119,11 +120,11 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
 
     @cached_property
     def reductions(self) -> dict[str, Reduction]:
-        """The declared metrics."""
+        """`metric_reductions`, once its form has been checked."""
         self.call("metric_reductions", partial(check_shape, self.env))
         return dict(self.env.metric_reductions)
 
-    # Methods are looked up inside the thread: an environment may compute them.
+    # Methods are looked up inside the thread, since `__getattr__` of an environment may compute them.
 
     def reset(self, seed: int) -> CallResult:
         self._num_steps = 0
@@ -148,9 +149,6 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
         state_key: Hashable = self.call("state_key", partial(read_state_key, self.env))
         return CallResult(observation.text, images, prompt, state_key=state_key)
 
-    def render(self) -> Any:
-        return self.call("render", lambda: self.env.render())
-
     def close(self) -> None:
         self.call("close", lambda: self.env.close())
 
@@ -161,7 +159,7 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
         self._thread.end()
 
     def call(self, method: str, function: Callable[[], Any], read: Callable[[Any], Any] = lambda result: result) -> Any:
-        """The result of a function or of its coroutine, checked and converted by `read`."""
+        """What `read` makes of a function's result. If the function returns a coroutine, its result is awaited first."""
         line = CALLS.begin(f"{method} of the environment that is examined")
         call = self._thread.start(self._timed, self._clock[method], function)
         try:
@@ -197,3 +195,13 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
 
 async def _awaited(result: Any) -> Any:
     return await result
+
+
+def play(envs: Sequence[CheckedEnv], seed: int, actions: Iterable[str]) -> list[list[CallResult]]:
+    """Plays the same actions in each environment, one step in all of them at a time. Returns the results by environment."""
+    episodes = [[env.reset(seed)] for env in envs]
+    for action in actions:
+        for env, call_results in zip(envs, episodes, strict=True):
+            if not call_results[-1].is_over:
+                call_results.append(env.step(action))
+    return episodes

@@ -1,5 +1,6 @@
 """FrozenLake: walk over the ice to the goal and don't fall into a hole. The dynamics are those of gymnasium's FrozenLake-v1
-(Towers et al. 2024, arXiv:2407.17032), written again for text: a step takes microseconds and needs no other library."""
+(Towers et al. 2024, arXiv:2407.17032). They are written again here, so that a step takes microseconds and gymnasium isn't
+needed."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from turnwise.envs.arguments import check_type
 from turnwise.envs.base import Step
-from turnwise.envs.frozen_lake.map import Rows, check_map_arguments, check_rows, map_hash, neighbours, random_map, shortest_path
+from turnwise.envs.frozen_lake.map import Rows, check_map_arguments, map_hash, neighbours, random_map, read_map, shortest_path
 from turnwise.envs.frozen_lake.picture import draw_lake
 from turnwise.envs.grid import GridEnv, ObservationKind as ObservationKind, RenderMode
 from turnwise.errors import EnvironmentFault
@@ -22,8 +23,8 @@ GRID_VOCAB = MappingProxyType(
 
 
 class FrozenLakeEnv(GridEnv):
-    """A lake of `size` × `size` cells, drawn from the seed; the reward is 1 on reaching the goal, else 0. Raises
-    EnvironmentFault if an argument is out of range.
+    """A lake of `size` × `size` cells, drawn from the seed. The step that reaches the goal has reward 1, any other valid
+    one 0. Raises EnvironmentFault if an argument is out of range.
 
     An action that isn't one of the four words (in any case) moves nothing and costs `format_penalty` (≤ 0); the episode
     continues. The environment has no step limit of its own; the agent's `max_steps` is one.
@@ -31,7 +32,7 @@ class FrozenLakeEnv(GridEnv):
     Args:
         size: cells of a side, at least 2.
         p: probability that a cell is ice and not a hole, in (0, 1]. A map without a way to the goal is drawn again.
-        is_slippery: a step goes in the chosen direction, or to either side of it, with probability 1/3 each.
+        is_slippery: a step goes in the chosen direction, to its left or to its right, with probability 1/3 each.
         render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both modes.
         observation: the form of the text: a `grid` of symbols, `coordinates` (`P0,0 G3,3 O1,2`), or `both`.
         format_penalty: reward of an invalid action.
@@ -75,7 +76,7 @@ class FrozenLakeEnv(GridEnv):
         self._with_player = {"S": player, "F": player, "H": player_in_hole, "G": player_on_goal}
         self.is_slippery = is_slippery
         self._size, self._p = size, p
-        self._fixed_rows = None if map_rows is None else check_rows(map_rows)
+        self._fixed_rows = None if map_rows is None else read_map(map_rows)
         self._instruction = self._own_rules() if env_instruction is None else env_instruction
         self._slips: np.random.Generator | None = None
         self.rows: Rows = ()
@@ -92,7 +93,7 @@ class FrozenLakeEnv(GridEnv):
         self._moves = neighbours(len(self.rows), len(self.rows[0]))
         letters = [(letter, place) for letter in "GH" for place, found in enumerate(self._letters) if found == letter]
         self._marks = [self._alone[letter] + self._place(place) for letter, place in letters]
-        # Slips have a stream of their own: drawn from the map's stream, they would tell where the holes are.
+        # Slips are drawn from a seed of their own: from the map's seed, they would depend on where the holes are.
         self._slips = np.random.default_rng(derive_seed(self._seed, "slips")) if self.is_slippery else None
         self.position = self._letters.index("S")
         return self._observe(), {"env_instruction": self._instruction}
@@ -108,11 +109,11 @@ class FrozenLakeEnv(GridEnv):
         return self._step(number, reward, is_success=is_success, is_effective=is_new, is_over=is_over)
 
     def state_key(self) -> str:
-        """The map and the position: the full state, even if the observation shows less."""
+        """The hash of the map, and the position: the full state, even if the observation shows less."""
         return f"{self._map_id}:{self.position}"
 
     def expert_action(self) -> str:
-        """The first action of a shortest way to the goal, as if the ice were firm. If there is no way left, the first word."""
+        """The first action of a shortest path to the goal on ice that isn't slippery. If there is no path, the first word."""
         return self.actions[(shortest_path(self.rows, self.position) or [0])[0]]
 
     def render(self) -> NDArray[np.uint8]:

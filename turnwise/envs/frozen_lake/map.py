@@ -1,17 +1,17 @@
-"""Maps of the frozen lake: drawing them, telling them apart, and finding the way. A map is a tuple of rows of the letters S
-(start), F (ice), H (hole) and G (goal); a position is row · width + column; an action is gymnasium's number: 0 left, 1 down, 2
-right, 3 up."""
+"""Maps of the frozen lake: drawing, hashing and checking them, and finding paths. A map is a tuple of rows of the letters S
+(start), F (ice), H (hole) and G (goal). A position is row · width + column. An action is gymnasium's number: 0 left, 1 down,
+2 right, 3 up."""
 
-import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import combinations
+from itertools import accumulate, combinations
 from numbers import Real
 
 import numpy as np
 
-from turnwise.envs.arguments import check_count, check_type
+from turnwise.envs.arguments import check_count, check_rows, check_type
 from turnwise.envs.grid import fewest_actions
+from turnwise.envs.hold_out import content_hash, in_split
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Split
 
@@ -19,12 +19,12 @@ Rows = tuple[str, ...]
 
 LEFT, DOWN, RIGHT, UP = range(4)
 MAX_DRAWS = 20_000
-"""Number of maps that are drawn before giving up on a size, p and split that (almost) never yield one."""
+"""Maximum maps drawn for one seed: some sizes, p and splits (almost) never yield a solvable map."""
 
 
 @lru_cache(maxsize=64)
 def neighbours(height: int, width: int) -> tuple[tuple[int, int, int, int], ...]:
-    """The position that each action leads to from each position; nothing leads over the edge.
+    """For each position, the positions that the four actions lead to. An action over the edge stays in place.
 
     >>> neighbours(2, 2)[0]
     (0, 2, 1, 0)
@@ -42,7 +42,7 @@ def neighbours(height: int, width: int) -> tuple[tuple[int, int, int, int], ...]
 
 
 def shortest_path(rows: Sequence[str], start: int | None = None) -> list[int] | None:
-    """The fewest actions that lead from `start` (default: S) to the goal on firm ice, None if there is no way.
+    """The shortest list of actions from `start` (default: S) to the goal if the ice isn't slippery; None if there is no way.
 
     >>> shortest_path(("SH", "FG"))
     [1, 2]
@@ -53,32 +53,23 @@ def shortest_path(rows: Sequence[str], start: int | None = None) -> list[int] | 
 
 
 def map_hash(rows: Sequence[str]) -> int:
-    """A hash in [0, 2⁶⁴) of the map's content, the same in every process."""
-    return int.from_bytes(hashlib.blake2b("\n".join(rows).encode(), digest_size=8).digest(), "little")
+    """The `content_hash` of a map."""
+    return content_hash("\n".join(rows))
 
 
-def in_split(rows: Sequence[str], split: Split | None) -> bool:
-    """Whether a map belongs to `split`. Its content decides: a quarter of all maps are for validation."""
-    return split is None or (map_hash(rows) % 4 == 0) == (split == "val")
-
-
+@lru_cache(maxsize=1024)  # all siblings of a group draw the same map
 def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = None) -> Rows:
-    """A solvable map of `split` whose other cells are ice with probability `p`; it depends on the arguments alone. With `split`
-    None it is gymnasium's `generate_random_map(size, p, seed)`, else the first map of that stream in the split."""
+    """A solvable map with S and G in the corners, whose other cells are ice with probability `p`. It depends on the arguments
+    alone. Without `split` it is gymnasium's `generate_random_map(size, p, seed)`; with `split`, the first map of the same
+    random stream that belongs to the split. Raises EnvironmentFault if none is found."""
     check_map_arguments(size, p)
-    return _drawn(seed, size, p, split)
-
-
-@lru_cache(maxsize=1024)
-def _drawn(seed: int, size: int, p: float, split: Split | None) -> Rows:
-    """The map of `random_map`, cached since all siblings of a group draw the same one."""
     rng = np.random.default_rng(seed)
     for _ in range(MAX_DRAWS):
         cells = ["".join("FH"[not ice] for ice in row) for row in (rng.random((size, size)) < p).tolist()]
         cells[0] = "S" + cells[0][1:]
         cells[-1] = cells[-1][:-1] + "G"
         rows = tuple(cells)
-        if in_split(rows, split) and shortest_path(rows) is not None:
+        if in_split(map_hash(rows), split) and shortest_path(rows) is not None:
             return rows
     raise EnvironmentFault(
         f"no solvable {size}×{size} map with p {p} for split {split!r} in {MAX_DRAWS} draws; raise p, or for a tiny or "
@@ -93,23 +84,20 @@ def check_map_arguments(size: int, p: float) -> None:
         raise EnvironmentFault(f"got size {size} and p {p} for a frozen lake; size must be at least 2 and p in (0, 1]")
 
 
-def check_rows(rows: Sequence[str]) -> Rows:
+def read_map(rows: Sequence[str]) -> Rows:
     """A given map as a tuple. Raises EnvironmentFault if it isn't a valid map."""
-    if isinstance(rows, str) or not isinstance(rows, Sequence) or not all(isinstance(row, str) for row in rows):
-        raise EnvironmentFault(f"map_rows {rows!r} must be a list of strings, one per row")
+    check_rows("map_rows", rows, "SFHG")
     letters = "".join(rows)
-    if not letters or len({len(row) for row in rows}) != 1 or set(letters) - set("SFHG"):
-        raise EnvironmentFault(f"map_rows {list(rows)!r} must be rows of equal length, made of the letters S, F, H and G")
     if letters.count("S") != 1 or letters.count("G") != 1 or shortest_path(rows) is None:
         raise EnvironmentFault(f"map_rows {list(rows)!r} must have one S and one G, and a way between them")
     return tuple(rows)
 
 
 def best_blind_path(maps: Sequence[Sequence[str]]) -> tuple[list[int], float]:
-    """The sequence of right and down that reaches the goal of the most maps on firm ice, and the share of these maps.
+    """The sequence of right and down that reaches the goal of the most maps if the ice isn't slippery, and the share of these.
 
-    A player gets this share without looking, so a learnt policy must beat it. All C(2n−2, n−1) shortest paths of n×n maps are
-    tried, so n should be at most 8. S and G must lie in the corners, as in random maps.
+    A player reaches this share without looking at the maps, so a learnt policy must beat it. All C(2n−2, n−1) sequences of n×n
+    maps are tried, so n should be at most 8. Raises ValueError unless S and G lie in the corners, as in random maps.
 
     >>> best_blind_path([("SF", "HG"), ("SF", "HG"), ("SH", "FG")])
     ([2, 1], 0.6666666666666666)
@@ -118,18 +106,13 @@ def best_blind_path(maps: Sequence[Sequence[str]]) -> tuple[list[int], float]:
     letters = ["".join(rows) for rows in maps]
     if any(len(cells) != height * width or cells[0] != "S" or cells[-1] != "G" for cells in letters):
         raise ValueError("best_blind_path needs maps of one size with S at the top left and G at the bottom right")
-    holes = [sum(1 << i for i, letter in enumerate(cells) if letter == "H") for cells in letters]
-    moves = neighbours(height, width)
-    best_path: list[int] = []
-    best_count = -1
-    num_steps = height + width - 2
-    for downs in combinations(range(num_steps), height - 1):
-        path = [DOWN if i in downs else RIGHT for i in range(num_steps)]
-        position = cells_on_path = 0
-        for action in path:
-            position = moves[position][action]
-            cells_on_path |= 1 << position
-        count = sum(not cells_on_path & mask for mask in holes)
-        if count > best_count:
-            best_path, best_count = path, count
-    return best_path, best_count / len(maps)
+    is_hole = np.array([[letter == "H" for letter in cells] for cells in letters])
+    moves, num_steps = neighbours(height, width), height + width - 2
+
+    def share(path: list[int]) -> float:
+        cells = list(accumulate(path, lambda cell, action: moves[cell][action], initial=0))
+        return float(np.mean(~is_hole[:, cells].any(axis=1)))
+
+    all_downs = combinations(range(num_steps), height - 1)
+    best = max(([DOWN if i in downs else RIGHT for i in range(num_steps)] for downs in all_downs), key=share)
+    return best, share(best)

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.envs.grid import FACE, PLAYER_COAT, PLAYER_FACE, box, disc, draw, x, y
+from turnwise.envs.grid import EDGE, FACE, PLAYER_COAT, PLAYER_FACE, box, disc, draw, x, y
 
 ICE, CRACK = (214, 234, 248), (174, 208, 230)
 WATER, DEEP_WATER = (52, 105, 158), (28, 66, 112)
 POLE, FLAG = (94, 74, 56), (39, 158, 84)
 COAT = (205, 62, 56)
 
-_EDGE = ~box(-0.47, -0.47, 0.47, 0.47)
 _HOLE, _DEPTH = disc(0, 0, 0.40), disc(0.02, 0.05, 0.32)
 _POLE, _FLAG = box(-0.24, -0.36, -0.17, 0.38), (x >= -0.17) & (np.abs(y + 0.19) <= 0.17 * (0.34 - x) / 0.51)
 _CROSS = disc(0, 0, 0.34) & (np.minimum(np.abs(x - y), np.abs(x + y)) <= 0.09)
@@ -22,7 +21,7 @@ def draw_lake(rows: Sequence[str], position: int) -> NDArray[np.uint8]:
     """The map with the player at `position`, uint8 [TILE · rows, TILE · columns, 3]. A cross marks a player in a hole."""
 
     def paint(tile: NDArray[np.uint8], index: int, letter: str) -> None:
-        tile[:], tile[_EDGE] = ICE, CRACK
+        tile[:], tile[EDGE] = ICE, CRACK
         if letter == "H":
             tile[_HOLE], tile[_DEPTH] = WATER, DEEP_WATER
         elif letter == "G":

@@ -1,1 +1,1 @@
-"""Environments of the gymnasium library as text."""
+"""Environments of the package gymnasium as text."""

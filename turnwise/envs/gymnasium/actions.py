@@ -9,14 +9,15 @@ from turnwise.errors import EnvironmentFault, nearest
 def action_words(
     env_id: str, names: Sequence[str] | Mapping[Any, str] | None, numbers: range, known: Sequence[str]
 ) -> dict[int, str]:
-    """The actions that may be taken, number → word, from `action_names` of a config.
+    """Number → word of the actions that may be taken. `names` is the argument `action_names` of `GymnasiumEnv`. Raises
+    EnvironmentFault if it doesn't fit the environment.
 
     >>> action_words("Taxi-v4", ["north", "Pickup"], range(6), ("south", "north", "east", "west", "pickup", "dropoff"))
     {1: 'north', 4: 'Pickup'}
     """
     if isinstance(names, str) or not isinstance(names, Sequence | Mapping | None):
         raise EnvironmentFault(f"action_names {names!r} must be a list of words, or a mapping {{number: word}}")
-    # A subclass of a known class may have fewer actions (the first ones), or more (which have no names).
+    # A subclass of a known class may have only the first of its actions, or more. With more, no names are known.
     known = known[: len(numbers)] if len(known) >= len(numbers) else ()
     by_name = {name.lower(): number for name, number in zip(known, numbers, strict=False)}
     if names is None:

@@ -25,25 +25,26 @@ _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
 
 
 class GymnasiumEnv(HeldOutEnv):
-    """The environment `id` of gymnasium's registry. Its results stay as they are, except that observations become text.
+    """The environment `id` of gymnasium's registry, with actions and observations as text. Nothing else of it changes.
 
     An action that isn't one of the words (in any case) doesn't reach the environment. It costs `format_penalty` (≤ 0), the
-    observation stays, and the episode continues. `truncated`, which a time limit sets, cuts the episode from outside. Raises
-    EnvironmentFault if there is no such environment, an argument isn't allowed, or its spaces don't fit; NotAvailableError if
-    gymnasium, or a package that the environment needs to play or draw, isn't installed.
+    observation is repeated, and the episode continues. Raises EnvironmentFault if there is no such environment, an argument
+    isn't allowed, or its spaces have no text; NotAvailableError if gymnasium, or a package that the environment needs, isn't
+    installed.
 
     Args:
         id: as `gymnasium.make` takes it, with its version; `package:id` for a package that registers its own.
         kwargs: arguments of the environment's own constructor.
-        action_names: words of all actions, or of those that may be taken: a mapping number → word, or a list of names that
-            turnwise knows for this environment, or of words in the order of the numbers. None: the known names, else numbers.
+        action_names: the words of actions. A mapping number → word, or a list of names that turnwise knows for this
+            environment, allows these actions only. A list of other words names all actions in the order of their numbers.
+            None: the known names, else the numbers.
         renderer: how an observation becomes text: `space` (by the observation space), `ansi` (the environment's own
             drawing in text, with coloured parts in brackets), a name that turnwise knows for this environment, or
             `module:function` of `(observation, env)`. None: the first known name, else `space`.
         max_observation_chars: a longer text is cut at this length, and says so.
-        render_mode: what is observed, `text` or a picture (`rgb_array`); with a `renderer` the picture and its text.
-        success: what counts as success: `reward` (a last reward above 0), `terminated`, `truncated`, or `info:KEY` (a true
-            value under a key that the last info must have). None: what turnwise knows for this environment, else `reward`.
+        render_mode: what is observed, `text` or a picture (`rgb_array`). If a `renderer` is given too, picture and text.
+        success: what counts as success: `reward` (the last reward is above 0), `terminated`, `truncated`, or `info:KEY` (the
+            value of this key, which the last info must have, is true). None: as turnwise knows, else `reward`.
         format_penalty: reward of an invalid action.
         env_instruction: replaces the rules that open the first prompt; "" leaves them out.
         split: plays only starts whose state belongs to training or validation; None plays all starts.
@@ -73,7 +74,7 @@ class GymnasiumEnv(HeldOutEnv):
         check_type("gymnasium", "id", id, str, "a string, such as Taxi-v4")
         check_type("gymnasium", "kwargs", kwargs or {}, Mapping, "a mapping of the constructor's arguments")
         check_type("gymnasium", "renderer", renderer or "", str, "a string, such as space")
-        if not str(success).removeprefix("info:") or not str(success).startswith("info:"):
+        if not re.fullmatch("info:.+", str(success)):
             check_choice("gymnasium", "success", success, (*OUTCOMES, "info:KEY", None))
         if renderer == "ansi" and render_mode == "rgb_array":
             raise EnvironmentFault("gymnasium draws in one way: renderer: ansi is text and render_mode: rgb_array a picture")
@@ -98,10 +99,10 @@ class GymnasiumEnv(HeldOutEnv):
         self._numbers = {word.lower(): number for number, word in self._words.items()}
         self._shows_text = render_mode == "text" or renderer is not None
         self.shows_pictures = render_mode == "rgb_array"
-        self._render = _renderer(id, renderer, known.renderers)
-        self._describe = spaces.describe
-        if self._render is None and self._shows_text:
+        render = _renderer(id, renderer, known.renderers)
+        if render is None and self._shows_text:
             spaces.check_observations(self._env.observation_space, f"gymnasium's {id}")
+        self._text = render or (lambda observation, env: spaces.describe(env.observation_space, observation))
         self._max_chars = max_observation_chars
         self._success = success or known.success
         self._format_penalty = float(format_penalty)
@@ -139,7 +140,7 @@ class GymnasiumEnv(HeldOutEnv):
         return self._shown, float(reward), bool(terminated), bool(truncated), told
 
     def state_key(self) -> Hashable:
-        """The state if turnwise knows a key for it; else the observation, hashed unless it is a number."""
+        """The key that turnwise knows for this environment; else the observation, hashed unless it is a number."""
         if self._key is not None:
             return self._key(self._env)
         return int(self._observation) if self._sees_number else fingerprint(self._observation)
@@ -151,28 +152,26 @@ class GymnasiumEnv(HeldOutEnv):
         self._env.close()
 
     def _is_success(self, reward: float, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
+        is_over = terminated or truncated
         match self._success:
             case "reward":
-                return (terminated or truncated) and reward > 0
+                return is_over and reward > 0
             case "terminated":
                 return terminated
             case "truncated":
                 return truncated
-            case key:
-                return bool(self._entry(key.removeprefix("info:"), info, must_be_there=terminated or truncated))
-
-    def _entry(self, name: str, info: Mapping[str, Any], must_be_there: bool) -> Any:
-        if must_be_there and name not in info:
+        name = self._success.removeprefix("info:")
+        if is_over and name not in info:
             found = [str(key) for key in info]
             raise EnvironmentFault(
                 f"gymnasium's {self._id}: success is info:{name}, and the info that ended the episode has no such key; it has "
                 f"{', '.join(found) or 'none at all'}. Set success to info:KEY of these, or to one of {', '.join(OUTCOMES)}."
                 + nearest(name, found)
             )
-        return info.get(name)
+        return bool(info.get(name))
 
     def _observe(self) -> str | Observation:
-        text = self._text() if self._shows_text else "The picture shows the environment."
+        text = self._text(self._observation, self._env) if self._shows_text else "The picture shows the environment."
         if len(text) > self._max_chars:
             text = f"{text[: self._max_chars]}… (cut at {self._max_chars} characters)"
         if not self.shows_pictures:
@@ -182,14 +181,9 @@ class GymnasiumEnv(HeldOutEnv):
             raise EnvironmentFault(f"gymnasium's {self._id} draws with a package that isn't installed; set render_mode: text")
         return Observation(text, (Media("image", picture),))
 
-    def _text(self) -> str:
-        if self._render is None:
-            return self._describe(self._env.observation_space, self._observation)
-        return self._render(self._observation, self._env)
-
 
 def _renderer(env_id: str, name: str | None, known: Mapping[str, str]) -> Callable[[Any, Any], str] | None:
-    """The function that a config's `renderer` names, None for the text of the observation space."""
+    """The function of `(observation, env)` that the argument `renderer` names; None for `space`."""
     name = next(iter(known), "space") if name is None else name
     if name == "space":
         return None

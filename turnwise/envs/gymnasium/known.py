@@ -1,6 +1,6 @@
-"""What turnwise knows about gymnasium's environments, so that a config needn't say it."""
+"""What turnwise knows about gymnasium's environments, so that a config needn't state it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,23 +11,23 @@ from turnwise.envs.packages import known_of
 class Known:
     """Facts about a class of environments and its subclasses."""
 
-    actions: tuple[str, ...] = ()
-    """Words for the numbers 0, 1, …; empty = the numbers."""
+    actions: Sequence[str] = ()
+    """Words of the actions 0, 1, …; empty = their numbers are the words."""
     rules: str = ""
+    """Text that opens the first prompt."""
     success: str = "reward"
-    """The argument `success` of `GymnasiumEnv`."""
+    """Default of the argument `success` of `GymnasiumEnv`."""
     renderers: Mapping[str, str] = field(default_factory=dict)
-    """Name in a config → function of `(observation, env)`, where `env` is gymnasium's, with its wrappers. The first one is the
-    default; without any, the observation space decides."""
+    """Name in a config → `module:function` of `(observation, env)`, where `env` is gymnasium's, with its wrappers. The first is
+    the default; without any, it is `space`."""
     state_key: str = ""
-    """The function that gives the state's key; "" = the observation is the key."""
+    """`module:function` of `env` that returns a key of the state; "" = the observation is the key."""
     prints: bool = False
     """Whether its `reset` prints messages."""
 
 
 def known_class(env: Any) -> Known:
-    """The entry of the innermost environment's class, or of its first known base class."""
+    """The entry of the environment's class (without wrappers) or its first known base class; defaults if there is none."""
     table: dict[str, dict[str, Any]] = known_of("gymnasium")
     names = (f"{cls.__module__}:{cls.__qualname__}" for cls in type(env.unwrapped).__mro__)
-    entry = next((table[name] for name in names if name in table), {})
-    return Known(**{**entry, "actions": tuple(entry.get("actions", ()))})
+    return Known(**next((table[name] for name in names if name in table), {}))

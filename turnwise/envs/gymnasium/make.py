@@ -1,5 +1,4 @@
-"""Makes environments of gymnasium's registry, with errors that say what to change. This module imports gymnasium, so it is
-itself imported only when an environment is made."""
+"""Makes environments of gymnasium's registry. Importing this module imports gymnasium."""
 
 import importlib
 import os
@@ -17,7 +16,7 @@ from turnwise.errors import EnvironmentFault, NotAvailableError, nearest
 Drawing = Literal["rgb_array", "ansi"]
 
 EXTRAS = {"minigrid": "minigrid"}
-"""Packages of environments, and the extra of turnwise that installs each."""
+"""Package of environments → the extra of turnwise that installs it."""
 DRAWN_BY_PYGAME = ("gymnasium.envs.box2d", "gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
 """Modules whose environments draw with pygame; they import it at their first picture."""
 
@@ -29,8 +28,10 @@ class HasMetadata(Protocol):
     metadata: Mapping[str, Any]
 
 
-def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing | None) -> tuple[Any, bool]:
-    """The environment `env_id`, or `package:env_id` of a package that registers its own; and whether it supports `drawing`."""
+def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing) -> tuple[Any, bool]:
+    """The environment `env_id`, and whether it supports the render mode `drawing`. `package:id` imports the package, which
+    registers it. Raises EnvironmentFault if there is no such environment or it doesn't take `kwargs`; NotAvailableError if a
+    package that it needs isn't installed."""
     package, _, name = env_id.rpartition(":")
     if package:
         _import(package)
@@ -55,6 +56,7 @@ def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing | No
 
 
 def check_pictures(env: Any) -> None:
+    """Raises NotAvailableError if an environment draws with pygame, and pygame isn't installed."""
     if any(base.__module__.startswith(DRAWN_BY_PYGAME) for base in type(env.unwrapped).__mro__):
         with needs("pygame", "gym"):
             import pygame  # noqa: F401
@@ -62,7 +64,7 @@ def check_pictures(env: Any) -> None:
 
 def draw(env: Any) -> NDArray[np.uint8] | None:
     """The environment's picture, uint8 [H, W, 3]; None if the package that it draws with isn't installed."""
-    # Pictures are arrays, so SDL, which many environments draw with, needs no window and no display.
+    # pygame draws with SDL, which by default opens a window; arrays need no display.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:
         return np.asarray(env.render())

@@ -1,4 +1,4 @@
-"""MiniGrid as a grid of symbols (Chevalier-Boisvert et al. 2023, arXiv:2306.13831)."""
+"""MiniGrid (Chevalier-Boisvert et al. 2023, arXiv:2306.13831) as a grid of symbols."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -12,14 +12,15 @@ UNSEEN, EMPTY, WALL, FLOOR, DOOR, KEY, BALL, BOX, GOAL, LAVA, AGENT = range(11)
 PLAIN = {UNSEEN: "?", EMPTY: ".", WALL: "#", FLOOR: ".", GOAL: "G", LAVA: "~", AGENT: "."}
 OBJECTS = {KEY: "k", BALL: "b", BOX: "x"}
 DOORS = "odl"
-"""Letters of the states of a door: open, closed, locked."""
+"""Letters of doors: open, closed, locked."""
 COLOURS = "rgbpye"
 LOOKS = ">v<^"
+"""Symbols of the agent by its direction."""
 DIRECTIONS = ("east", "south", "west", "north")
 
 
 def partial_view(observation: Any, env: Any) -> str:
-    """The agent's view, turned so that the agent looks up from the middle of the last row."""
+    """What the agent sees, turned so that the agent looks up from the middle of the last row."""
     view = observation["image"]
     rows = _rows(view)
     rows[-1][len(view) // 2] = LOOKS[3]
@@ -44,7 +45,7 @@ def state_key(env: Any) -> Hashable:
 
 
 def _rows(cells: NDArray[np.uint8]) -> list[list[str]]:
-    """Symbols by row and column for `(object, colour, state)` numbers [columns, rows, 3]."""
+    """The symbol of each cell, by row and column. `cells` [columns, rows, 3] holds the numbers of object, colour and state."""
     return [[_symbol(*cell) for cell in row] for row in cells.transpose(1, 0, 2).tolist()]
 
 

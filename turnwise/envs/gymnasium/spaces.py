@@ -1,5 +1,4 @@
-"""Gymnasium's spaces: which ones a text agent can act in, and their elements as text. This module imports gymnasium, so it is
-itself imported only when an environment is made."""
+"""Gymnasium's spaces: which of them text can express, and how. Importing this module imports gymnasium."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ MAX_NUMBERS = 256
 
 
 def action_numbers(space: Any, env_name: str) -> range:
-    """The numbers of the actions of a Discrete space. Raises EnvironmentFault for any other space."""
+    """The numbers of a Discrete action space. Raises EnvironmentFault for any other space, or more than `MAX_ACTIONS`."""
     if not isinstance(space, spaces.Discrete):
         raise EnvironmentFault(
             f"{env_name}: its action space is {_shown(space)}; an agent of text chooses among words, so it must be Discrete: "
@@ -27,6 +26,7 @@ def action_numbers(space: Any, env_name: str) -> range:
 
 
 def check_observations(space: Any, env_name: str) -> None:
+    """Raises EnvironmentFault unless `describe` can write the elements of an observation space."""
     match space:
         case spaces.Dict() | spaces.Tuple():
             for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
@@ -44,12 +44,12 @@ def check_observations(space: Any, env_name: str) -> None:
 
 
 def is_number(space: Any) -> bool:
-    """Whether the elements of a space are whole numbers."""
+    """Whether each element of a space is one whole number."""
     return isinstance(space, spaces.Discrete)
 
 
 def describe(space: Any, value: Any) -> str:
-    """An element of a space as text: floats with four digits, a line per row of an array, parts of a Dict with their names.
+    """An element of a space as text: floats with four digits, an array's rows in a line each, parts of a Dict with their names.
 
     >>> describe(spaces.Dict({"at": spaces.Box(0, 9, (2,)), "left": spaces.Discrete(3)}), {"at": np.array([1, 2.5]), "left": 2})
     'at: 1 2.5\\nleft: 2'

@@ -1,4 +1,4 @@
-"""Gymnasium's toy environments in words."""
+"""Observations of gymnasium's toy environments as text."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ STOPS = "RGYB"
 
 
 def taxi(observation: Any, env: Any) -> str:
-    """All positions: `taxi 3,1 passenger Y 4,0 destination R 0,0` (Dietterich 2000, arXiv:cs/9905014)."""
+    """All positions as row,column: `taxi 3,1 passenger Y 4,0 destination R 0,0` (Dietterich 2000, arXiv:cs/9905014)."""
 
     def stop(number: int) -> str:
         row, column = env.unwrapped.locs[number]
@@ -18,6 +18,6 @@ def taxi(observation: Any, env: Any) -> str:
 
 
 def cliff_walking(observation: Any, env: Any) -> str:
-    """The walker's position, `at 3,0` (Sutton and Barto 2018, example 6.6)."""
+    """The walker's position as row,column: `at 3,0` (Sutton and Barto 2018, example 6.6)."""
     row, column = divmod(int(observation), env.unwrapped.shape[1])
     return f"at {row},{column}"

@@ -1,5 +1,5 @@
-"""Sokoban: push every box onto a target. Rules and rewards are those of the gym-sokoban package (Schrader 2018), which isn't
-needed: rooms are generated here, and a step takes microseconds."""
+"""Sokoban: push every box onto a target. Rules and rewards are those of the package gym-sokoban (Schrader 2018). It isn't
+needed, since rooms are generated here; a step takes microseconds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -37,8 +37,8 @@ STEP_REWARD, TARGET_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
 
 class SokobanEnv(GridEnv):
-    """A solvable room with boxes, drawn from the seed. The episode ends when every box is on a target. Raises EnvironmentFault
-    if an argument is out of range.
+    """A solvable room, drawn from the seed. The episode ends when every box is on a target. Raises EnvironmentFault if an
+    argument is out of range.
 
     Each step gives −0.1, +1 for a box that comes onto a target, −1 for a box that leaves one, and +10 when all are on targets.
     An action that isn't one of the four words (in any case) moves nothing and costs its step and `format_penalty` (≤ 0); the
@@ -47,12 +47,13 @@ class SokobanEnv(GridEnv):
     Args:
         dim_room: height and width in cells, outer walls included, each at least 3.
         num_boxes: number of boxes, and of targets.
-        search_depth: moves of the backward game that finds the start; fewer make easier rooms.
+        search_depth: steps of the backward game (`random_room`) that finds the start; fewer make easier rooms.
         render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both modes.
         observation: the form of the text: a `grid` of symbols, `coordinates` (`#1,1 O3,4 X2,3 P2,2`), or `both`.
         format_penalty: reward of an invalid action, on top of the step's.
         split: draws only rooms whose *content* belongs to training or validation; None draws from all rooms.
-        room_rows: one fixed room in the letters of Sokoban collections (`# .*$@+`), in place of a drawn one.
+        room_rows: one fixed room in the letters of Sokoban collections (`# .*$@+`), in place of `dim_room`, `num_boxes`,
+            `search_depth` and `split`.
         grid_lookup: number → symbol, for each of 0 wall, 1 floor, 2 target, 3 box on target, 4 box, 5 player, 6 player on
             target.
         grid_vocab: symbol → meaning, for the rules.
@@ -116,7 +117,7 @@ class SokobanEnv(GridEnv):
 
     @property
     def is_solvable(self) -> bool:
-        """Whether the boxes can still be pushed onto the targets."""
+        """Whether the boxes can still be pushed onto the targets, as far as `shortest_solution` finds out."""
         return shortest_solution(self.layout, self.state) is not None
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
@@ -145,7 +146,7 @@ class SokobanEnv(GridEnv):
         return f"{self._room_id}:{self.state.player}:{','.join(map(str, sorted(self.state.boxes)))}"
 
     def expert_action(self) -> str:
-        """The first action of a shortest solution. If there is none, such as with a stuck box, the first word."""
+        """The first action of a shortest solution. If none is found, as with a stuck box, the first word."""
         if self.state not in self._plan:
             state = self.state
             for number in shortest_solution(self.layout, state) or [0]:
@@ -160,8 +161,8 @@ class SokobanEnv(GridEnv):
         return [self._symbols[number] for number in cell_numbers(self.layout, self.state)], self.layout.width
 
     def _coordinates(self) -> str:
-        """Inner walls, targets, boxes and player as `symbol row,column`, even if two of them share a cell. Items of varying
-        number come first, so that the rest is always at the same distance from the answer."""
+        """Inner walls, targets, boxes and player as `symbol row,column`, even if two of them share a cell. Walls, whose number
+        varies, come first, so that all others keep their distance from the end of the prompt."""
         return f"{self._scenery} {self._places(BOX, self.state.boxes)} {self._places(PLAYER, [self.state.player])}"
 
     def _places(self, number: int, cells: Iterable[int]) -> str:

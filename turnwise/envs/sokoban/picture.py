@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.envs.grid import FACE, PLAYER_COAT, PLAYER_FACE, box, disc, draw, x, y
+from turnwise.envs.grid import EDGE, FACE, PLAYER_COAT, PLAYER_FACE, box, disc, draw, x, y
 from turnwise.envs.sokoban.room import BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET, TARGET, WALL
 
 FLOOR_COLOR, SEAM = (226, 217, 200), (208, 197, 178)
@@ -14,7 +14,6 @@ SPOT = (205, 62, 56)
 WOOD, BATTEN, WOOD_HOME, BATTEN_HOME = (196, 145, 76), (142, 98, 44), (112, 168, 88), (62, 112, 48)
 COAT = (47, 98, 168)
 
-_EDGE = ~box(-0.47, -0.47, 0.47, 0.47)
 _JOINTS = (np.abs(y % 0.25) < 0.04) | (np.abs((x + 0.25 * (np.floor(y * 4) % 2)) % 0.5) < 0.04)
 _RING = disc(0, 0, 0.24) & ~disc(0, 0, 0.14)
 _BOX = box(-0.38, -0.38, 0.38, 0.38)
@@ -22,7 +21,7 @@ _BATTENS = _BOX & (~box(-0.30, -0.30, 0.30, 0.30) | (np.minimum(np.abs(x - y), n
 
 
 def draw_room(cells: Sequence[int], width: int) -> NDArray[np.uint8]:
-    """The room of `cell_numbers`, uint8 [TILE · rows, TILE · columns, 3]. A box on its target is green."""
+    """A room, given as its `cell_numbers`: uint8 [TILE · rows, TILE · width, 3]. A box on a target is green."""
     return draw(cells, width, _paint)
 
 
@@ -30,7 +29,7 @@ def _paint(tile: NDArray[np.uint8], _: int, number: int) -> None:
     if number == WALL:
         tile[:], tile[_JOINTS] = BRICK, MORTAR
         return
-    tile[:], tile[_EDGE] = FLOOR_COLOR, SEAM
+    tile[:], tile[EDGE] = FLOOR_COLOR, SEAM
     if number in (TARGET, PLAYER_ON_TARGET):
         tile[_RING] = SPOT
     if number == BOX:

@@ -1,23 +1,23 @@
-"""Rooms of Sokoban: moving in them, telling them apart, reading and drawing them. A cell is row · width + column; an action is
-0 up, 1 down, 2 left, 3 right. Walls all around a room keep steps inside."""
+"""Rooms of Sokoban: moving in them, hashing, reading and generating them. A cell is row · width + column. An action is 0 up,
+1 down, 2 left, 3 right. A room has walls all around, so no action leads out of it."""
 
-import hashlib
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from turnwise.envs.arguments import check_count
+from turnwise.envs.arguments import check_count, check_rows
+from turnwise.envs.hold_out import content_hash, in_split
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Split
 
 LETTERS = "# .*$@+"
-"""The usual letters of Sokoban collections, by number: wall, floor, target, box on target, box, player, player on target."""
-WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
+"""The letters of Sokoban collections: wall, floor, target, box on target, box, player, player on target."""
+WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)  # indices of LETTERS
 
 FLOOR_SHARE = (0.5, 0.9)
-"""Bounds of the share of inner cells that are floor, which is drawn for each room."""
+"""Each room draws the share of its inner cells that are floor from this range."""
 MAX_DRAWS = 5_000
-"""Number of rooms that are drawn before giving up on arguments that (almost) never yield one."""
+"""Maximum rooms drawn for one seed: some arguments (almost) never yield a room."""
 
 
 class Layout(NamedTuple):
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
 
     @property
     def steps(self) -> tuple[int, int, int, int]:
-        """The offset of each action."""
+        """What each action adds to the player's cell."""
         return (-self.width, self.width, -1, 1)
 
 
@@ -61,7 +61,7 @@ def move(layout: Layout, state: State, action: int) -> State:
 
 
 def cell_numbers(layout: Layout, state: State) -> list[int]:
-    """The content of each cell, as its number in `LETTERS`."""
+    """The content of each cell, as its index in `LETTERS`."""
     cells = [FLOOR] * (layout.height * layout.width)
     for cell in layout.walls:
         cells[cell] = WALL
@@ -74,28 +74,23 @@ def cell_numbers(layout: Layout, state: State) -> list[int]:
 
 
 def inner_walls(layout: Layout) -> frozenset[int]:
-    """The walls except for those around the room."""
+    """The walls that aren't on the border of the room."""
     return layout.walls.intersection(_inner_cells(layout.height, layout.width))
 
 
 def layout_hash(layout: Layout) -> int:
-    """A hash in [0, 2⁶⁴) of walls and targets: the same in every process."""
-    text = f"{layout.height},{layout.width}:{sorted(layout.walls)}:{sorted(layout.targets)}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def in_split(layout: Layout, split: Split | None) -> bool:
-    """Whether a room belongs to `split`. Its content decides: a quarter of all rooms are for validation. Only the fixed part
-    counts, so no state of a held-out room occurs in training."""
-    return split is None or (layout_hash(layout) % 4 == 0) == (split == "val")
+    """The `content_hash` of walls and targets. It decides the split of a room, so no state of a held-out room occurs in
+    training."""
+    return content_hash(f"{layout.height},{layout.width}:{sorted(layout.walls)}:{sorted(layout.targets)}")
 
 
 def random_room(
     seed: int, dim_room: tuple[int, int] = (6, 6), num_boxes: int = 1, search_depth: int = 300, split: Split | None = None
 ) -> tuple[Layout, State]:
-    """A solvable, unsolved room of `dim_room` (height, width; walls included); it depends on the arguments alone. A floor grows
-    cell by cell and gets targets. Then a game is played backwards from the solved room, by `search_depth` random moves that
-    pull. The room starts in the last new state of this game in which no box is on a target."""
+    """A solvable, unsolved room of `dim_room` (height, width; walls included). It depends on the arguments alone. A floor grows
+    cell by cell and gets targets. Then a game is played backwards from the solved room: `search_depth` random steps, each of
+    which pulls the box behind the player, if there is one. The room starts in the last new state of this game in which no box
+    is on a target. Raises EnvironmentFault if no room is found."""
     check_room_arguments(dim_room, num_boxes, search_depth)
     height, width = dim_room
     rng = random.Random(seed)
@@ -105,7 +100,7 @@ def random_room(
             continue
         targets = frozenset(_taken(rng, floor) for _ in range(num_boxes))
         layout = Layout(height, width, frozenset(range(height * width)) - targets - frozenset(floor), targets)
-        if in_split(layout, split):
+        if in_split(layout_hash(layout), split):
             start = _played_backwards(rng, layout, State(_picked(rng, floor), targets), search_depth)
             if start is not None:
                 return layout, start
@@ -126,12 +121,9 @@ def check_room_arguments(dim_room: Sequence[int], num_boxes: int, search_depth: 
 
 
 def read_room(rows: Sequence[str]) -> tuple[Layout, State]:
-    """A given room in the letters of Sokoban collections."""
-    if isinstance(rows, str) or not isinstance(rows, Sequence) or not all(isinstance(row, str) for row in rows):
-        raise EnvironmentFault(f"room_rows {rows!r} must be a list of strings, one per row")
+    """A given room in the letters of Sokoban collections. Raises EnvironmentFault if it isn't a valid, unsolved room."""
+    check_rows("room_rows", rows, LETTERS)
     letters = "".join(rows)
-    if not letters or len({len(row) for row in rows}) != 1 or set(letters) - set(LETTERS):
-        raise EnvironmentFault(f"room_rows {list(rows)!r} must be rows of equal length, made of the letters {LETTERS!r}")
     border = rows[0] + rows[-1] + "".join(row[0] + row[-1] for row in rows)
     if set(border) != {"#"}:
         raise EnvironmentFault(f"room_rows {list(rows)!r} must have walls (#) all around")
@@ -170,8 +162,8 @@ def _grown_floor(rng: random.Random, height: int, width: int) -> list[int]:
 
 
 def _played_backwards(rng: random.Random, layout: Layout, state: State, search_depth: int) -> State | None:
-    """The last new state of the backward game in which no box is on a target; None if there is none. Each backward move can be
-    undone by `move`, so every state that is reached can be solved."""
+    """The last new state of the backward game in which no box is on a target; None if there is none. `move` can undo each
+    backward step, so every state of the game can be solved."""
     seen: set[State] = set()
     last = None
     for _ in range(search_depth):
@@ -188,7 +180,7 @@ def _played_backwards(rng: random.Random, layout: Layout, state: State, search_d
     return last
 
 
-# Only `random()` among the methods of `random.Random` is promised to give the same numbers in every version of Python.
+# Of the methods of `random.Random`, only `random()` promises the same numbers in every version of Python.
 
 
 def _picked(rng: random.Random, cells: Sequence[int]) -> int:
