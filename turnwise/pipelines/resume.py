@@ -52,7 +52,7 @@ def find_resume_point(config: Config) -> ResumePoint | None:
     if asked is False:
         return None
     if asked is True:
-        runs = [f for f in (Path(config.output_dir) / config.exp_name).glob("*") if f.is_dir()]
+        runs = filter(Path.is_dir, (Path(config.output_dir) / config.exp_name).glob("*"))
         run_of = {checkpoint: run for run in runs for checkpoint in _checkpoints_of(config, run)}
         if not run_of:
             return None

@@ -67,19 +67,15 @@ class RunFolder:
                 raise ConfigError(f"output_dir {output_dir}: there is a file in the way of {path}") from None
             except OSError as fault:
                 raise ConfigError(f"output_dir {output_dir}: {path} can't be made: {fault}") from fault
-            folder = cls(path, is_new=True)
-            folder._take_lock()
-            return folder
+            return cls(path, is_new=True)._locked()
         raise FileExistsError(f"{output_dir / exp_name} holds 1000 runs that started at {stamp}")
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
         """Opens the folder of an earlier run, which this run continues."""
-        folder = cls(path.absolute())
-        folder._take_lock()
-        return folder
+        return cls(path.absolute())._locked()
 
-    def _take_lock(self) -> None:
+    def _locked(self) -> "RunFolder":
         lock = (self.path / "run.lock").open("a+", encoding="utf-8")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,6 +91,7 @@ class RunFolder:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         self.lock = lock
+        return self
 
     config = _Place("config.yaml")
     metrics = _Place("metrics.jsonl")
