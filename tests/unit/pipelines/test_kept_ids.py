@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from small_runs import measured, played, run_small, small_config, training
+from small_runs import assert_same_weights, measured, played, run_small, small_config, training
 from toy_model import toy_model
 
 from turnwise.algorithms.correction import token_mismatch
@@ -254,5 +253,4 @@ def test_what_a_checkpoint_holds_is_trained_on_over_its_kept_ids(tiny_model, tmp
     ours, theirs = ([row for row in measured(run.folder) if "actor/pg_loss" in row][-1] for run in (resumed, whole))
     assert theirs["actor/staleness_max"] == 1 and abs(theirs["actor/train_infer_ratio_token_mean"] - 1) < 0.05
     assert all(ours[name] == theirs[name] for name in theirs if name.startswith("actor/"))
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (resumed.checkpoints.newest, last))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_weights(resumed.checkpoints.newest, last)
