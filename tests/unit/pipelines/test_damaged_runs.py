@@ -285,7 +285,7 @@ def test_a_checkpoint_of_another_state_is_one_sentence(copied):
 def test_a_path_to_a_damaged_one_names_a_whole_one(copied):
     config, run = copied
     newest = run / "checkpoints" / "checkpoint-2"
-    (newest / "run.yaml").write_bytes(GARBAGE)
-    with pytest.raises(CheckpointError, match="checkpoint-1 is complete"):
+    (newest / "trainer_state.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"trainer_state.pt is missing; .*checkpoint-1 is complete"):
         find_resume_point(config.model_copy(update={"resume_from_checkpoint": str(newest)}))
     assert resume.number_of(newest) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -62,10 +63,8 @@ def build(make_config):
 
 
 def finished(pipeline):
-    try:
+    with closing(pipeline):
         pipeline.run()
-    finally:
-        pipeline.close()
     return pipeline
 
 
