@@ -62,8 +62,8 @@ class AgenticPipeline:
             pass
 
     def steps(self) -> Iterator[StepReport]:
-        """Plays, assigns credit, trains, and reports each finished step, and then the final validation. A step trains nothing
-        if the group filter drops all its groups."""
+        """Plays, assigns credit, trains, and reports each finished step, and then the final validation, if any. A step trains
+        nothing if the group filter drops all its groups."""
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
         while True:
             step = self.checkpoints.num_done

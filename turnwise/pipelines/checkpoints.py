@@ -140,8 +140,8 @@ class Checkpoints:
         return next(reversed(all_checkpoints(self.path)), None)
 
     def save(self) -> Path:
-        """Writes the checkpoint of the finished steps, unless there is one already, and removes the oldest ones. Returns its
-        folder. Raises CheckpointError if it can't be written."""
+        """Writes the checkpoint of the finished steps, unless this run has saved it or continues from it, and removes the
+        oldest ones. Returns its folder. Raises CheckpointError if it can't be written."""
         folder = self.path / f"checkpoint-{self.num_done}"
         if self._num_saved == self.num_done:
             return folder

@@ -130,7 +130,8 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
 
 def _pass_at(successes: Sequence[int], trials: Sequence[int]) -> dict[int, float]:
-    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and the most samples; empty if that is 1."""
+    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and the largest number of samples; empty if it is
+    1."""
     most = max(trials, default=1)
     if most == 1:
         return {}
@@ -149,7 +150,7 @@ def success_table(rows: Sequence[tuple[str, Score]]) -> str:
 
 
 def score_table(rows: Sequence[tuple[str, Score]]) -> str:
-    """The same table of models, with pass@k and means per episode."""
+    """A plain-text table of named scores: success, its interval, pass@k, and means per episode."""
     return _table("", rows, sorted({k for _, score in rows for k in score.pass_at if k > 1}), has_lengths=True)
 
 

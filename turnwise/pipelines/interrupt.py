@@ -1,4 +1,4 @@
-"""How Ctrl-C ends a program: in a run, never in the middle of a change of weights."""
+"""How Ctrl-C ends a program. In a run it waits until a weight update is finished and saved."""
 
 import os
 import signal

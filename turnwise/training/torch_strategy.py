@@ -138,11 +138,12 @@ class TorchStrategy:
             started = self._stopwatch.now()
         # Every rank has the same sum, so all ranks scale, skip and step in the same way.
         divisor = part.divisor * self._loss_scale.factor
+        changing = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         if divisor != 1.0:
-            for parameter in self._parameters():
+            for parameter in changing:
                 assert parameter.grad is not None
                 parameter.grad /= divisor
-        grad_norm = clip_gradients(self._parameters(), self.max_grad_norm).item()
+        grad_norm = clip_gradients(changing, self.max_grad_norm).item()
         learning_rate = self._schedule.apply(self._optimizer, position)
         is_skipped = not (is_finite and np.isfinite(grad_norm))
         if not is_skipped:
@@ -241,9 +242,6 @@ class TorchStrategy:
 
     def _to_device(self, batch: Batch) -> Batch:
         return batch.map(lambda array: torch.as_tensor(array, device=self.device))
-
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [parameter for parameter in self.model.parameters() if parameter.grad is not None]
 
     def _move(self, kinds: Iterable[MemoryKind], target: torch.device) -> None:
         if self.device.type == "cpu":
