@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
-from turnwise.config import AgenticConfig, parse_config
+from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.tracking.jsonl import read_metrics
@@ -40,10 +44,9 @@ def small_config(model: object, output_dir: object, /, **changes: Any) -> Agenti
     return parse_config({"pretrain": str(model), "output_dir": str(output_dir), **_SMALL, **changes}, AgenticConfig)[0]
 
 
-def run_small(
-    config: AgenticConfig, change: Callable[[AgenticPipeline], object] = lambda pipeline: None, **options: Any
-) -> AgenticPipeline:
-    """The pipeline after its run, before which `change` was called with it; it is closed."""
+@contextmanager
+def built(config: AgenticConfig, **options: Any) -> Iterator[AgenticPipeline]:
+    """The pipeline of a config, before its run; it is closed at the end."""
     folder = start_run(config)
     try:
         pipeline = build_agentic(config, folder, **options)
@@ -51,15 +54,58 @@ def run_small(
         folder.discard()
         raise
     with closing(pipeline):
+        yield pipeline
+
+
+def run_small(
+    config: AgenticConfig, change: Callable[[AgenticPipeline], object] = lambda pipeline: None, **options: Any
+) -> AgenticPipeline:
+    """The pipeline after its run, before which `change` was called with it; it is closed."""
+    with built(config, **options) as pipeline:
         change(pipeline)
         pipeline.run()
     return pipeline
+
+
+def broken_model(folder: Path) -> Path:
+    """A folder that looks like one of a model, and can't be loaded."""
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    (folder / "tokenizer.json").write_text("{}")
+    save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
+    return folder
 
 
 def training(learning_rate: float = 1e-3, batch_size: int = 4, **others: Any) -> dict[str, Any]:
     """A role's `training_args`."""
     settings = {"learning_rate": learning_rate, "per_device_train_batch_size": batch_size, **others}
     return {"training_args": settings}
+
+
+def write_demonstrations(path: Path, num_rows: int, answer: str = "<answer>Right</answer>") -> str:
+    """Writes rows of one conversation each; returns the path."""
+    messages = [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": answer}]
+    path.write_text((json.dumps({"messages": messages}) + "\n") * num_rows)
+    return str(path)
+
+
+def sft_config(model: object, folder: Path, /, **changes: Any) -> SFTConfig:
+    """Fine-tuning on forty equal demonstrations, eight a step, and whatever is changed of that."""
+    values = {
+        "pretrain": str(model),
+        "output_dir": str(folder / "runs"),
+        "train_files": [write_demonstrations(folder / "train.jsonl", 40)],
+        "sequence_length": 64,
+        "track_with": [],
+        **training(1e-2, 8),
+    }
+    return parse_config(values | changes, SFTConfig)[0]
+
+
+def assert_same_weights(first: Path, second: Path, name: str = "model.safetensors") -> None:
+    """Two checkpoints are equal, bit by bit."""
+    ours, theirs = load_file(first / name), load_file(second / name)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
 def measured(folder: RunFolder) -> list[dict[str, float]]:

@@ -1,1 +1,1 @@
-"""Turns trajectories into samples, packs samples into micro-batches, and plans an optimiser step."""
+"""Turns trajectories into samples, plans optimiser steps and micro-batches, and packs samples into them."""

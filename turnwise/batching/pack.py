@@ -1,4 +1,4 @@
-"""Packs samples into one Batch, and unpacks its results."""
+"""Packs samples into one Batch, and splits arrays of a Batch by sample."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,8 @@ _OPTIONAL = ("old_logprobs", "old_full_logprobs", "ref_logprobs", "values", "adv
 
 
 def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
-    """The samples one after another, in their order, without padding. Raises ValueError if there are no samples, only some of
-    them have an array, or a mask covers a sample's first token.
+    """Joins the samples in their order, without padding. Raises ValueError if there are no samples, an optional array is set in
+    only some of them, or the response mask of a sample includes its first token.
 
     >>> sample = Sample(np.array([5, 6, 7]), np.array([False, False, True]), np.zeros(3, np.float32), ())
     >>> pack([sample, sample], Denominators(2, 2, 8)).position_ids
@@ -23,12 +23,11 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
     if any(sample.response_mask[0] for sample in samples):
         raise ValueError("the first token of a sample can't be trained on: nothing comes before it")
     lengths = np.array([sample.num_tokens for sample in samples])
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
     offsets = np.cumsum(lengths) - lengths
     kept_ids, kept_offsets = join_kept((sample.kept_ids, sample.kept_offsets, sample.num_tokens) for sample in samples)
     return Batch(
         token_ids=np.concatenate([sample.token_ids for sample in samples]),
-        position_ids=np.arange(lengths.sum()) - starts,
+        position_ids=np.arange(lengths.sum()) - np.repeat(offsets, lengths),
         sequence_id=np.repeat(np.arange(len(samples)), lengths),
         turn_id=np.concatenate([_turn_id(sample) for sample in samples]),
         response_mask=np.concatenate([sample.response_mask for sample in samples]),
@@ -50,7 +49,7 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
 
 
 def blank(sample: Sample) -> Sample:
-    """Two untrained tokens of weight 0 with the arrays of `sample`, for the micro-batch of a rank without samples."""
+    """A sample of weight 0 for an empty micro-batch: two untrained tokens, with the optional arrays that `sample` has."""
     known: dict[str, Any] = {
         name: np.zeros_like(array, shape=2) for name in _OPTIONAL if (array := getattr(sample, name)) is not None
     }
@@ -59,7 +58,8 @@ def blank(sample: Sample) -> Sample:
 
 
 def unpack(array: np.ndarray[Any, Any], lengths: Sequence[int]) -> list[np.ndarray[Any, Any]]:
-    """The part of each sample in an array [N] of a packed batch. Parts are copies, so that none keeps the whole array alive.
+    """The part of each sample in an array [N] of a batch. Parts are copies, so that none of them keeps the whole array alive.
+    Raises ValueError if `lengths` don't add up to N.
 
     >>> [part.tolist() for part in unpack(np.arange(5), (3, 2))]
     [[0, 1, 2], [3, 4]]

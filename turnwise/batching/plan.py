@@ -1,4 +1,4 @@
-"""Splits samples into optimiser steps and micro-batches. Plans are lists of indices."""
+"""Splits samples into optimiser steps, ranks' shares and micro-batches. Plans are lists of sample indices."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ _MAX_IMBALANCE = 1.05
 
 
 def optimizer_steps(num_samples: int, samples_per_step: int, seed: int, num_epochs: int = 1) -> list[list[list[int]]]:
-    """`[epoch][step] → sample indices`: a seeded permutation each epoch, split into steps; the last one may be smaller.
+    """`[epoch][step] → sample indices`: a seeded permutation each epoch, split into steps. An epoch's last step may be smaller.
 
     >>> [[len(step) for step in epoch] for epoch in optimizer_steps(10, 4, seed=0, num_epochs=2)]
     [[4, 4, 2], [4, 4, 2]]
@@ -25,9 +25,11 @@ def optimizer_steps(num_samples: int, samples_per_step: int, seed: int, num_epoc
 
 
 def deal(samples: Sequence[Sample], num_ranks: int) -> list[list[int]]:
-    """Sample indices of each rank: every index once, balanced by tokens. The longest goes first, to the least loaded rank.
+    """Sample indices of each rank: every index once, balanced by tokens. Longest samples first, each goes to the rank with the
+    fewest tokens.
 
-    Siblings (equal prompts) go to one rank, which computes their prefix once, unless the fullest rank then gets over 5% more.
+    Samples with equal prompts go to one rank, which computes their prefix once. If the fullest rank would thereby get over 5%
+    more tokens than without this rule, they are dealt singly.
 
     >>> from turnwise.types import Sample
     >>> def sample(prompt, length):
@@ -89,7 +91,7 @@ def micro_batches(
 
 
 def denominators(samples: Sequence[Sample], max_length: int) -> Denominators:
-    """The denominators of the losses of an optimiser step over these samples.
+    """The denominators of the losses of an optimiser step over these samples. `max_length` is passed through.
 
     >>> from turnwise.types import TurnSpan
     >>> mask = np.array([False, True, True])

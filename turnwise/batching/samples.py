@@ -1,4 +1,4 @@
-"""Trajectory → Samples: one for each context that the server saw."""
+"""Makes the Samples of a Trajectory: one for each context that the server saw."""
 
 import numpy as np
 
@@ -11,9 +11,9 @@ def build_samples(trajectory: Trajectory, temperature: float | None = None) -> l
 
     A context is a chain of turns, from a turn that starts a context to a turn that no other continues. If several contexts
     share turns (history branched), the first one trains on them and the others only read them. Every turn that a sample trains
-    on has a span; turns without sampled tokens and greedy turns have none. If a turn was sampled at another temperature than
-    `temperature` (the trainer's), its sample records the turn's; if that is None, no sample does. Raises RolloutError if a turn
-    continues a later one, or a context starts with a sampled token."""
+    on has a span in it; greedy turns and turns without sampled tokens are never trained on. If the trainer's `temperature` is
+    given, samples record the temperatures of turns that were sampled at another one. Raises RolloutError if a turn doesn't
+    continue an earlier one, or a context starts with a sampled token."""
     turns = trajectory.turns
     parents = [_parent(turns, index) for index in range(len(turns))]
     continued = {parent for parent in parents if parent is not None}
@@ -64,8 +64,8 @@ def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: floa
         start = position + len(turn.prompt_ids)
         position += turn.num_tokens
         is_trained = position > start and not turn.is_greedy and index not in trained
-        kept.append((None, None, len(turn.prompt_ids)))
-        kept.append((*((turn.kept_ids, turn.kept_offsets) if is_trained else (None, None)), len(turn.response_ids)))
+        own_kept = (turn.kept_ids, turn.kept_offsets) if is_trained else (None, None)
+        kept += [(None, None, len(turn.prompt_ids)), (*own_kept, len(turn.response_ids))]
         if is_trained:
             response_mask[start:position] = True
             logprobs[start:position] = turn.logprobs

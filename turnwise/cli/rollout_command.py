@@ -38,8 +38,7 @@ def run(options: argparse.Namespace) -> int:
             config, collection, options.split, options.batches, options.model, on_start=lambda applied: applied.show(terminal)
         )
     finally:
-        if not collection.is_empty:
-            summary = collection.summary()
-            print(json.dumps(summary.to_json(), indent=2) if options.json else summary.render())
-            print(f"rollouts   {file}: {summary.num_written:,} trajectories", file=terminal)
+        if collection.num_written:
+            print(json.dumps(collection.summary(), indent=2) if options.json else collection.render())
+            print(f"rollouts   {file}: {collection.num_written:,} trajectories", file=terminal)
     return 0

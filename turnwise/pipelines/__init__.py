@@ -1,1 +1,1 @@
-"""The training loops; begin reading at `agentic.py`. The package `build` makes them from a config."""
+"""The training loops, which the package `build` makes from a config. Begin reading at `agentic.py`."""

@@ -31,8 +31,8 @@ from turnwise.types import samples_of
 
 @dataclass(slots=True)
 class AgenticPipeline:
-    """Trains a policy on its own episodes. `build.agentic.build_agentic` puts one together. Names are those of ROLL's pipeline,
-    where it has them. `reference` and `critic` are None where the algorithm doesn't need them."""
+    """Trains a policy on its own episodes. `build.agentic.build_agentic` makes a pipeline. Attributes that ROLL's pipeline has
+    too have its names. `reference` and `critic` are None if the algorithm doesn't need them."""
 
     pipeline_config: AgenticConfig
     actor_train: ModelRole
@@ -62,7 +62,8 @@ class AgenticPipeline:
             pass
 
     def steps(self) -> Iterator[StepReport]:
-        """Plays, assigns credit, trains, and reports each finished step. If the filter drops all groups, nothing is trained."""
+        """Plays, assigns credit, trains, and reports each finished step, and then the final validation, if any. A step trains
+        nothing if the group filter drops all its groups."""
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
         while True:
             step = self.checkpoints.num_done
@@ -90,7 +91,7 @@ class AgenticPipeline:
 
     @property
     def running(self) -> Stateful | None:
-        """Statistics of the whole run (`running` normalisation), None if unused."""
+        """The algorithm's statistics of the whole run (`running` normalisation); None if it has none."""
         return self.algorithm.running
 
     def model_update(self, step: int) -> None:
@@ -105,7 +106,7 @@ class AgenticPipeline:
             self.log.add(self.parity_gate.check(version=step))
 
     def validate(self, step: int) -> None:
-        """Plays the fixed validation tasks with the servers' policy, every `eval_steps` steps and at the end."""
+        """Plays the fixed validation tasks on the servers, every `eval_steps` steps (0 = never) and after the last step."""
         every = self.pipeline_config.eval_steps
         if self.val_rollout_scheduler is None or not every or (step % every and step != self.checkpoints.num_steps):
             return
@@ -115,7 +116,7 @@ class AgenticPipeline:
         self.log.add(self.by_validation.see(step, validation_metrics(groups), self.checkpoints))
 
     def end_step(self, step: int, rollout: StepRollout | None = None) -> StepReport:
-        """Logs the metrics, writes the trajectories, and saves a checkpoint when one is due."""
+        """Logs metrics, writes trajectories, and saves a checkpoint if one is due. The final validation has no `rollout`."""
         log, groups = self.log, rollout.groups if rollout else []
         if rollout:
             log.add(rollout.measure(step))
@@ -130,7 +131,7 @@ class AgenticPipeline:
         return StepReport(step, metrics, groups, checkpoint, is_final=rollout is None)
 
     def do_checkpoint(self) -> Path:
-        """Writes a model folder with the states of optimiser and loop after the last finished step."""
+        """Saves a checkpoint of the last finished step, and returns its folder."""
         with self.log.phase("checkpoint"):
             return self.checkpoints.save()
 

@@ -1,4 +1,5 @@
-"""Acts on a metric of the validations: keeps the best model, and ends a run that no longer gets better."""
+"""Watches a metric of the validations: keeps the best model (`save_best`), and ends a run that no longer gets better
+(`early_stopping`)."""
 
 import json
 import logging
@@ -16,7 +17,7 @@ from turnwise.types import Metric
 logger = logging.getLogger(__name__)
 
 BEST_FILE = "best.json"
-"""File in the folder `best` with the step of its model, the metric's name and its value."""
+"""File beside the best model with its step, the metric's name and its value."""
 
 
 @dataclass(slots=True)
@@ -34,10 +35,10 @@ class BestValue:
     value: float | None = None
     step: int = -1
     num_since: int = 0
-    """Validations since the best one."""
+    """Number of validations since the best one."""
 
     def see(self, step: int, measured: Mapping[str, float]) -> bool:
-        """Whether this validation is the best so far. A validation without the metric doesn't count."""
+        """Whether this validation is the best so far. Raises ConfigError if no validation so far had the metric."""
         if self.metric not in measured:
             if self.value is None:
                 raise ConfigError(
@@ -46,10 +47,11 @@ class BestValue:
                 )
             return False
         value = measured[self.metric]
-        gain = 0.0 if self.value is None else value - self.value if self.mode == "max" else self.value - value
-        if self.value is not None and not gain > self.min_delta:
-            self.num_since += 1
-            return False
+        if self.value is not None:
+            gain = value - self.value if self.mode == "max" else self.value - value
+            if not gain > self.min_delta:
+                self.num_since += 1
+                return False
         self.value, self.step, self.num_since = value, step, 0
         return True
 
@@ -61,17 +63,18 @@ class BestValue:
 
 
 class ByValidation:
-    """`save_best` and `early_stopping` of a run, if set. The best model goes into `folder`."""
+    """`save_best` and `early_stopping` of a run, as far as the config sets them. The best model is written into `folder`."""
 
     def __init__(self, config: AgenticConfig | SFTConfig, folder: Path) -> None:
         kept, stopping = config.save_best, config.early_stopping
         self.best = BestValue(kept.metric, kept.mode) if kept else None
         self.stopping = BestValue(stopping.metric, stopping.mode, stopping.min_delta) if stopping else None
         self._patience = stopping.patience if stopping else 0
+        self._parts = {name: part for name, part in (("best", self.best), ("stopping", self.stopping)) if part}
         self._folder = folder
 
     def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
-        """Saves the best model, ends the run after `patience` validations without gain, and adds `val/best` to metrics."""
+        """Saves the best model; ends the run after `patience` validations without gain; returns the metrics with `val/best`."""
         measured = reduce_metrics(metrics)
         if self.best and self.best.see(step, measured):
             facts = {"step": step, "metric": self.best.metric, "value": self.best.value}
@@ -86,11 +89,11 @@ class ByValidation:
         return metrics if self.best is None or self.best.value is None else [*metrics, Metric("val/best", self.best.value)]
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._parts().items()}
+        return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues with the checkpoint's best values. If this run's folder lacks the best model, the next one is best."""
-        for name, part in self._parts().items():
+        """Restores the best values. If the best model isn't in the folder, the next validation counts as the best so far."""
+        for name, part in self._parts.items():
             if name in state:
                 part.load_state_dict(state[name])
         if self.best and self.best.value is not None and best_facts(self._folder).get("step") != self.best.step:
@@ -101,12 +104,9 @@ class ByValidation:
             )
             self.best.value = None
 
-    def _parts(self) -> dict[str, BestValue]:
-        return {name: part for name, part in (("best", self.best), ("stopping", self.stopping)) if part}
-
 
 def best_facts(folder: Path) -> dict[str, Any]:
-    """Step, metric and value of the model that `save_best` keeps in the folder; empty if there is none."""
+    """Step, metric and value of the best model in the folder (`BEST_FILE`); empty if there is none."""
     try:
         facts = json.loads((folder / BEST_FILE).read_text(encoding="utf-8"))
         return {name: facts[name] for name in ("step", "metric", "value")}

@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face model folders with everything a run needs to continue from them, bit by bit."""
+"""Checkpoints: Hugging Face model folders with everything that a run needs to continue from them, bit by bit."""
 
 import errno
 import hashlib
@@ -34,7 +34,7 @@ MANIFEST_FILE = "manifest.json"
 
 
 class Fingerprint:
-    """A hash of the training samples, so that a run continues only with the same ones."""
+    """A hash of the training samples. A run continues from a checkpoint only if they have the same hash."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         digest = hashlib.sha256()
@@ -55,15 +55,15 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of a checkpoint: one model with its optimiser in the folder itself, those of `others` (the critic) in
-    subfolders, the tokenizer, and the states of `parts`."""
+    """What a checkpoint contains: `model` with its optimiser in the folder itself, `others` (the critic) in subfolders by name,
+    the tokenizer, and the states of `parts`."""
 
     model: ModelRole
     tokenizer: "PreTrainedTokenizerBase"
     others: Mapping[str, ModelRole] = field(default_factory=dict)
     parts: Mapping[str, Stateful] = field(default_factory=dict)
     num_bytes: int = 0
-    """Approximate bytes on the disk."""
+    """Approximate size on the disk."""
 
     @property
     def roles(self) -> list[ModelRole]:
@@ -71,12 +71,12 @@ class Contents:
 
 
 class Checkpoints:
-    """The `checkpoint-N` folders of a run, each after N steps; the newest `max_to_keep` stay (0 = all).
+    """The folders `checkpoint-N` of a run, each saved after N steps. The newest `max_to_keep` are kept (0 = all).
 
-    A checkpoint is saved every `save_steps` steps (0 = never) and after the last step. A folder appears whole or not at all,
-    and older ones are removed only afterwards, so that a kill at any moment leaves the last good one.
+    A checkpoint is due every `save_steps` steps (0 = never) and after the last step. A folder appears whole or not at all, and
+    older ones are removed only afterwards: if the process is killed, the last good one is left.
 
-    The state of `contents.parts` is recorded when a step is finished, so this step can be saved while the next one plays."""
+    The states of `contents.parts` are recorded when a step is finished, so that it can be saved while the next one plays."""
 
     def __init__(
         self, path: Path, save_steps: int, max_to_keep: int, num_steps: int, contents: Contents, config_yaml: str = ""
@@ -89,6 +89,7 @@ class Checkpoints:
         """Number of finished steps."""
         self.is_torn = False
         """Whether a weight update has begun and isn't complete."""
+        self.num_bytes = contents.num_bytes
         self.save_steps = save_steps
         self.max_to_keep = max_to_keep
         self._contents = contents
@@ -98,7 +99,7 @@ class Checkpoints:
 
     @contextmanager
     def updating(self, step: int, interrupts: Interrupts | None = None, is_last: bool = True) -> Iterator[None]:
-        """Wraps the change of weights in `step`; Ctrl-C doesn't interrupt it. If it ends without an error, the step is
+        """Wraps the update of the weights in `step`, which Ctrl-C doesn't interrupt. If it ends without an error, the step is
         finished. Only the last part of an update changes weights."""
         if not is_last:
             yield
@@ -112,26 +113,21 @@ class Checkpoints:
         self._remember()
 
     def has_whole_weights(self) -> bool:
-        """Whether rank 0 of every role still has the weights of the last finished step. False if a role is sharded."""
+        """Whether rank 0 of every role holds all weights, and still those of the last finished step."""
         if any(role.is_sharded for role in self._contents.roles):
             return False
         counts = [role.workers.call("info", route="rank0").result().num_updates for role in self._contents.roles]
         return counts == self._num_updates
 
     @property
-    def num_bytes(self) -> int:
-        """Approximate bytes of one checkpoint."""
-        return self._contents.num_bytes
-
-    @property
     def is_due(self) -> bool:
-        """Whether to save now."""
+        """Whether a checkpoint should be saved now."""
         is_asked = self.num_done == self.num_steps or (self.save_steps > 0 and self.num_done % self.save_steps == 0)
         return is_asked and not self.is_saved
 
     @property
     def is_saved(self) -> bool:
-        """Whether all steps that this run has trained are in a checkpoint."""
+        """Whether no step was finished since the last checkpoint, or since the start of this run."""
         return self.num_done in (self._num_saved, self.first_step)
 
     def end_here(self) -> None:
@@ -144,12 +140,13 @@ class Checkpoints:
         return next(reversed(all_checkpoints(self.path)), None)
 
     def save(self) -> Path:
-        """Writes the checkpoint of the finished steps, unless this run has done so already, and prunes older ones."""
+        """Writes the checkpoint of the finished steps, unless this run has saved it or continues from it, and removes the
+        oldest ones. Returns its folder. Raises CheckpointError if it can't be written."""
         folder = self.path / f"checkpoint-{self.num_done}"
         if self._num_saved == self.num_done:
             return folder
         logger.info("writing %s, about %s", folder, bytes_text(self.num_bytes))
-        try:
+        with self._advising(folder):
             self.path.mkdir(parents=True, exist_ok=True)
             if self.num_bytes > shutil.disk_usage(self.path).free:
                 raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (it takes about {bytes_text(self.num_bytes)})")
@@ -157,24 +154,19 @@ class Checkpoints:
                 set_aside(folder)
             with written_whole(folder) as partial:
                 self._write(partial)
-        except OSError as fault:
-            raise CheckpointError(self._describe_failure(folder, fault)) from fault
         self._num_saved = self.num_done
         self._prune()
         return folder
 
     def save_model(self, folder: Path, notes: Mapping[str, str]) -> None:
-        """Writes the present model with its tokenizer, without the state of its training. `notes` are small files to add: name
-        → text. The folder appears whole or not at all, in place of an older one."""
-        try:
-            with written_whole(folder) as partial:
-                self._contents.model.gather("save", partial).result()
-                (partial / TRAINER_FILE).unlink()
-                self._contents.tokenizer.save_pretrained(partial)
-                for name, text in notes.items():
-                    (partial / name).write_text(text, encoding="utf-8")
-        except OSError as fault:
-            raise CheckpointError(self._describe_failure(folder, fault)) from fault
+        """Writes the present model with its tokenizer, without its training state, and text files, `notes` (name → text). The
+        folder replaces an older one, whole or not at all. Raises CheckpointError if it can't be written."""
+        with self._advising(folder), written_whole(folder) as partial:
+            self._contents.model.gather("save", partial).result()
+            (partial / TRAINER_FILE).unlink()
+            self._contents.tokenizer.save_pretrained(partial)
+            for name, text in notes.items():
+                (partial / name).write_text(text, encoding="utf-8")
 
     def _write(self, folder: Path) -> None:
         contents = self._contents
@@ -200,17 +192,22 @@ class Checkpoints:
         self._state = {name: part.state_dict() for name, part in self._contents.parts.items()}
         self._num_updates = [role.num_updates for role in self._contents.roles]
 
-    def _describe_failure(self, folder: Path, fault: OSError) -> str:
-        last = f"the last good one is {self.newest}" if self.newest else "none has been saved before"
-        place = next(place for place in (self.path, *self.path.parents) if place.is_dir())
-        return (
-            f"{folder} can't be written: {fault}. {shutil.disk_usage(place).free / 2**20:.0f} MiB are free there now; {last}. "
-            "Free some space, or point checkpoint_config.output_dir elsewhere or lower max_ckpt_to_keep, then continue with "
-            "resume_from_checkpoint=true"
-        )
+    @contextmanager
+    def _advising(self, folder: Path) -> Iterator[None]:
+        """Raises a CheckpointError with advice in place of an OSError."""
+        try:
+            yield
+        except OSError as fault:
+            last = f"the last good one is {self.newest}" if self.newest else "none has been saved before"
+            place = next(place for place in (self.path, *self.path.parents) if place.is_dir())
+            raise CheckpointError(
+                f"{folder} can't be written: {fault}. {shutil.disk_usage(place).free / 2**20:.0f} MiB are free there now; "
+                f"{last}. Free some space, or point checkpoint_config.output_dir elsewhere or lower max_ckpt_to_keep, then "
+                "continue with resume_from_checkpoint=true"
+            ) from fault
 
     def restore(self, folder: Path) -> None:
-        """Restores everything that `save` wrote. The folder's files were verified when it was chosen."""
+        """Restores what `save` wrote. `verify` the folder before. Raises CheckpointError if it doesn't fit this run."""
         contents = self._contents
         state = read_state(folder)
         missing = [name for name in contents.others if not (folder / name).is_dir()]
@@ -240,7 +237,7 @@ class Checkpoints:
 
 
 def all_checkpoints(path: Path) -> list[Path]:
-    """The existing checkpoints, the oldest first."""
+    """The existing checkpoints in `path`, by ascending N."""
     return sorted((f for f in path.glob("checkpoint-*") if f.name.removeprefix("checkpoint-").isdigit()), key=number_of)
 
 
@@ -250,7 +247,7 @@ def number_of(folder: Path) -> int:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The contents of pipeline.json: `step`, the number of steps done, and the state of every part."""
+    """The contents of `STATE_FILE`: `step` (steps done) and the parts' states. Raises CheckpointError if it can't be read."""
     try:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         state["step"] = int(state["step"])
@@ -260,7 +257,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def verify(folder: Path) -> None:
-    """Compares every file with the size and hash that were noted when it was written."""
+    """Compares every file with the size and hash in `MANIFEST_FILE`. Raises CheckpointError if a file is missing or differs."""
     try:
         if not (folder / MANIFEST_FILE).is_file():  # opening a pipe would wait
             raise FileNotFoundError("there is no such file")
@@ -288,13 +285,13 @@ def verify(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Renames a folder that is in the way to `NAME.aside-1`, `-2`, … and keeps it for its owner."""
+    """Renames a folder that is in the way to the first unused of `NAME.aside-1`, `NAME.aside-2`, … and returns its new path."""
     number = next(n for n in count(1) if not folder.with_name(f"{folder.name}.aside-{n}").exists())
     return folder.rename(folder.with_name(f"{folder.name}.aside-{number}"))
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what a kill during writing or pruning left under `path`."""
+    """Removes what a process that was killed while it wrote or removed checkpoints has left under `path`."""
     for ending in ("partial", "old", "removed"):
         for leftover in path.glob(f"checkpoint-*.{ending}"):
             shutil.rmtree(leftover)

@@ -1,4 +1,4 @@
-"""Roles that share an accelerator take turns in using its memory, if the run is synchronous."""
+"""Lets the roles of a synchronous run take turns in using the memory of an accelerator that they share."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -11,7 +11,7 @@ Move = Callable[[list[MemoryKind]], Awaitable[object]]
 
 @dataclass(slots=True)
 class Resident:
-    """The memory that a role holds on its devices and can move away. It doesn't include weights that another role reads."""
+    """The kinds of memory that a role can move between its devices and the host, without weights that another role reads."""
 
     devices: frozenset[int]
     kinds: frozenset[MemoryKind]
@@ -25,28 +25,28 @@ class Resident:
 
 
 class DeviceTurns:
-    """Knows whose memory is on which device. Before a role computes, the other roles on its devices move their memory away;
-    then its own comes back. Optimiser state and KV are never on a device together. A role calls `take` itself, so the training
-    loop knows nothing of it."""
+    """Knows which roles' memory is on which device. Before a role computes, the other roles on its devices move their memory
+    away; then its own comes back. Optimiser state and KV cache are never on a device together. Roles call `take` themselves, so
+    the training loop needn't."""
 
     def __init__(self, residents: Mapping[str, Resident]) -> None:
         self._residents = residents
         self._lock = asyncio.Lock()
 
     async def take(self, role: str, kinds: Collection[MemoryKind] | None = None) -> None:
-        """Makes room for `role`, which computes next with these kinds of its memory (default: all)."""
+        """Makes room for `role`, and brings back these kinds of its memory (default: all). Call it before the role computes."""
         own = self._residents.get(role)
         if own is not None:
             await self._share({role: own.kinds if kinds is None else frozenset(kinds)}, own.devices)
 
     async def transfer(self) -> None:
-        """Prepares a transfer from the trainer to the servers: the weights of both are on the devices, and nothing else."""
+        """Leaves only the weights of trainer and servers on their devices. Call it before a weight transfer."""
         weights: frozenset[MemoryKind] = frozenset({"weights"})
         devices = [self._residents[role].devices for role in ("actor_train", "actor_infer")]
         await self._share({"actor_train": weights, "actor_infer": weights}, devices[0] | devices[1])
 
     async def _share(self, wanted: Mapping[str, frozenset[MemoryKind]], devices: frozenset[int]) -> None:
-        """Leaves only the wanted memory on the devices. The other memory is moved away first."""
+        """Leaves only the wanted memory, by role, on these devices. Other memory is moved away first."""
         async with self._lock:
             for role, resident in self._residents.items():
                 leaving = resident.present - wanted.get(role, frozenset())

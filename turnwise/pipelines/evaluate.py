@@ -57,7 +57,7 @@ class Score:
 
     @classmethod
     def of_tasks(cls, tasks: Sequence[Sequence[EpisodeResult]]) -> "Score":
-        """The score of the episodes of each task, one or more per task."""
+        """The score of several tasks, from the episodes of each task."""
         episodes = [outcome for task in tasks for outcome in task]
         successes, trials = [sum(o.is_success for o in task) for task in tasks], [len(task) for task in tasks]
         low, high = clustered_interval(successes, trials)
@@ -96,9 +96,12 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def rows(self) -> list[tuple[str, Score]]:
+        """The named scores for a table: that of all tags, and each tag's if there are several."""
+        return [("all", self.overall), *(self.by_tag.items() if len(self.by_tag) > 1 else ())]
+
     def __str__(self) -> str:
-        rows = [("all", self.overall), *self.by_tag.items()]
-        return "\n".join([score_table(rows if len(self.by_tag) > 1 else rows[:1]), *self.failures()])
+        return "\n".join([score_table(self.rows()), *self.failures()])
 
     def failures(self) -> list[str]:
         """A sentence about the failed episodes, if there are any."""
@@ -106,7 +109,7 @@ class Evaluation:
 
 
 def evaluate(groups: Sequence[Group]) -> Evaluation:
-    """Counts the successes of finished groups."""
+    """The evaluation of these groups. Episodes that failed are only counted."""
     by_tag: dict[str, list[list[EpisodeResult]]] = {}
     for group in groups:
         played = [EpisodeResult.of(trajectory) for trajectory in group.trajectories if trajectory.status != "failed"]
@@ -127,7 +130,8 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
 
 def _pass_at(successes: Sequence[int], trials: Sequence[int]) -> dict[int, float]:
-    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and the most samples; empty if that is 1."""
+    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and the largest number of samples; empty if it is
+    1."""
     most = max(trials, default=1)
     if most == 1:
         return {}
@@ -141,12 +145,12 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def success_table(rows: Sequence[tuple[str, Score]]) -> str:
-    """A plain-text table of players and their success."""
+    """A plain-text table of named players with their success, its interval, and their number of episodes."""
     return _table("player", rows, ())
 
 
 def score_table(rows: Sequence[tuple[str, Score]]) -> str:
-    """The table of success, with pass@k and means per episode."""
+    """A plain-text table of named scores: success, its interval, pass@k, and means per episode."""
     return _table("", rows, sorted({k for _, score in rows for k in score.pass_at if k > 1}), has_lengths=True)
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run at once, except while weights change, and every finished step is saved."""
+"""How Ctrl-C ends a program. In a run it waits until a weight update is finished and saved."""
 
 import os
 import signal
@@ -18,9 +18,9 @@ _LIKE_CTRL_C = ("SIGTERM", "SIGHUP")  # the signals of a cluster that ends a job
 class Interrupts:
     """Holds Ctrl-C back while a step is trained and saved, and lets it through everywhere else.
 
-    Between `hold` and `release` the first Ctrl-C is remembered, and raised by `release`; a second one is raised at once.
-    Elsewhere it is Python's KeyboardInterrupt, which asyncio turns into an orderly end of the running episodes. Off the main
-    thread, where Python delivers no signals, `hold` and `release` do nothing."""
+    After `hold` a first Ctrl-C is remembered until `release`, which raises KeyboardInterrupt; a second one raises it at once.
+    Elsewhere Ctrl-C raises it as usual, and asyncio then cancels the running episodes. Outside the main thread, to which Python
+    delivers no signals, `hold` and `release` do nothing."""
 
     def __init__(self) -> None:
         self._is_pressed = False
@@ -28,19 +28,19 @@ class Interrupts:
         self._doing = ""
 
     def hold(self, doing: str) -> None:
-        """Makes Ctrl-C wait for `release`. The message at Ctrl-C says what the program is `doing`."""
+        """Makes Ctrl-C wait for `release`. At Ctrl-C, `doing` tells the user what the program finishes first."""
         self._is_pressed, self._doing = False, doing
         if _is_main_thread() and self._previous is None:
             self._previous = signal.signal(signal.SIGINT, self._remember)
 
     def release(self) -> None:
-        """Lets Ctrl-C through again."""
+        """Restores the previous handler of Ctrl-C. Raises KeyboardInterrupt if Ctrl-C was pressed since `hold`."""
         self.restore()
         if self._is_pressed:
             raise KeyboardInterrupt
 
     def restore(self) -> None:
-        """Restores the previous signal handler, on every path out of a run."""
+        """Restores the previous handler of Ctrl-C, if `hold` has replaced it. A remembered Ctrl-C isn't raised."""
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
             self._previous = None
@@ -54,8 +54,8 @@ class Interrupts:
 
 @contextmanager
 def ends_by_signals() -> Iterator[None]:
-    """In this context, Ctrl-C raises KeyboardInterrupt, even if a shell has started the process with Ctrl-C ignored, or
-    `ends_at_once` is active. Signals that end a job (SIGTERM, a closed terminal) count as Ctrl-C."""
+    """Makes Ctrl-C raise KeyboardInterrupt, even if a shell has started the process with Ctrl-C ignored, or `ends_at_once` is
+    active. Signals that end a job (SIGTERM, or SIGHUP of a closed terminal) count as Ctrl-C."""
     if not _is_main_thread():
         yield
         return
@@ -76,8 +76,8 @@ def ends_by_signals() -> Iterator[None]:
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Lets Ctrl-C end the process at once. Use it around a command's imports, when there is nothing to save: a library that
-    catches KeyboardInterrupt in the middle of its imports continues without a part of itself and fails later."""
+    """Makes Ctrl-C end the process at once. Use it around a command's imports, when there is nothing to save: a library that
+    catches KeyboardInterrupt in the middle of its imports would continue without a part of itself and fail later."""
     if not _is_main_thread():
         yield
         return
@@ -92,7 +92,7 @@ def ends_at_once() -> Iterator[None]:
 def _end(signum: int, frame: FrameType | None) -> None:
     if not CALLS.is_finished:
         os.write(sys.stderr.fileno(), b"interrupted\n")
-    if "turnwise.cluster.fork_server" in sys.modules:  # importing it takes longer than the rest of a start
+    if "turnwise.cluster.fork_server" in sys.modules:  # not imported here, since that takes long
         from turnwise.cluster.fork_server import drop_processes
 
         drop_processes()

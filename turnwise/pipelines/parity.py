@@ -1,5 +1,5 @@
-"""The parity gate: do the servers sample from the distribution that is trained? `docs/design/parity.md` says what is checked
-and when, and how the cause of a failure is found."""
+"""The parity gate: checks that the servers sample from the policy that is trained. `docs/design/parity.md` says what is
+compared and when, and how the cause of a failure is found."""
 
 import asyncio
 import logging
@@ -38,8 +38,8 @@ Prompt = list[Message]
 
 @dataclass
 class Probe:
-    """A conversation under one request id that lasts for the whole run and can start over. Its first turn gets `prompt`; later
-    turns get the last message of `prompt` again. Each turn always has the same seed."""
+    """A conversation that can start over, always under the same request id. Its first turn gets `prompt`; later turns get the
+    last message of `prompt` again. Turn n always has the same seed."""
 
     template: ChatTemplate
     server: PolicyServer
@@ -91,7 +91,8 @@ class _Listener:
 async def first_prompts(
     agents: Mapping[str, AgentLoop], seed: int, sampling: SamplingParams, max_length: int
 ) -> dict[str, Prompt]:
-    """The first prompt of each tag's agent, in a task made for the gate. A tag is missing if its agent or environment fails."""
+    """The first prompt of each tag's agent, in a task made for the gate. A tag is left out if its agent or environment fails
+    before it."""
     prompts = {}
     for tag, agent in agents.items():
         listener = _Listener(max_length)
@@ -120,19 +121,19 @@ def _task(tag: str, seed: int) -> Task:
 
 
 TOKENS_PER_TURN = 4
-_MAX_TURNS = 4  # turns after which a conversation that is kept over updates starts over
+_MAX_TURNS = 4  # turns after which a kept conversation starts over
 
 
 @dataclass(kw_only=True)
 class ParityGate:
-    """Lets the rollout servers sample a few tokens, and lets the trainer score them again.
+    """Compares the log-probs of a few tokens that the servers sample with those that the trainer computes.
 
-    Each prompt opens two conversations. The new one has two turns and is the same at every check, so its metrics depend on the
-    weights alone. The kept one continues over weight updates, by one turn per check: a server that keeps old prefixes would
-    answer it from old weights. Both are sampled with `sampling`.
+    Each prompt has two conversations. The new one has two turns and starts over at every check, so its metrics depend on the
+    weights alone. The kept one gets one more turn at each check: a server that kept its prefix in a cache over the weight
+    update would answer from old weights. Both are sampled with `sampling`.
 
     The gate's request ids are never released. With `forgets` the servers drop their caches after a check, so that no episode
-    reuses what the gate left there. Dropping them waits for running requests; use it only when there are none."""
+    reuses a prefix of the gate's. Dropping them waits for running requests, so use it only when there are none."""
 
     run_async: Callable[..., Any]
     server: PolicyServer
@@ -145,7 +146,7 @@ class ParityGate:
     forgets: bool = True
 
     def __post_init__(self) -> None:
-        self._last: tuple[int, list[Sample]] | None = None  # the new conversations of the last check, and its version
+        self._last: tuple[int, list[Sample]] | None = None  # the version of the last check, and its new conversations
         self._new = [self._probe(f"parity/new/{index}", prompt) for index, prompt in enumerate(self.prompts)]
         self._kept = [self._probe(f"parity/kept/{index}", prompt) for index, prompt in enumerate(self.prompts)]
 
@@ -154,8 +155,8 @@ class ParityGate:
         return Probe(self.template, self.server, name, prompt, own, self.max_length)
 
     def check(self, version: int) -> list[Metric]:
-        """Metrics of the new conversations. Raises ParityError if the new or the kept ones differ by more than `max_diff` on
-        average. Call it when the servers have just got `version`."""
+        """Metrics of the new conversations. Raises ParityError if the mean difference of the new or of the kept ones exceeds
+        `max_diff` (nats per token). Call it when the servers have just got policy `version`."""
         started = time.perf_counter()
         new, kept = self.run_async(self._play(version))
         # Scored separately: the last bits of a log-prob depend on the other tokens of its batch.
@@ -178,7 +179,7 @@ class ParityGate:
         new = await asyncio.gather(*(_two_turns(probe) for probe in self._new))
         kept = await asyncio.gather(*(_next_turn(probe) for probe in self._kept))
         if self.forgets:
-            # If an episode copied a prefix from here, its last bits would differ from those of one that computed it.
+            # If an episode reused a prefix from here, the last bits of its log-probs would change.
             await self.server.suspend()
             await self.server.resume(version)
         return new, kept
@@ -187,7 +188,7 @@ class ParityGate:
         return differences(samples, self.suspects.score(samples))
 
     def _evidence(self, version: int, played: Sequence[Sample], new: Sequence[Sample]) -> Evidence:
-        # Perhaps only one replica is wrong, so conversations that agree prove nothing.
+        # Perhaps only one replica is wrong, so conversations that agree are left out.
         failing = [sample for sample in played if not self._differences([sample]).mean() <= self.max_diff]
         ask_afresh = partial(self._ask_afresh, version, played)
         return Evidence(version, failing or played, self.max_diff, ask_afresh, self._change_since_last(new))
@@ -201,7 +202,7 @@ class ParityGate:
         return version, float(differences(new, [sample.rollout_logprobs for sample in before]).mean())
 
     def _ask_afresh(self, version: int, played: Sequence[Sample]) -> float:
-        """The mean difference of the worst conversation, after servers without caches have answered the last turns again."""
+        """Lets servers with empty caches answer the last turns again; returns the mean difference of the worst conversation."""
         answered = self.run_async(self._answer_uncached(version, played))
         return max(float(self._differences([sample]).mean()) for sample in answered)
 

@@ -1,6 +1,5 @@
-"""Finds out why sampler and trainer disagree about the log-probs of the same tokens. Each known fault predicts the log-probs
-that the server would have returned under this fault. The error message names the fault whose prediction matches, and what to do
-about it."""
+"""Finds out why servers and trainer disagree about the log-probs of the same tokens. Each known fault predicts the log-probs
+that the server would have returned. The error message names the fault whose prediction matches, and what to do about it."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,16 +21,16 @@ ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]
 """Log-probs [N] of each sample's tokens, as `ModelRole.forward` gives them."""
 
 _CAUSES = read_table(__file__, "parity_causes.yaml")
-_NEGLIGIBLE = 1e-5  # nats that don't count: two ways of computing the same differ by as much in fp32
+_NEGLIGIBLE = 1e-5  # nats by which two ways of computing the same log-probs in fp32 may differ
 _ROUNDING_SPREAD = 3.0
-"""Two ways of computing the same thing in one dtype round differently; their errors differ in size by at most this factor."""
+"""The sizes of two rounding errors of the same dtype are taken as equal if they differ by at most this factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """The models and settings that a server can be compared with. `weights` are the trainer's `(Hugging Face name, tensor)`
-    pairs. `folders` maps each model folder of the config to the setting that names it; training started from the first.
-    `without_adapter` computes the trainer's log-probs as `score` does, with the LoRA adapter off; None without one."""
+    """The models and settings that a server can be compared with. `score` computes the trainer's log-probs; `without_adapter`
+    does so with the LoRA adapter off (None without one). `weights` gives the trainer's `(Hugging Face name, tensor)` pairs.
+    `folders` maps each model folder of the config to the setting that names it; training started from the first."""
 
     score: ScoreSamples
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
@@ -43,12 +42,12 @@ class Suspects:
     without_adapter: ScoreSamples | None = None
 
     def score_plainly(self, samples: Sequence[Sample], temperature: float, dtype: str) -> list[FloatArray]:
-        """Log-probs by transformers' own forward pass over the trainer's weights."""
+        """Log-probs by transformers' own forward pass with the trainer's weights."""
         model = plain_model(self.model_config, self.weights(), parse_dtype(dtype))
         return plain_logprobs(model, samples, temperature)
 
     def score_folder(self, samples: Sequence[Sample], folder: str) -> list[FloatArray]:
-        """Log-probs by transformers' own forward pass over the weights of a folder."""
+        """Log-probs by transformers' own forward pass with the weights of a folder."""
         dtype, trust = parse_dtype(self.sampler_dtype), trusted_already(self.model_config)
         model = load_model(folder, dtype=dtype, attn_implementation="sdpa", trust=trust)
         return plain_logprobs(model, samples, self.temperature)
@@ -58,9 +57,10 @@ class Suspects:
 class Evidence:
     """The conversations in which sampler and trainer disagree about policy `version`.
 
-    `ask_afresh` drops the server's caches, requests the last turns again, and returns the mean difference of the worst
-    conversation. `change_since` is `(version, distance)`: the policy version of the last check, and the mean change of the
-    server's log-probs since then. It is None without an earlier check, or if that check sampled other tokens."""
+    `max_diff` is the mean difference that is allowed. `ask_afresh` drops the server's caches, requests the last turns again,
+    and returns the mean difference of the worst conversation. `change_since` is `(version, distance)`: the policy version of
+    the last check, and the mean change of the server's log-probs since then; None without an earlier check, or if it sampled
+    other tokens."""
 
     version: int
     samples: Sequence[Sample]
@@ -70,8 +70,8 @@ class Evidence:
 
 
 class Fault(NamedTuple):
-    """A possible cause. `rest` is the mean difference that remains if this is the cause. `rounding` is the mean difference that
-    a dtype alone makes; where it is given, it decides instead of `rest`, since the prediction can't be exact."""
+    """A possible cause. `rest()` is the mean difference between its prediction and the server's log-probs. `rounding()` is the
+    mean difference that a dtype alone makes. If it is given, it decides instead of `rest`, since no prediction is exact."""
 
     cause: str
     rest: Callable[[], float]
@@ -97,7 +97,7 @@ def diagnose(evidence: Evidence, suspects: Suspects) -> str:
             proven.append((rest, fault))
     verdict = "Cause: none of those below. Raise parity_max_logprob_diff only if you can explain the difference."
     if proven:
-        # One fault may look like another: this is the first of those that leave about as little as the best.
+        # One fault may look like another. The first of those with about the least rest is named.
         least = min(rest for rest, _ in proven)
         fault = next(fault for rest, fault in proven if rest <= 2 * least + _NEGLIGIBLE)
         verdict = f"Cause: {fault.cause}. {fault.advice}."
@@ -113,7 +113,7 @@ def diagnose(evidence: Evidence, suspects: Suspects) -> str:
 
 
 def _faults(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
-    """The possible causes, the surest test first."""
+    """The possible causes. Of equally good matches, the first is named."""
     samples, ours, theirs = evidence.samples, suspects.trainer_dtype, suspects.sampler_dtype
 
     def distance(score: ScoreSamples) -> float:
@@ -149,13 +149,13 @@ def _fault(name: str, rest: Callable[[], float], rounding: Callable[[], float] |
 
 
 def _rounding(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> float:
-    """The mean difference that computing in another dtype makes to the trainer's log-probs."""
+    """The mean change of the trainer's log-probs if they are computed in another dtype."""
     trained, rounded = suspects.score(samples), suspects.score_plainly(samples, suspects.temperature, dtype)
     masked = [abs(a - b)[s.response_mask] for s, a, b in zip(samples, trained, rounded, strict=True)]
     return float(sum(part.sum() for part in masked) / sum(map(len, masked)))
 
 
 def differences(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> FloatArray:
-    """Distances in nats [R] from the sampler's log-probs to `logprobs`, an array [N] per sample, at the R sampled tokens."""
+    """|Δ log-prob| [R] between the server and `logprobs` (an array [N] per sample) at the R sampled tokens of all samples."""
     pairs = zip(samples, logprobs, strict=True)
     return np.concatenate([np.abs(s.rollout_logprobs - other)[s.response_mask] for s, other in pairs])

@@ -1,4 +1,4 @@
-"""Animated pictures of the first episodes of a validation, for `render_save_dir`."""
+"""GIFs of the first episodes of a validation, for `render_save_dir`."""
 
 import logging
 import re
@@ -20,8 +20,8 @@ MakeEnv = Callable[[Task], Env]
 
 
 class Pictures:
-    """Records the episodes of some tasks while they are played, and writes them as GIFs below `folder`. Recording changes
-    nothing in an episode: it only calls the environment's `render()`."""
+    """Records the first sibling's episode of some tasks, and writes GIFs below `folder`. Recording only calls the environment's
+    `render()`, and changes nothing in an episode."""
 
     def __init__(self, folder: Path, task_ids: Collection[str]) -> None:
         self.folder = folder
@@ -33,8 +33,8 @@ class Pictures:
         return _RecordedAgent(build(make_env), build, make_env, self._start)
 
     def write(self, name: str, groups: Sequence[Group]) -> list[Path]:
-        """Writes one GIF into `folder/name` for each recorded episode that didn't fail: `{tag}-{group}-{score}.gif`. If the
-        disk is full or can't be written, the run continues without pictures."""
+        """Writes a GIF into `folder/name` for each recorded episode that didn't fail: `{tag}-{group}-{score}.gif`. Returns the
+        paths. A file that can't be written is only logged."""
         written: list[Path] = []
         for group in groups:
             views = self._recordings.pop(group.task.id, None)
@@ -62,7 +62,7 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True)
 class _RecordedAgent:
-    """Plays like `agent`. An episode to be recorded gets its own agent from `build`, with recorded environments."""
+    """Plays like `agent`. `start` says which episodes are recorded; they get their own agent, with recorded environments."""
 
     agent: AgentLoop
     build: Callable[[MakeEnv], AgentLoop]
@@ -78,7 +78,7 @@ class _RecordedAgent:
 
 
 def frames(trajectory: Trajectory, views: Sequence[View]) -> list[Frame]:
-    """One frame of the start and one after each turn; a turn's caption tells what the model saw, said and did."""
+    """One frame of the start and one after each turn. A turn's caption tells what the model saw, said and did."""
     turns, task = trajectory.turns, trajectory.task
     result = [Frame(views[0].picture, f"{task.id}\nbefore turn 1 of {len(turns)}", ())]
     score = 0.0

@@ -1,4 +1,4 @@
-"""Plays the rollouts of a step and trains a role on them, all at once or in parts."""
+"""Plays the rollouts of a pipeline step and trains a role on them, all at once or in parts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,11 +17,11 @@ from turnwise.types import Denominators, Group, Metric, Sample, derive_seed, sam
 class PolicyUpdate:
     """Trains `role` in one pipeline step. If all samples come at once, the role's plan splits them into optimiser steps. If
     training `is_streamed`, they come in parts that together make one optimiser step. The parts' undivided gradients are added
-    up, and the sum is divided by the step's denominator at the end: the gradient of all samples, summed in another order.
+    up, and the sum is divided by the step's denominator at the end: the same gradient up to rounding.
 
     The update is skipped if all advantages are 0 and the loss has no other gradient, since only momentum and weight decay would
-    move the weights. A part whose advantages are all 0 is trained on together with the next part. Before the role's first step
-    (`plan.first_step`, the critic's warm-up) nothing is trained."""
+    change the weights. A part whose advantages are all 0 is trained on together with the next part. Before pipeline step
+    `plan.first_step` (for the actor, the end of the critic's warm-up) nothing is trained."""
 
     def __init__(self, role: ModelRole, loss: Loss, step: int, is_streamed: bool) -> None:
         self.role = role
@@ -34,14 +34,15 @@ class PolicyUpdate:
         self._waiting: list[Sample] = []
 
     def add(self, samples: Sequence[Sample], is_last: bool = True) -> list[Metric]:
-        """Trains on the samples. The call with the last ones changes the weights and returns all metrics."""
+        """Trains on the samples. The call with the last ones changes the weights and returns the metrics of all."""
         if self.step < self.role.plan.first_step:
             return []
         samples, self._waiting = [*self._waiting, *samples], []
-        if self._lacks_advantages(samples) and not is_last:
+        lacks_advantages = self._lacks_advantages(samples)
+        if lacks_advantages and not is_last:
             self._waiting = samples
             return []
-        if self._lacks_advantages(samples) and not self._parts:
+        if lacks_advantages and not self._parts:
             return [*self.role.named([Metric("grad_norm", 0.0)], has_stepped=False), self._left_out(1.0)]
         is_one_step = self.role.plan.num_optimizer_steps(len(samples)) <= 1
         if is_last and not self._parts and (is_one_step or not self.is_streamed):
@@ -50,7 +51,7 @@ class PolicyUpdate:
         return [*metrics, self._left_out(0.0)] if is_last else []
 
     def _lacks_advantages(self, samples: Sequence[Sample]) -> bool:
-        """Whether the loss needs advantages, and those of all trained tokens are 0."""
+        """Whether the loss needs advantages, and those of all trained tokens (at least one) are 0."""
         if not (isinstance(self.loss, NeedsAdvantages) and self.loss.needs_advantages):
             return False
         trained = [sample for sample in samples if sample.num_trained]
@@ -61,7 +62,7 @@ class PolicyUpdate:
         return Metric(f"{self.role.name.removesuffix('_train')}/updates_left_out", number, "sum")
 
     def _add_part(self, samples: Sequence[Sample], is_last: bool) -> list[Metric]:
-        """Adds the gradient of a part. The last one makes the optimiser step and returns its metrics."""
+        """Adds the gradient of a part. The last part makes the optimiser step and returns its metrics."""
         if not isinstance(self.loss, StreamsStep):
             name = type(self.loss).__name__
             raise NotAvailableError(f"{name} must see all samples of a step at once; set stream_training: false")
@@ -84,14 +85,14 @@ class PolicyUpdate:
 
 
 class StepRollout:
-    """Iterates over the parts of a step's batch: one, or several where training is streamed. Waiting for a part is timed as the
-    phase `rollout`; the phase `total` lasts until the last part is trained on."""
+    """Iterates over the parts of a step's batch: one, or several if training is streamed. Waiting for a part is timed as phase
+    `rollout`. Phase `total` lasts from the first wait until the loop's body has run with the last part."""
 
     def __init__(self, source: RolloutSource, log: RunLog, config: AgenticConfig) -> None:
         self.groups: list[Group] = []
-        """Groups of the parts so far."""
+        """The groups of all parts so far."""
         self.elapsed_s = 0.0
-        """Seconds from the first wait to the end of training on the last part."""
+        """Seconds of phase `total`."""
         self.source = source
         self._log = log
         self._parts = source.parts(config.rollout_batch_size, config.is_streamed)
@@ -109,7 +110,7 @@ class StepRollout:
         self.elapsed_s = clock.elapsed_s
 
     def measure(self, step: int) -> list[Metric]:
-        """Metrics of the batch that was played for this step."""
+        """Metrics of the batch that was played for this step. Call it after the last part."""
         samples = samples_of(self.groups)
         return [
             *rollout_metrics(self.groups, self.source.rejected),

@@ -1,4 +1,4 @@
-"""Finds the checkpoint to continue from, and compares its run's settings with the new ones."""
+"""Finds the checkpoint to continue from, compares its settings with the new ones, and opens the run's folder."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ Config = AgenticConfig | SFTConfig
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A complete checkpoint, the folder of the run that saved it (None if not found), and the faults of newer checkpoints."""
+    """A complete checkpoint, the folder of the run that saved it (None if not found), and messages about damaged newer ones."""
 
     checkpoint: Path
     run: Path | None
@@ -46,12 +46,13 @@ def checkpoints_folder(config: Config, run: Path) -> Path:
 
 
 def find_resume_point(config: Config) -> ResumePoint | None:
-    """The checkpoint that `resume_from_checkpoint` asks for; None if it is false, or true and the experiment has none yet."""
+    """The checkpoint that `resume_from_checkpoint` asks for; None if it is false, or if it is true and the experiment has no
+    checkpoint. Raises CheckpointError if no complete one is found."""
     asked = config.resume_from_checkpoint
     if asked is False:
         return None
     if asked is True:
-        runs = [f for f in (Path(config.output_dir) / config.exp_name).glob("*") if f.is_dir()]
+        runs = filter(Path.is_dir, (Path(config.output_dir) / config.exp_name).glob("*"))
         run_of = {checkpoint: run for run in runs for checkpoint in _checkpoints_of(config, run)}
         if not run_of:
             return None
@@ -76,13 +77,15 @@ def find_resume_point(config: Config) -> ResumePoint | None:
 
 
 def check_resume(config: Config) -> None:
+    """Raises CheckpointError if the run can't continue as `resume_from_checkpoint` asks."""
     if point := find_resume_point(config):
         _describe_changes(config, point)
 
 
 def open_run(config: Config) -> tuple[RunFolder, list[str]]:
-    """The folder that the run writes into, a new one or the resumed run's own, and notes about it. A run that continues from an
-    older checkpoint gets a new folder with the metrics up to that checkpoint, so that nothing is lost."""
+    """The folder that the run writes into, and notes for the log. A run that continues from its newest checkpoint keeps its
+    folder. If there are newer checkpoints, or the folder can't be written, a new one begins with a copy of the metrics and
+    trajectories up to that checkpoint. Raises CheckpointError if the run can't be continued."""
     point = find_resume_point(config)
     if point is None:
         is_expected = config.resume_from_checkpoint is not False
@@ -106,7 +109,8 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
 
 
 def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> RunFolder:
-    """Reopens the run's own folder. Any newer checkpoints in it are damaged, and are set aside."""
+    """Reopens the run's own folder, and sets newer checkpoints aside, which are all damaged. Raises CheckpointError if another
+    process uses the folder or has just saved a checkpoint; OSError if the folder can't be written."""
     folder = RunFolder.reopen(run)
     with ExitStack() as on_error:
         on_error.callback(folder.close)
@@ -124,14 +128,14 @@ def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> Run
 
 
 def _new_folder(config: Config) -> RunFolder:
-    """A new run folder. Its name is unused where the config puts checkpoints, too."""
+    """A new run folder. Its name is also unused among the checkpoints, wherever the config puts them."""
     return RunFolder.create(
         Path(config.output_dir), config.exp_name, is_free=lambda run: not all_checkpoints(checkpoints_folder(config, run))
     )
 
 
 def _checkpoints_of(config: Config, run: Path) -> Iterator[Path]:
-    """The checkpoints of a run, wherever its own config, its default or the present config puts them."""
+    """The checkpoints of a run, wherever its saved config, the default or the present config puts them."""
     places = [run / "checkpoints", checkpoints_folder(config, run)]
     saved = _load_yaml(RunFolder(run).config)
     section = saved.get("checkpoint_config")
@@ -144,7 +148,7 @@ def _checkpoints_of(config: Config, run: Path) -> Iterator[Path]:
 
 
 def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
-    """The last undamaged checkpoint, and the faults of later ones."""
+    """The latest complete checkpoint, and messages about later, damaged ones. Raises CheckpointError if all are damaged."""
     faults: list[str] = []
     for folder in sorted(found, key=_saved_at, reverse=True):
         fault = _fault(folder)
@@ -156,7 +160,7 @@ def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
 
 
 def _saved_at(folder: Path) -> tuple[float, int]:
-    """When a checkpoint was saved, and its number, even for a broken link or a folder that can't be entered."""
+    """The time at which a checkpoint was saved (0 if unknown, as of a folder that can't be entered), and its number."""
     for look in ((folder / MANIFEST_FILE).stat, folder.lstat):
         with suppress(OSError):
             return look().st_mtime, number_of(folder)
@@ -173,14 +177,14 @@ def _fault(checkpoint: Path) -> CheckpointError | None:
 
 
 def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
-    """Whether a complete checkpoint of more steps lies beside this one, or this one isn't named `checkpoint-N`."""
+    """Whether a complete checkpoint of more steps is beside this one, or this one isn't named `checkpoint-N`."""
     siblings = all_checkpoints(checkpoint.parent)
     later = (sibling for sibling in siblings if number_of(sibling) > num_done)
     return checkpoint not in siblings or any(_fault(sibling) is None for sibling in later)
 
 
 def _describe_changes(config: Config, point: ResumePoint) -> str:
-    """A note on the settings that differ from the checkpoint's. Raises CheckpointError if one of them must not change."""
+    """A note about settings that differ from the checkpoint's. Raises CheckpointError if one of them must not change."""
     changed = differences(_load_yaml(point.checkpoint / CONFIG_FILE), yaml.safe_load(dump_yaml(config)))
     refused = [difference for difference in changed if difference.is_refused]
     if refused:
@@ -197,7 +201,7 @@ def _listed(changed: Sequence[Difference]) -> str:
 
 
 def _load_yaml(file: Path) -> dict[str, Any]:
-    """The values of a resolved config; empty if it is missing or damaged."""
+    """The values of a saved config; empty if the file is missing or damaged."""
     try:
         values = load_yaml(read_yaml(file), str(file))
     except ConfigError:
@@ -213,7 +217,7 @@ def _run_of(config: Config, checkpoint: Path) -> Path | None:
 
 
 def _copy_history(old: RunFolder, new: RunFolder) -> list[str]:
-    """Copies metrics and trajectories to the new folder; returns a note about each file that can't be copied."""
+    """Copies metrics and trajectories to the new folder. Returns a note about each file that can't be copied."""
     notes = []
     for source, target in ((old.metrics, new.metrics), (old.rollouts, new.rollouts)):
         try:

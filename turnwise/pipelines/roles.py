@@ -1,4 +1,4 @@
-"""A role's model, with methods on samples: they make micro-batches, send them to the workers and write the results back."""
+"""A role's model. Its methods send micro-batches of samples to the workers, and write the results into the samples."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ LogprobField = Literal["old_logprobs", "ref_logprobs"]
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How a role splits its samples. A micro-batch holds up to `max_tokens_train` or `max_tokens_infer` tokens if that is set
-    (dynamic batching), else `max_sequences` samples; this changes memory and speed, never results. An optimiser step takes
-    `samples_per_step` samples."""
+    """How a role splits its samples. An optimiser step takes `samples_per_step` samples. A micro-batch takes at most
+    `max_tokens_train` or `max_tokens_infer` tokens if that is set (dynamic batching), else at most `max_sequences` samples.
+    This changes memory and speed, never results. `max_length` is the longest context in tokens."""
 
     samples_per_step: int
     max_length: int
@@ -28,13 +28,13 @@ class BatchPlan:
     max_tokens_train: int | None = None
     max_tokens_infer: int | None = None
     samples_per_batch: int | None = None
-    """Samples per batch that the learning-rate schedule plans with, one per trajectory; None = the actual number."""
+    """Number of samples of a batch that the learning-rate schedule assumes, one per trajectory; None = the actual number."""
     first_step: int = 0
-    """First pipeline step that trains the role."""
+    """The first pipeline step that trains the role."""
 
     def cut(self, samples: Sequence[Sample], max_tokens: int | None, num_ranks: int = 1) -> list[list[int]]:
-        """Sample indices of each micro-batch, the first rank's first. Each rank has equally many micro-batches; some may be
-        empty. Samples with a common prefix are adjacent, so that the prefix is computed once."""
+        """Sample indices of each micro-batch, those of the first rank first. All ranks have the same number of micro-batches;
+        some may be empty. Samples with a common prefix are adjacent, so that the prefix is computed once."""
         limits = {"max_sequences": self.max_sequences} if max_tokens is None else {"max_tokens": max_tokens}
         ranks = []
         for dealt in deal(samples, num_ranks):
@@ -45,12 +45,12 @@ class BatchPlan:
         return [part for parts in ranks for part in [*parts, *[[]] * (most - len(parts))]]
 
     def num_optimizer_steps(self, num_samples: int) -> int:
-        """Optimiser steps that a batch of `num_samples` makes."""
+        """Number of optimiser steps on a batch of `num_samples`, over all epochs."""
         return self.num_epochs * -(-num_samples // self.samples_per_step)
 
     def position(self, step: int, number: int, num_samples: int) -> float:
-        """Position of a pipeline step's optimiser step `number` in the learning-rate schedule. A pipeline step always advances
-        the schedule by its planned number of optimiser steps, even if its `num_samples` make more or fewer.
+        """Position in the learning-rate schedule of optimiser step `number` (from 0) of a pipeline step. Each pipeline step
+        advances the schedule by the planned number of optimiser steps, even if its `num_samples` make more or fewer.
 
         >>> plan = BatchPlan(samples_per_step=4, max_length=64, seed=0, samples_per_batch=8)
         >>> [plan.position(5, number, num_samples=8) for number in range(2)]
@@ -66,8 +66,8 @@ TakeTurn = Callable[[str, Collection[MemoryKind] | None], None]
 
 
 class ModelRole:
-    """The role `actor_train`, `reference` or `critic` on its workers. If `is_base`, its model is the workers' base model
-    without the LoRA adapter. The workers' `stopwatch` counts micro-batches and tokens."""
+    """A role, such as `actor_train`, `reference` or `critic`, on its workers. If `is_base`, its model is the workers' base
+    model without the LoRA adapter. `stopwatch` is that of the workers; it counts micro-batches and tokens."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class ModelRole:
         self.is_base = is_base
         self.old_log_probs = old_log_probs
         self.owner = owner or name
-        """The role whose memory these workers use."""
+        """The role whose memory these workers use; another one if this role shares its workers."""
         self.is_sharded = is_sharded and workers.size > 1
         """Whether each rank holds only a share of what is trained."""
         self.num_updates = 0
-        """Optimiser steps whose results have come back."""
+        """Number of optimiser steps whose results have come back."""
         self.take_turn: TakeTurn | None = None
-        """Called before the workers compute, where roles take turns on a device."""
+        """Called before the workers compute; None if roles don't take turns for device memory."""
 
     def without_adapter(self, name: str, plan: BatchPlan) -> "ModelRole":
         """The base model under this role's LoRA adapter, as another role on the same workers. Its metrics carry `name`."""
@@ -104,7 +104,7 @@ class ModelRole:
         return self.workers.call(method, *args, route="broadcast" if self.is_sharded else "rank0")
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
-        """Fills `into` of every sample with this model's log-probs of its tokens, and returns the metrics of the passes."""
+        """Sets the field `into` of every sample to this model's log-probs of its tokens. Returns the metrics of the passes."""
         is_cut = any(sample.kept_ids is not None for sample in samples)
         results, metrics = self._forward(samples, frozenset({"logprobs", *(("full_logprobs",) if is_cut else ())}))
         for sample, arrays in zip(samples, results, strict=True):
@@ -115,9 +115,9 @@ class ModelRole:
         return metrics
 
     def compute_old_log_probs(self, samples: Sequence[Sample], version: int) -> list[Metric]:
-        """Fills `old_logprobs`, the log-probs of the policy at the start of an update, if the update needs them in advance. One
-        optimiser step on samples of the current policy, `version`, needs none: its own forward pass computes the same numbers,
-        so the ratio is exactly 1, and the loss uses that."""
+        """Sets `old_logprobs`, the log-probs of the policy at the start of an update, if the update needs them in advance. A
+        single optimiser step on samples of the current policy, `version`, doesn't: its own forward pass computes the same
+        numbers, and without `old_logprobs` the loss takes the ratio to be 1."""
         if self.old_log_probs == "rollouts":
             for sample in samples:
                 sample.old_logprobs = sample.rollout_logprobs
@@ -128,14 +128,14 @@ class ModelRole:
         return []
 
     def compute_values(self, samples: Sequence[Sample]) -> list[Metric]:
-        """Fills `values` and `next_values` of every sample from this model's value head, and returns the passes' metrics."""
+        """Sets `values` and `next_values` of every sample by this model's value head. Returns the metrics of the passes."""
         results, metrics = self._forward(samples, frozenset({"values", "next_values"}))
         for sample, arrays in zip(samples, results, strict=True):
             sample.values, sample.next_values = arrays["values"], arrays["next_values"]
         return metrics
 
     def train_step(self, samples: Sequence[Sample], loss: Loss, step: int) -> list[Metric]:
-        """Trains on the samples: `num_epochs` seeded passes, each in optimiser steps of `samples_per_step`."""
+        """Trains on the samples of pipeline step `step`: `num_epochs` shuffled passes, each split into optimiser steps."""
         seed = derive_seed(self.plan.seed, self.name, "shuffle", step)
         metrics: list[Metric] = []
         plan = optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs)
@@ -149,9 +149,8 @@ class ModelRole:
         return metrics
 
     def optimizer_step(self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0) -> list[Metric]:
-        """One optimiser step on all of the samples, or none if the loss counts no token of them. `position` is its place in the
-        learning-rate schedule; `seed` seeds the loss's random draws. The strategy's metrics get this role's name, with or
-        without `_train`: `actor_train/grad_norm`, but `actor/lr`."""
+        """Makes one optimiser step on all of the samples, or none if the loss counts no token of them. `position` is its
+        position in the learning-rate schedule; `seed` seeds the loss's random draws. Returns metrics as `named` names them."""
         samples, metrics = self.prepare(samples, loss, seed)
         divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens:
@@ -161,7 +160,7 @@ class ModelRole:
     def backward(
         self, samples: Sequence[Sample], divisors: Denominators, loss: Loss, position: float, part: StepPart = WHOLE_STEP
     ) -> list[Metric]:
-        """Sends the samples to the workers, as an optimiser step or a part of one, and returns what they measured."""
+        """Lets the workers make an optimiser step, or a part of one, on the samples. Returns unnamed metrics (see `named`)."""
         cuts = self._cut(samples, self.plan.max_tokens_train)
         batches = [pack([samples[i] for i in cut] or [blank(samples[0])], divisors) for cut in cuts]
         results, counted = self._call("train_step", "train", batches, loss=loss, position=position, part=part)
@@ -169,7 +168,7 @@ class ModelRole:
         return [*results, *counted]
 
     def prepare(self, samples: Sequence[Sample], loss: Loss, seed: int) -> tuple[Sequence[Sample], list[Metric]]:
-        """Copies of the samples with the loss's annotations for this step, and the loss's metrics."""
+        """The samples, or copies with annotations if the loss makes some (`NeedsWholeStep`), and the metrics of that."""
         divisors = denominators(samples, self.plan.max_length)
         if not isinstance(loss, NeedsWholeStep) or not divisors.num_tokens:
             return samples, []
@@ -180,17 +179,17 @@ class ModelRole:
         return [replace(sample, **fields) for sample, fields in zip(samples, own, strict=True)], metrics
 
     def named(self, metrics: Sequence[Metric], has_stepped: bool) -> list[Metric]:
-        """The metrics of an optimiser step, with this role's name added where there is none."""
+        """The metrics of an optimiser step and `backward_steps`. Names without `/` get this role's name before them, without
+        `_train` except for the gradient norm: `actor_train/grad_norm`, but `actor/lr`."""
         own = {"grad_norm": self.name}
-        name = self.name.removesuffix("_train")
-        num_steps = Metric("backward_steps", float(has_stepped), "sum")
+        short = self.name.removesuffix("_train")
         return [
-            metric if "/" in metric.name else metric._replace(name=f"{own.get(metric.name, name)}/{metric.name}")
-            for metric in (*metrics, num_steps)
+            metric if "/" in metric.name else metric._replace(name=f"{own.get(metric.name, short)}/{metric.name}")
+            for metric in (*metrics, Metric("backward_steps", float(has_stepped), "sum"))
         ]
 
     def forward(self, samples: Sequence[Sample], output: Output) -> list[FloatArray]:
-        """One array [N] of the output for each sample, in their order."""
+        """The output for each sample, an array [N]."""
         return [arrays[output] for arrays in self._forward(samples, frozenset({output}))[0]]
 
     def _cut(self, samples: Sequence[Sample], max_tokens: int | None) -> list[list[int]]:
@@ -204,16 +203,16 @@ class ModelRole:
         batches = [pack(part, denominators(part, self.plan.max_length)) for part in chosen]
         which = {"without_adapter": True} if self.is_base else {}
         results, metrics = self._call("forward", "forward", batches, outputs=outputs, **which)
-        by_sample: dict[int, dict[Output, FloatArray]] = {index: {} for index in range(len(samples))}
+        by_sample: list[dict[Output, FloatArray]] = [{} for _ in samples]
         for cut, batch, arrays in zip(cuts, batches, results, strict=True):
             for name in outputs:
                 # A micro-batch without samples holds one blank sample.
                 for index, array in zip(cut, unpack(arrays[name], batch.lengths), strict=bool(cut)):
                     by_sample[index][name] = array
-        return [by_sample[i] for i in range(len(samples))], metrics
+        return by_sample, metrics
 
     def _call(self, method: str, kind: str, batches: Sequence[Batch], **arguments: Any) -> tuple[Any, list[Metric]]:
-        """The workers' results for the batches, and the shares of padding and merged prefixes among the computed tokens."""
+        """The workers' results for the batches, and metrics: the shares of padding and of merged prefixes among the tokens."""
         work = self.stopwatch.work
         if work.done >= work.total:
             self.stopwatch.work = Work("micro-batches", len(batches))

@@ -1,4 +1,4 @@
-"""The folder of one run: `output_dir/exp_name/<time>`, and what is always written into it."""
+"""The folder of a run, `output_dir/exp_name/<time>`: paths, lock, log, and facts about the run."""
 
 import fcntl
 import importlib.metadata
@@ -34,25 +34,25 @@ class _Place:
 
 @dataclass(slots=True)
 class RunFolder:
-    """Paths of one run. `create` makes the folder, a new one for each run; `reopen` continues an earlier one. Only one process
-    at a time writes into it."""
+    """The paths in a run's folder, and its log and lock. `create` makes a new folder, `reopen` opens that of an earlier run.
+    Both raise CheckpointError if another process holds its lock. With the path alone, nothing is opened."""
 
     path: Path
     resumed_from: Path | None = None
-    """The checkpoint that this run continues from."""
+    """The checkpoint that this run continues from, if any."""
     num_done: int = 0
     """Number of steps done at that checkpoint."""
     lengths: dict[Path, int] = field(default_factory=dict)
-    """File of metrics or trajectories → its length in bytes after those steps."""
+    """For the files of metrics and trajectories: the length in bytes after those steps."""
     log: ExitStack = field(default_factory=ExitStack)
-    """Cleans up when the run ends, such as closing the log that `open_log` opened."""
+    """Closes at the end of the run what is registered here, such as the log that `open_log` opens."""
     lock: TextIO | None = None
     is_new: bool = False
     """Whether this process has created the folder."""
 
     @classmethod
     def create(cls, output_dir: Path, exp_name: str, is_free: Callable[[Path], bool] = lambda path: True) -> "RunFolder":
-        """Makes a folder named by the time, at a path for which `is_free` is true."""
+        """Makes a folder named after the time, at a path that `is_free` accepts. Raises ConfigError if it can't be made."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for attempt in range(1000):
             # Absolute, since an environment may change the folder.
@@ -67,19 +67,15 @@ class RunFolder:
                 raise ConfigError(f"output_dir {output_dir}: there is a file in the way of {path}") from None
             except OSError as fault:
                 raise ConfigError(f"output_dir {output_dir}: {path} can't be made: {fault}") from fault
-            folder = cls(path, is_new=True)
-            folder._take_lock()
-            return folder
+            return cls(path, is_new=True)._locked()
         raise FileExistsError(f"{output_dir / exp_name} holds 1000 runs that started at {stamp}")
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
-        """The folder of an earlier run, which this run continues."""
-        folder = cls(path.absolute())
-        folder._take_lock()
-        return folder
+        """Opens the folder of an earlier run, which this run continues."""
+        return cls(path.absolute())._locked()
 
-    def _take_lock(self) -> None:
+    def _locked(self) -> "RunFolder":
         lock = (self.path / "run.lock").open("a+", encoding="utf-8")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,6 +91,7 @@ class RunFolder:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         self.lock = lock
+        return self
 
     config = _Place("config.yaml")
     metrics = _Place("metrics.jsonl")
@@ -104,15 +101,15 @@ class RunFolder:
     schedule = _Place("schedule.jsonl")
     curve = _Place("learning_curve.png")
     best = _Place("best")
-    """The best model by `save_best`."""
+    """The folder of the best model (`save_best`)."""
 
     @property
     def timeline(self) -> Path:
-        """The file of the timeline. A resumed run writes a new one and keeps the timeline of the earlier steps."""
+        """The file of the timeline. A resumed run writes another one, and keeps that of the earlier steps."""
         return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
 
     def go_on(self, checkpoint: Path, num_done: int) -> list[str]:
-        """Sets the checkpoint to continue from, before files are opened. Sets damaged files aside; returns notes about them."""
+        """Notes the checkpoint to continue from. Renames damaged metrics or trajectories; returns messages about them."""
         self.resumed_from, self.num_done, notes = checkpoint, num_done, []
         for file in filter(os.path.lexists, (self.metrics, self.rollouts)):
             try:
@@ -123,8 +120,8 @@ class RunFolder:
         return notes
 
     def begin(self, config_yaml: str) -> None:
-        """Writes the resolved config, the package versions and the git revision. Cuts off the metrics and trajectories of all
-        but the first `num_done` steps, since a resumed run plays the later steps again."""
+        """Writes the resolved config, and the versions of packages, Python and turnwise's git revision. Cuts metrics and
+        trajectories after the first `num_done` steps, since a resumed run plays the later steps again."""
         _replace_text(self.config, config_yaml)
         facts = {
             "packages": {"turnwise": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -136,7 +133,7 @@ class RunFolder:
             os.truncate(file, length)
 
     def open_log(self, folder: Path | None) -> None:
-        """Writes the package's log to a text file in `folder` (default: the run's), and its warnings to the terminal too."""
+        """Logs the package's messages and all warnings to a file in `folder` (default: the run's); warnings to the terminal."""
         folder = folder or self.path
         folder.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(folder / f"{self.path.parent.name}-{self.path.name}.log", encoding="utf-8")
@@ -149,21 +146,22 @@ class RunFolder:
         self.log.enter_context(warnings_on_terminal())
 
     def close(self) -> None:
-        """Closes this run's log, so that the next run of this process doesn't write into it, and releases the folder."""
+        """Closes this run's log, so that the next run of this process doesn't write into it, and releases the lock."""
         self.log.close()
         if self.lock is not None:
             self.lock.close()
             self.lock = None
 
     def discard(self) -> None:
-        """Closes the folder, and removes it if this process has created it: a failed start leaves nothing behind."""
+        """Closes the folder, and removes it if `create` made it, so that a failed start leaves nothing behind."""
         self.close()
         if self.is_new:
             shutil.rmtree(self.path)
 
 
 def _length_of_steps(file: Path, num_done: int) -> int:
-    """Bytes before the first line that is of step `num_done` or later, or that is incomplete because the process was killed."""
+    """The bytes before the first line of step `num_done` or later, or before a last line that a killed process left incomplete.
+    Raises CheckpointError if the file is damaged before that."""
     if not file.is_file():  # opening a pipe would wait
         raise CheckpointError(f"{file} isn't a file")
     length = 0
@@ -182,14 +180,14 @@ def _length_of_steps(file: Path, num_done: int) -> int:
 
 
 def _replace_text(file: Path, text: str) -> None:
-    """Replaces a file's text. At every moment the file has the whole old text or the whole new one."""
+    """Replaces the text of a file. At every moment the file holds the whole old or the whole new text."""
     partial = file.with_name(file.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
 
 
 def _git_revision() -> str | None:
-    """The revision of turnwise itself, None if it was installed without its repository."""
+    """The git revision of turnwise itself; None if it is installed without its repository."""
     try:
         here = Path(__file__).parent
         # An installed package may lie inside somebody else's repository.

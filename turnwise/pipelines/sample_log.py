@@ -1,4 +1,4 @@
-"""A readable sample of a step's episodes: complete in the run's log, in a few lines on the terminal."""
+"""Shows the best and the worst episode of a step: turn by turn in the run's log, in a few lines on the terminal."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,14 +9,14 @@ from turnwise.types import Group, IntArray, Trajectory, Turn
 logger = logging.getLogger(__name__)
 
 MAX_PROMPT, MAX_TEXT, MAX_TURNS = 4000, 1000, 12
-"""Limits of what is shown: characters of the first prompt, characters of any other text, turns of an episode."""
+"""Limits of a shown episode: characters of the first prompt, characters of any other text, and turns."""
 
 Decode = Callable[[IntArray], str]
 
 
 def log_samples(step: int, groups: Sequence[Group], decode: Decode) -> tuple[str, str]:
-    """Logs the best and the worst trajectory of the step, turn by turn. Returns the best one in a few lines, and all that was
-    logged. `decode` keeps special tokens, so that the log shows what the model saw."""
+    """Logs the trajectories with the highest and the lowest score, turn by turn. Returns a few lines about the best one, and
+    the whole logged text; both are empty if nothing was played. `decode` should keep special tokens."""
     played = [t for g in groups for t in g.trajectories if t.turns]
     if not played:
         return "", ""
@@ -29,8 +29,8 @@ def log_samples(step: int, groups: Sequence[Group], decode: Decode) -> tuple[str
 
 
 def describe(trajectory: Trajectory, decode: Decode) -> str:
-    """The episode as text: the first prompt, then each turn's observation, answer, action and reward. A turn's advantage is
-    shown if it has been computed, as the mean over the turn's tokens."""
+    """The episode as text: the first prompt, then each turn's observation, answer, action and reward, and its mean advantage
+    over tokens if it has been computed."""
     first = trajectory.turns[0]
     advantages = trajectory.advantages_by_turn
     lines = [headline(trajectory), *_quoted(decode(first.prompt_ids), MAX_PROMPT)]
@@ -52,7 +52,7 @@ def describe(trajectory: Trajectory, decode: Decode) -> str:
 
 
 def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
-    """The episode with one line per turn, without the middle turns of a long one."""
+    """The episode with one line per turn. Of more than `num_turns` turns, those in the middle are left out."""
     lines = [headline(trajectory)]
     for number, turn in _shortened(list(enumerate(trajectory.turns)), num_turns):
         if turn is None:
@@ -65,7 +65,7 @@ def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
 
 
 def _shortened(turns: Sequence[tuple[int, Turn]], max_turns: int) -> list[tuple[int, Turn | None]]:
-    """All turns if they fit, else the first and last ones, with `(number left out, None)` for those between."""
+    """At most `max_turns` entries: all turns, or the first and last ones with `(number left out, None)` between them."""
     if len(turns) <= max_turns:
         return list(turns)
     head = max_turns // 2

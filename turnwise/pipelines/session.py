@@ -1,4 +1,4 @@
-"""Runs a pipeline to its end. Whatever ends it early, its finished steps are saved first."""
+"""Runs a pipeline. If something ends it early, its finished steps are saved first."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Pipeline(Protocol):
-    """A pipeline that trains in steps."""
+    """What a `session` needs of a pipeline."""
 
     interrupts: Interrupts
     checkpoints: Checkpoints
@@ -36,15 +36,15 @@ P = TypeVar("P", bound=Pipeline)
 
 @contextmanager
 def session(folder: RunFolder, build: Callable[[], P]) -> Iterator[P]:
-    """Builds a pipeline, runs the body with it, and closes it. If Ctrl-C, SIGTERM, an error, or the closing of a generator
-    around it ends the body early, it saves the finished steps and prints where. A failed start leaves no folder."""
+    """Builds a pipeline, runs the body with it, and closes it. If the body ends early, by Ctrl-C, SIGTERM, an error, or because
+    a generator around it is closed, the finished steps are saved. If `build` fails, a new folder is removed."""
     with ends_by_signals():
         with ExitStack() as start_that_failed:
             start_that_failed.callback(folder.discard)
             pipeline = build()
             start_that_failed.pop_all()
         with ExitStack() as on_the_way_out:
-            # Closing the pipeline removes the live view, so the last message stands below it.
+            # Printed after the pipeline is closed, which removes the live view from the terminal.
             said: list[str] = []
             on_the_way_out.callback(lambda: sys.stderr.writelines(f"{line}\n" for line in said))
             on_the_way_out.push(partial(_close, pipeline))
@@ -53,7 +53,7 @@ def session(folder: RunFolder, build: Callable[[], P]) -> Iterator[P]:
 
 
 def run_to_end(folder: RunFolder, build: Callable[[], P]) -> P:
-    """Runs a pipeline in its `session`."""
+    """Builds and runs a pipeline in a `session`, and returns it."""
     with session(folder, build) as pipeline:
         pipeline.run()
     return pipeline
@@ -62,7 +62,7 @@ def run_to_end(folder: RunFolder, build: Callable[[], P]) -> P:
 def _save_unfinished(
     pipeline: Pipeline, start: int, say: Callable[[str], None], kind: object, fault: BaseException | None, trace: object
 ) -> None:
-    """Saves the finished steps since `start`, if there are any, and prints where. Called when something ended the run early."""
+    """If something ended the run early: saves the steps finished since `start`, if any, and tells `say` where."""
     checkpoints = pipeline.checkpoints
     if fault is None or checkpoints.num_done == start or isinstance(fault, CheckpointError):
         return
@@ -84,7 +84,7 @@ def _save_unfinished(
 
 
 def _close(pipeline: Pipeline, kind: object, fault: BaseException | None, trace: object) -> None:
-    """Closes the pipeline. An error in closing is only logged if another error is already on its way."""
+    """Closes the pipeline. If the run has failed already, an error in closing is only logged."""
     try:
         pipeline.close()
     except (OSError, TurnwiseError) as second:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on demonstrations: the loss counts the assistant's tokens only."""
+"""Supervised fine-tuning on demonstrations. The loss counts the assistant's tokens only."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -43,7 +43,7 @@ class SFTPipeline:
 
     @property
     def num_steps(self) -> int:
-        """Optimiser steps of the run."""
+        """Number of optimiser steps of the run."""
         return self.checkpoints.num_steps
 
     def run(self) -> None:
@@ -76,7 +76,7 @@ class SFTPipeline:
             self.do_checkpoint()
 
     def validate(self, step: int) -> None:
-        """Logs the mean loss of the validation demonstrations' assistant tokens; may save the best model or end the run."""
+        """Logs the mean loss of the validation demonstrations' assistant tokens. May save the best model, or end the run."""
         metrics = []
         with self.log.phase("val"):
             results = self.sft.forward(self.val_samples, "logprobs")
@@ -86,7 +86,7 @@ class SFTPipeline:
         self.log.add(self.by_validation.see(step, metrics, self.checkpoints))
 
     def do_checkpoint(self) -> Path:
-        """Writes a model folder with the optimiser's state after the last finished step."""
+        """Saves a checkpoint of the last finished step, and returns its folder."""
         with self.log.phase("checkpoint"):
             return self.checkpoints.save()
 

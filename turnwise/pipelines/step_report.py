@@ -1,4 +1,4 @@
-"""What a pipeline reports about a finished step."""
+"""The report of a finished step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from turnwise.types import Group
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step of a training run, or the final validation, whose `step` is the number of steps done."""
+    """One step of a run, numbered from 0, or the final validation, whose `step` is the number of steps done."""
 
     step: int
     metrics: Mapping[str, float]
     """All metrics, by the names of `docs/metrics.md`."""
     groups: Sequence[Group]
-    """The groups that were trained on."""
+    """The groups that the step trained on; empty for the final validation."""
     checkpoint: Path | None
-    """The checkpoint's folder, if one was saved after this step."""
+    """The folder of the checkpoint that was saved after this step, if any."""
     is_final: bool = False
-    """Whether this is the final validation, which trains nothing."""
+    """Whether this is the final validation."""
 
     @property
     def validation(self) -> dict[str, float] | None:

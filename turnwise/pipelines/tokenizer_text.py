@@ -1,4 +1,4 @@
-"""Text of FrozenLake episodes and of files, for the tokenizer of a new small model."""
+"""Texts of FrozenLake episodes and of files, to train the tokenizer of a new small model on."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _NUM_EPISODES = 200
 
 
 def environment_text() -> Iterator[str]:
-    """The texts that a random player reads and writes in FrozenLake, in each form of its observations."""
+    """The texts of FrozenLake episodes of a random player, in each form of observations."""
     settings = EnvAgentSettings(
         tag="FrozenLake", system_template=DEFAULT_SYSTEM_TEMPLATE, turn_template=DEFAULT_TURN_TEMPLATE, max_steps=10
     )
@@ -34,13 +34,13 @@ def environment_text() -> Iterator[str]:
 
 
 def message_text(rows: Iterable[Sequence[Message]]) -> Iterator[str]:
-    """The contents of each row's messages, joined into one text."""
+    """One text per row: the contents of its messages, joined by line breaks."""
     for messages in rows:
         yield "\n".join(str(message["content"]) for message in messages)
 
 
 def file_text(paths: list[str]) -> Iterator[str]:
-    """The lines of text files."""
+    """The lines of text files. Raises DataError for anything else."""
     for path in map(Path, paths):
         if not path.is_file():
             raise DataError(

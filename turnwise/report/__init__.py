@@ -1,1 +1,1 @@
-"""Pictures of runs, drawn from a run's metrics or from given frames."""
+"""Draws runs: learning curves from metrics, GIFs from frames."""

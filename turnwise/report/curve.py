@@ -1,8 +1,9 @@
-"""The learning curve of a run as a picture."""
+"""Learning curves of runs as pictures."""
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, float]
 Point = tuple[float, float]
-Panel = Callable[["Axes", Sequence[Row]], None]
+Draw = Callable[["Axes"], None]
 
 _TRAIN, _VAL = "#6baed6", "#08519c"
 _COLORS = ("#4c9085", "#c26a3d", "#7b6ba8", "#9a9a9a", "#b8a13c", "#a04d6e")
@@ -26,27 +27,25 @@ _KL = {"in the reward": "critic/kl", "in the loss": "actor/kl_loss", "of an upda
 
 
 def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mapping[str, float] | None = None) -> Path:
-    """Writes the `curve_figure` of a run as a picture."""
+    """Writes the `curve_figure` of a run to `path`, in the format of its ending, and returns `path`."""
     curve_figure(rows, title, baselines).savefig(path, dpi=150)
     return path
 
 
 def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> "Figure":
-    """Draws a run's main metric over its steps, in training and in validation, and below it entropy, KL, gradient norm, times.
+    """Draws success (else the score; in fine-tuning the loss) over the steps of a run, in training and in validation. Small
+    panels below show entropy, KL, gradient norm, shares and times; those without data are left out.
 
-    Success in validation has its 95% Wilson interval, which takes episodes as independent. Panels without data are left out. A
-    notebook shows the figure.
+    Success in validation has its 95% Wilson interval, which takes episodes as independent. pyplot isn't used.
 
     Args:
         rows: the rows of a `metrics.jsonl`, of reinforcement learning or of fine-tuning.
-        baselines: success of other players by name, as dashed lines.
+        baselines: success of other players by name, drawn as horizontal dashed lines.
     """
-    # Without a display and without touching the caller's pyplot state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     class CurveFigure(Figure):
-        """A figure that a notebook shows even if pyplot hasn't been set up."""
+        """A figure that a notebook shows without pyplot."""
 
         def _repr_png_(self) -> bytes:
             self.savefig(picture := BytesIO(), format="png", dpi=100)
@@ -55,7 +54,6 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
     is_fine_tuning = bool(_series(rows, r"sft/loss"))
     small = _panels(rows)
     figure = CurveFigure(figsize=(8, 6 if small else 4))
-    FigureCanvasAgg(figure)
     shape = (2, len(small)) if small else (1, 1)
     grid = figure.add_gridspec(*shape, height_ratios=[2, 1] if small else None)
     main = figure.add_subplot(grid[0, :])
@@ -69,7 +67,7 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
         main.legend(loc="upper right" if is_fine_tuning else "lower right", fontsize=8)
     for column, (name, draw) in enumerate(small.items()):
         axes = figure.add_subplot(grid[1, column])
-        draw(axes, rows)
+        draw(axes)
         axes.set_title(name, fontsize=9)
         axes.tick_params(labelsize=7)
     # Fixed margins, since an automatic layout draws everything twice.
@@ -82,12 +80,10 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
 
 
 def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Sequence[str], path: Path) -> Path:
-    """Draws a panel for each metric, with the smoothed curves of all runs; `panels`: title → curves."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Draws a panel for each entry of `panels` (title → one curve per run), smoothed, into `path`. `labels` name the runs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 1 + 3 * len(panels)), layout="constrained")
-    FigureCanvasAgg(figure)
     for number, (title, curves) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(len(panels), 1, number)
         for index, (label, points) in enumerate(zip(labels, curves, strict=True)):
@@ -107,14 +103,12 @@ def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, flo
     is_success = bool(train or held_out)
     if not is_success:
         train, held_out = _series(rows, r"rollout/score/mean"), _series(rows, r"val/score/mean")
-    if train:
-        axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
-        axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label="training rollouts, smoothed")
-    if held_out:
-        axes.plot(*_columns(held_out), color=_VAL, linewidth=2, marker="o", markersize=4, label="validation tasks")
-        counts = dict(_series(rows, r"val/num_episodes"))
-        if is_success and counts:
-            _draw_intervals(axes, [(step, value, counts[step]) for step, value in held_out if step in counts])
+    _draw_pair(axes, train, held_out, "training rollouts", "validation tasks")
+    counts = dict(_series(rows, r"val/num_episodes"))
+    points = [(step, value, counts[step]) for step, value in held_out if step in counts]
+    if is_success and points:
+        low, high = zip(*(wilson_interval(round(value * count), round(count)) for _, value, count in points), strict=True)
+        axes.fill_between([step for step, _, _ in points], low, high, color=_VAL, alpha=0.15, linewidth=0)
     for (name, value), color in zip(baselines.items(), _COLORS[1:], strict=False):
         axes.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{name} ({value:.2f})")
     axes.set_ylabel("success" if is_success else "score")
@@ -122,18 +116,9 @@ def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, flo
         axes.set_ylim(0, 1.02)
 
 
-def _draw_intervals(axes: "Axes", points: Sequence[tuple[float, float, float]]) -> None:
-    bounds = [wilson_interval(round(value * count), round(count)) for _, value, count in points]
-    low, high = zip(*bounds, strict=True)
-    axes.fill_between([step for step, _, _ in points], low, high, color=_VAL, alpha=0.15, linewidth=0)
-
-
 def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
-    train, held_out = _series(rows, r"sft/loss"), _series(rows, r"sft/val_loss")
-    axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
-    axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label="training batches, smoothed")
-    if held_out:
-        axes.plot(*_columns(held_out), color=_VAL, linewidth=2, marker="o", markersize=4, label="validation demonstrations")
+    train = _series(rows, r"sft/loss")
+    _draw_pair(axes, train, _series(rows, r"sft/val_loss"), "training batches", "validation demonstrations")
     axes.set_ylabel("nats a trained token")
     if min(value for _, value in train) > 0:
         axes.set_yscale("log", subs=[2, 5])
@@ -141,45 +126,46 @@ def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
             axis("{x:g}")
 
 
-def _panels(rows: Sequence[Row]) -> dict[str, Panel]:
-    """The small panels that these rows can fill, by title. A metric that is 0 throughout is drawn too, except for a KL, where
-    it means that the KL is off."""
-    panels: dict[str, Panel] = {}
+def _draw_pair(axes: "Axes", train: Sequence[Point], held_out: Sequence[Point], trained: str, validated: str) -> None:
+    """Draws a metric in training, as it is and smoothed, and in validation."""
+    if train:
+        axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
+        axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label=f"{trained}, smoothed")
+    if held_out:
+        axes.plot(*_columns(held_out), color=_VAL, linewidth=2, marker="o", markersize=4, label=validated)
+
+
+def _panels(rows: Sequence[Row]) -> dict[str, Draw]:
+    """The small panels that these rows can fill, by title. A metric that is 0 throughout is drawn too, unless it is a KL: then
+    the KL is off."""
+    panels: dict[str, Draw] = {}
     for title, names, top in (
         ("entropy (nats per token)", {"": r"actor/entropy"}, None),
         ("KL (nats per token)", _KL, None),
         ("gradient norm", {"": r"(actor_train|sft)/grad_norm"}, None),
         ("shares", _SHARES, 1.05),
     ):
-        measured = {label: _series(rows, name) for label, name in names.items()}
-        found = {
-            label: names[label]
-            for label, points in measured.items()
-            if points and (label not in _KL or any(value for _, value in points))
-        }
-        if found:
-            panels[title] = _lines(found, top)
+        found = {label: _series(rows, name) for label, name in names.items()}
+        curves = {label: points for label, points in found.items() if any(value or label not in _KL for _, value in points)}
+        if curves:
+            panels[title] = partial(_draw_curves, curves=curves, top=top)
     if any(row.get(f"time/step_{phase}") for row in rows for phase in _PHASES):
-        panels["seconds of a step"] = _draw_times
+        panels["seconds of a step"] = partial(_draw_times, rows=rows)
     return panels
 
 
-def _lines(names: Mapping[str, str], top: float | None) -> Panel:
-    """A panel with one line per entry of `names` (label → pattern of metric names). `top` ends the y-axis, if given."""
-
-    def draw(axes: "Axes", rows: Sequence[Row]) -> None:
-        for (label, name), color in zip(names.items(), _COLORS, strict=False):
-            axes.plot(*_columns(_series(rows, name)), color=color, linewidth=1, label=label)
-        if top is not None:
-            axes.set_ylim(-0.05, top)
-        if any(names):
-            axes.legend(fontsize=6)
-
-    return draw
+def _draw_curves(axes: "Axes", curves: Mapping[str, Sequence[Point]], top: float | None) -> None:
+    """Draws the curves with a legend, unless their label is "". `top` ends the y-axis, if given."""
+    for (label, points), color in zip(curves.items(), _COLORS, strict=False):
+        axes.plot(*_columns(points), color=color, linewidth=1, label=label)
+    if top is not None:
+        axes.set_ylim(-0.05, top)
+    if any(curves):
+        axes.legend(fontsize=6)
 
 
 def _draw_times(axes: "Axes", rows: Sequence[Row]) -> None:
-    """The longest phases of a step, stacked."""
+    """Stacks the seconds of the phases that take over 1% of them."""
     times = {phase: [row.get(f"time/step_{phase}", 0.0) for row in rows] for phase in _PHASES}
     shown = {phase: values for phase, values in times.items() if sum(values) > 0.01 * sum(map(sum, times.values()))}
     axes.stackplot([row["step"] for row in rows], list(shown.values()), labels=shown, colors=_COLORS, linewidth=0, step="mid")
@@ -187,7 +173,7 @@ def _draw_times(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
-    """`(step, mean of the metrics that match the pattern)` of each row that has a finite one."""
+    """`(step, mean)` of each row's finite metrics whose names match the pattern. Rows without one are left out."""
     points = []
     for row in rows:
         values = [value for name, value in row.items() if re.fullmatch(pattern, name) and math.isfinite(value)]
@@ -197,7 +183,8 @@ def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
 
 
 def _smooth(points: Sequence[Point]) -> list[Point]:
-    """The means over a window around each point: a twentieth of the run (1 to 10 points) to either side, less at the ends."""
+    """Means over a window around each point. It reaches a twentieth of the run (1 to 10 points) to either side, less at the
+    ends."""
     reach, last = min(max(len(points) // 20, 1), 10), len(points) - 1
     reaches = [min(reach, i, last - i) for i in range(len(points))]
     windows = [points[i - r : i + r + 1] for i, r in enumerate(reaches)]

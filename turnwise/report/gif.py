@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 PICTURE_SIDE = 320
-"""Most pixels of a picture's longer side: smaller pictures are enlarged by a whole factor, larger ones shrunk."""
+"""Maximum pixels of a picture's longer side: smaller pictures are enlarged by a whole factor, larger ones shrunk."""
 FRAME_MS, LAST_FRAME_MS = 900, 2500
 MAX_LINES = 9
-"""Maximum lines of one text; the last line of a longer text tells how many characters are left out."""
+"""Maximum lines of one text. If a text is longer, its last line tells how many characters are left out."""
 
 _COLUMNS, _LABEL_COLUMNS = 46, 8
 _TEXT_SIZE, _LINE_HEIGHT, _MARGIN = 13, 18, 16
@@ -24,7 +24,7 @@ _INK, _PAPER = (34, 40, 49), (255, 255, 255)
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One image of an animation: a picture, uint8 [H, W, 3], or a text in its place, and the caption beside it."""
+    """One image of an animation: a picture, uint8 [H, W, 3], or a text in its place, with title and caption beside it."""
 
     picture: NDArray[np.uint8] | str
     title: str
@@ -33,7 +33,7 @@ class Frame:
 
 
 def write_gif(path: Path, frames: Sequence[Frame]) -> Path:
-    """Writes the frames as an endless animation, all of one size."""
+    """Writes the frames as a GIF that repeats forever, and returns `path`."""
     pictures = [_draw_picture(frame.picture) for frame in frames]
     captions = [caption_lines(frame) for frame in frames]
     box = (max(p.width for p in pictures), max(p.height for p in pictures))
@@ -51,7 +51,7 @@ def write_gif(path: Path, frames: Sequence[Frame]) -> Path:
 
 
 def caption_lines(frame: Frame) -> list[str]:
-    """The title, and each text wrapped after its label."""
+    """The lines beside a frame's picture: the title, then each text of the caption, wrapped, after its label."""
     lines = _wrapped(frame.title, _COLUMNS + _LABEL_COLUMNS)
     for label, text in frame.caption:
         first, *rest = _wrapped(text, _COLUMNS)
@@ -60,7 +60,7 @@ def caption_lines(frame: Frame) -> list[str]:
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
-    """Lines of at most `columns` characters, control characters written out; what goes beyond `MAX_LINES` is counted."""
+    """At most `MAX_LINES` lines of at most `columns` characters. Control characters are written out, such as `\\x1b`."""
     printable = "".join(c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text.expandtabs(4))
     lines: list[str] = []
     for line in printable.splitlines():
@@ -95,7 +95,7 @@ def _draw_lines(image: Image.Image, left: int, lines: Sequence[str]) -> None:
 
 @lru_cache
 def _font() -> Any:
-    """DejaVu Sans Mono, which comes with matplotlib: even columns, box characters, Greek and Cyrillic."""
+    """DejaVu Sans Mono, which comes with matplotlib. It is monospaced and has box characters, Greek and Cyrillic."""
     import matplotlib
 
     file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"

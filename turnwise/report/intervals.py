@@ -26,9 +26,9 @@ def wilson_interval(num_successes: float, num_trials: float, z: float = 1.959964
 def clustered_interval(num_successes: Sequence[int], num_trials: Sequence[int], z: float = 1.959964) -> tuple[float, float]:
     """The interval of a success rate over tasks that were each tried several times, by default at 95%.
 
-    Trials of one task resemble each other, so they count for less than trials of different tasks. The Wilson interval is taken
-    for an effective number of trials p(1−p)/V, where V is the variance of the rate with tasks as clusters (Kish 1965, chapter
-    5), never below the number of tasks nor above that of trials. With one trial per task it is `wilson_interval`.
+    Trials of one task resemble each other, so they count for less than trials of different tasks. This is the Wilson interval
+    of p(1−p)/V trials, where V is the variance of the rate with tasks as clusters (Kish 1965, Survey Sampling, chapter 5), but
+    of at least as many as there are tasks, and at most all. With one trial per task it is `wilson_interval`.
 
     >>> clustered_interval([1, 0, 1], [1, 1, 1]) == wilson_interval(2, 3)
     True

@@ -9,7 +9,7 @@ from turnwise.types import Batch, Metric, ModelOutputs
 
 
 class CrossEntropy:
-    """−Σ weight · log p over the tokens of the mask, divided by Σ weight of these tokens in the whole optimiser step."""
+    """−Σ weight · log p of the trained tokens, divided by Σ weight of all trained tokens of the optimiser step."""
 
     outputs: frozenset[Output] = frozenset({"logprobs"})
 

@@ -1,4 +1,4 @@
-"""Training by DeepSpeed on ranks that split one copy of the optimiser state, gradients and weights between them (ZeRO)."""
+"""Training by DeepSpeed, whose ranks share out optimiser state, gradients and weights (ZeRO)."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ from turnwise.types import Batch, Metric, ModelOutputs
 
 _DEFAULT_STAGE = 2
 _PARTS: Mapping[MemoryKind, Sequence[str]] = {"weights": ["lp_params"], "optimizer": ["optim_states", "hp_params", "lp_grads"]}
-"""DeepSpeed's names of the memory that it can offload. For `optimizer` this includes its fp32 copy of the weights."""
+"""DeepSpeed's names of what it can offload. Its fp32 copy of the weights and its gradients count as `optimizer`."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's names of its two moments
 
 
@@ -35,13 +35,13 @@ class DeepSpeedStrategy(TorchStrategy):
     """`TorchStrategy` on ranks that each keep a share of the optimiser state (ZeRO 1), also of the gradients (ZeRO 2), or also
     of the weights (ZeRO 3; Rajbhandari et al. 2020, arXiv:1910.02054).
 
-    `options` is DeepSpeed's own config. DeepSpeed sums gradients over micro-batches and ranks, clips them, and changes its own
-    copy of the weights. Schedule, loss scale, denominators and checkpoints are turnwise's own. Checkpoints hold whole tensors,
-    so a run can continue with another number of ranks, another stage, or `torch_train`.
+    `options` is DeepSpeed's own config. DeepSpeed sums gradients over micro-batches and ranks, clips them, and updates its own
+    copy of the weights. Schedule, loss scale, denominators and checkpoints are turnwise's. Checkpoints hold whole tensors, so a
+    run can continue with another number of ranks, another stage, or `torch_train`.
 
-    All ranks pass over the same number of micro-batches, even those of weight 0, since ZeRO 3 gathers weights for each. Each
-    `train_step` stores its part of an optimiser step; the call with the last part computes all. Raises ConfigError if the role
-    isn't on all processes of the run, or DeepSpeed refuses the options; NotAvailableError if DeepSpeed isn't installed."""
+    All ranks compute the same number of micro-batches, even those of weight 0, since ZeRO 3 gathers weights for each. A call of
+    `train_step` only stores its part of an optimiser step; the call with the last part computes all. Raises NotAvailableError
+    if DeepSpeed isn't installed; ConfigError if it refuses the options, or the role isn't on all processes of the run."""
 
     _uses_kernels = False
 
@@ -68,7 +68,7 @@ class DeepSpeedStrategy(TorchStrategy):
             "zero_optimization": zero,
         }
         try:
-            # DeepSpeed prints what it compiles, and the standard output of a tool is its answer.
+            # DeepSpeed prints what it compiles, and a command's standard output is its answer.
             with redirect_stdout(sys.stderr):
                 self.engine, *_ = self._deepspeed.initialize(
                     model=_Forward(self.model, super()._run), optimizer=self._optimizer, config=config, dist_init_required=False
@@ -140,7 +140,7 @@ class DeepSpeedStrategy(TorchStrategy):
                 yield name, parameter.detach()
 
     def _whole(self, parameters: Sequence[Tensor], changing_rank: int | None = None) -> AbstractContextManager[Any]:
-        """Gathers parameters inside the context; all ranks must enter it. On leaving, they get what `changing_rank` wrote."""
+        """Makes parameters whole inside the context, which all ranks must enter. Then all get what `changing_rank` wrote."""
         if self.stage < 3:
             return nullcontext()
         gathered: AbstractContextManager[Any] = self._deepspeed.zero.GatheredParameters(list(parameters), changing_rank)
@@ -167,7 +167,7 @@ class DeepSpeedStrategy(TorchStrategy):
             self.engine.offload_states(include=[part for kind in kinds for part in _PARTS.get(kind, ())])
 
     def onload(self, kinds: Iterable[MemoryKind]) -> None:
-        """Brings back everything that was offloaded, not only `kinds`: DeepSpeed has no finer call."""
+        """Brings back all that was offloaded, not only `kinds`, since DeepSpeed has no other call."""
         if self.device.type != "cpu" and set(kinds) & _PARTS.keys():
             self.engine.reload_states()
 
@@ -179,7 +179,7 @@ class DeepSpeedStrategy(TorchStrategy):
 
 
 class _Forward(nn.Module):
-    """The module that the engine runs. Around its calls, and those of modules in it, DeepSpeed gathers and releases weights."""
+    """The module that the engine runs. DeepSpeed gathers the weights of a module before its call and releases them after."""
 
     def __init__(self, model: PreTrainedModel, run: Any) -> None:
         super().__init__()
@@ -192,8 +192,8 @@ class _Forward(nn.Module):
 
 
 class _Moments:
-    """AdamW's moments as whole tensors, under the numbers that plain AdamW gives the parameters. All ranks call its methods
-    together; only the first rank keeps the state. Make it before the engine, which removes the parameters from their groups."""
+    """Reads and writes AdamW's sharded moments as whole tensors, under the numbers that plain AdamW gives the parameters. All
+    ranks must call its methods together. Make it before the engine, which removes the parameters from AdamW's groups."""
 
     def __init__(self, adam: AdamW) -> None:
         self._adam = adam
@@ -202,8 +202,8 @@ class _Moments:
         self._groups = adam.state_dict()["param_groups"]
 
     def begin(self, optimizer: Any, deepspeed: ModuleType, stage: int) -> None:
-        """Gives each partition of the weights the state that AdamW would make at its first step. DeepSpeed looks up moments by
-        partition as soon as the first parameter group has stepped, when partitions of other groups would have none yet."""
+        """Gives each partition of the weights the state that AdamW would make at its first step. DeepSpeed looks up the moments
+        of all partitions as soon as the first parameter group has stepped, when the other groups would have none yet."""
         self._utils, self._stage = deepspeed.utils, stage
         shares = optimizer.fp32_partitioned_groups_flat if stage == 3 else optimizer.single_partition_of_fp32_groups
         for share in shares:
@@ -213,7 +213,7 @@ class _Moments:
             optimizer._lazy_init_hp_params_optimizer_state()
 
     def state_dict(self, is_kept: bool) -> dict[str, Any]:
-        """The state as plain AdamW has it, on the CPU; empty unless `is_kept`."""
+        """The state as plain AdamW saves it, on the CPU. All ranks gather the moments; without `is_kept` none are returned."""
         state: dict[int, dict[str, Tensor]] = {}
         step = next(iter(self._adam.state.values()))["step"].cpu()
         for number, parameter in enumerate(self._parameters):
@@ -223,7 +223,7 @@ class _Moments:
         return {"state": state, "param_groups": self._groups}
 
     def load(self, state: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Loads the state of `state_dict` or of plain AdamW, which has no moments for parameters without a gradient."""
+        """Loads moments from `state_dict` or from plain AdamW, which has none for a parameter that never had a gradient."""
         step = max((moments["step"] for moments in state.values()), default=torch.zeros(()))
         for known in self._adam.state.values():
             known["step"].copy_(step)
@@ -263,7 +263,7 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
 
 
 def _join(device: torch.device, context: RankContext) -> None:
-    """Gives DeepSpeed the processes of the run; it needs all of them. Raises ConfigError if the role isn't on all."""
+    """Makes the process group that DeepSpeed needs, if there is none. Raises ConfigError if the role isn't on all processes."""
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     if context.world_size != dist.get_world_size():

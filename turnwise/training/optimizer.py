@@ -14,14 +14,14 @@ _SCHEDULES = {
     **dict.fromkeys(("constant", "constant_with_warmup", "inverse_sqrt"), False),
     **dict.fromkeys(("linear", "cosine", "cosine_with_restarts", "polynomial"), True),
 }
-"""Names of transformers' schedules, and whether each needs the length of the run."""
+"""Names of transformers' schedules, and whether each needs `total_steps`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules, over planned optimiser steps (see `LRSchedule`).
-    `warmup_steps` takes precedence over `warmup_ratio`, a share of `total_steps`. Raises ConfigError if the schedule is
-    unknown, or needs `total_steps` and there is none."""
+    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules. All steps are planned optimiser steps (see
+    `LRSchedule`). `warmup_steps` (0 = unset) takes precedence over `warmup_ratio`, a share of `total_steps`. Raises ConfigError
+    if the schedule is unknown, or if the schedule or `warmup_ratio` needs `total_steps` and it is None."""
 
     learning_rate: float
     weight_decay: float = 0.0
@@ -62,7 +62,7 @@ class OptimizerSettings:
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """AdamW for the trainable parameters, without weight decay on norms and biases (tensors of one dimension)."""
+    """AdamW for the trainable parameters. Norms and biases (tensors of one dimension) have no weight decay."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -73,10 +73,10 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 class LRSchedule:
-    """The learning rate as a function of the position in the run: the number of optimiser steps planned so far.
+    """The learning rate as a function of the position in the run: the number of planned optimiser steps before it.
 
-    A position may be fractional: if episodes make more samples than planned, an optimiser step counts as part of a planned one.
-    `constant` obeys warm-up steps, which transformers' own ignores.
+    A position may be fractional: if a batch has more samples than planned, each of its optimiser steps counts as a part of a
+    planned one. The schedule `constant` has warm-up steps too, which transformers ignores.
 
     >>> schedule = LRSchedule(OptimizerSettings(1.0, scheduler="linear", total_steps=4))
     >>> [schedule.rate(position) for position in (0, 1, 1.5, 4, 5)]
@@ -84,55 +84,50 @@ class LRSchedule:
     """
 
     def __init__(self, settings: OptimizerSettings) -> None:
+        warms_up = settings.scheduler == "constant" and settings.num_warmup_steps > 0
+        scheduler = get_scheduler(
+            "constant_with_warmup" if warms_up else settings.scheduler,
+            # transformers makes a schedule only for an optimiser.
+            SGD([nn.Parameter(torch.zeros(1))], lr=settings.learning_rate),
+            num_warmup_steps=settings.num_warmup_steps,
+            num_training_steps=settings.total_steps,
+        )
         self._peak = settings.learning_rate
-        self._factor = _factor(settings)
+        self._factor: Callable[[float], float] = scheduler.lr_lambdas[0]
 
     def rate(self, position: float) -> float:
         """The learning rate of the optimiser step that begins at `position`."""
         return self._peak * self._factor(position)
 
     def apply(self, optimizer: AdamW, position: float) -> float:
-        """Sets every parameter's rate to that at `position`, and returns it."""
+        """Sets the optimiser's learning rate to that at `position`, and returns it."""
         rate = self.rate(position)
         for group in optimizer.param_groups:
             group["lr"] = rate
         return rate
 
 
-def _factor(settings: OptimizerSettings) -> Callable[[float], float]:
-    """The schedule as a function: position → factor of the peak rate. transformers gives it only with a (dummy) optimiser."""
-    warms_up = settings.scheduler == "constant" and settings.num_warmup_steps > 0
-    scheduler = get_scheduler(
-        "constant_with_warmup" if warms_up else settings.scheduler,
-        SGD([nn.Parameter(torch.zeros(1))], lr=settings.learning_rate),
-        num_warmup_steps=settings.num_warmup_steps,
-        num_training_steps=settings.total_steps,
-    )
-    factor: Callable[[float], float] = scheduler.lr_lambdas[0]
-    return factor
-
-
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
-    """Scales gradients down to the total 2-norm `max_norm` (None = never); returns the norm before clipping."""
+    """Scales all gradients down if their joint 2-norm exceeds `max_norm` (None = never); returns the norm before that."""
     return nn.utils.clip_grad_norm_(list(parameters), float("inf") if max_norm is None else max_norm, foreach=True)
 
 
-_FIRST = 2.0**16
-_GROWTH_STEPS = 2000  # steps without an overflow after which the scale doubles
+_FIRST_FACTOR = 2.0**16
+_GROWTH_STEPS = 2000  # steps without an overflow after which the factor doubles
 
 
 class LossScale:
-    """The factor of the loss, so that small gradients don't underflow. 1 unless `is_on`. A step whose gradient overflows is
-    skipped and halves the factor."""
+    """A factor of the loss, so that small gradients don't underflow in fp16; 1 unless `is_on`. An optimiser step whose gradient
+    overflows is skipped, and halves the factor."""
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
-        self.factor = _FIRST if is_on else 1.0
+        self.factor = _FIRST_FACTOR if is_on else 1.0
         self._num_good = 0
 
     @property
     def is_lowest(self) -> bool:
-        """Whether the factor can't fall further: a gradient that isn't finite now isn't finite without loss scaling either."""
+        """Whether the factor is 1, its minimum. A gradient that isn't finite now isn't finite without loss scaling either."""
         return self.factor <= 1.0
 
     def update(self, is_skipped: bool) -> None:

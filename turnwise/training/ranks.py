@@ -10,12 +10,13 @@ from torch.nn import Parameter
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.torch_group import group_of
 
-_BUCKET_BYTES = 2**28  # gradients are summed in buckets of about this size: fewer messages, and at most that much more memory
+_BUCKET_BYTES = 2**28
+"""Gradients are summed in buckets of at most this size, or one larger gradient: few messages, and little more memory."""
 
 
 class Ranks:
-    """Sums over the ranks of a role. With one rank nothing is sent and no process group is needed. All ranks must call the same
-    methods in the same order."""
+    """Communication between the ranks of a role. All ranks must call the same methods in the same order. With one rank nothing
+    is sent and no process group is needed."""
 
     def __init__(self, context: RankContext | None = None) -> None:
         self.context = context or RankContext()
@@ -28,7 +29,7 @@ class Ranks:
             dist.broadcast(tensor.detach(), src=self.context.peers[0], group=self._group)
 
     def sum_gradients(self, parameters: Sequence[Parameter]) -> None:
-        """Gives every rank the sum of all ranks' gradients. A parameter without a gradient on any rank keeps none."""
+        """Gives every rank the sum of all ranks' gradients. A parameter that has a gradient on no rank keeps none."""
         if self.is_one or not parameters:
             return
         has_gradient = torch.tensor([parameter.grad is not None for parameter in parameters], device=parameters[0].device)
@@ -55,7 +56,7 @@ class Ranks:
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Buckets of gradients, each of one dtype, in the gradients' order."""
+    """Splits the gradients into buckets of consecutive ones, each of one dtype."""
     bucket: list[Tensor] = []
     for gradient in gradients:
         is_full = sum(member.nbytes for member in bucket) + gradient.nbytes > _BUCKET_BYTES

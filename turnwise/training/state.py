@@ -1,4 +1,4 @@
-"""The state that a strategy saves with its weights, so that training continues bit for bit."""
+"""Saves and loads a strategy's weights and training state, so that training continues bit for bit."""
 
 import errno
 import os
@@ -35,9 +35,9 @@ def save_state(
     device: torch.device = CPU,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Writes weights as a Hugging Face folder, or only `adapters` as a peft folder. Beside them it writes the states of
-    optimiser, loss scale and random generators (of GPUs only that of `device`). `weights` replace the model's parameters if
-    this process doesn't hold them whole. Raises OSError if the files can't be written."""
+    """Writes the weights as a Hugging Face folder, or only `adapters` as a peft folder. Beside them it writes the states of
+    optimiser, loss scale and random generators: those of the CPU, and that of `device` if it is a GPU. `weights` replace the
+    model's parameters if this process doesn't hold them whole. Raises OSError if the files can't be written."""
     state = {
         "optimizer": optimizer,
         "loss_scale": {} if loss_scale is None else loss_scale.state_dict(),
@@ -66,9 +66,10 @@ def load_state(
     device: torch.device = CPU,
     gathered: Gathered = together,
 ) -> None:
-    """Copies a saved state into the live objects, whose tensors stay where they are (an engine may share them). `restore` loads
-    the optimiser's moments. Parameters are changed while they are `gathered`. Raises ModelError if there is no such folder, its
-    state lacks an optimiser that is needed, tensors have another shape, or adapters another base model."""
+    """Copies what `save_state` wrote into the live objects. Their tensors stay where they are, since an engine may share them.
+    `restore` loads the optimiser's moments; None leaves them out. Sharded parameters are whole within the context `gathered`.
+    Raises ModelError if the folder holds no training state, or none of an optimiser although there is a `restore`; if tensors
+    have other names or shapes; or if adapters belong to another base model."""
     file = folder / TRAINER_FILE
     if not file.is_file():
         raise ModelError(f"{folder} holds no training state ({TRAINER_FILE}); `pretrain` loads plain model folders")
@@ -90,12 +91,12 @@ def load_state(
 
 
 def load_moments(optimizer: Optimizer, state: dict[int, Any]) -> None:
-    """Loads only the moments: rates, betas and decay come from this run's settings, which may have changed."""
+    """Loads only the moments: learning rate, betas and weight decay come from this run's settings, which may have changed."""
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
-    """The contents of a trainer's file; `is_mapped` memory-maps it. Raises ModelError if `save_state` didn't write it."""
+    """The contents of a `TRAINER_FILE`. `is_mapped` memory-maps it. Raises ModelError if `save_state` didn't write it."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
         if not {"optimizer", "random", "cuda_rng"} <= state.keys():
@@ -119,7 +120,8 @@ def _load_weights(folder: Path, model: PreTrainedModel, gathered: Gathered) -> N
 
 @torch.no_grad()
 def copy_weights(source: PreTrainedModel, target: PreTrainedModel, gathered: Gathered = together) -> None:
-    """Copies every parameter and persistent buffer in place. Raises ModelError if the models don't have the same tensors."""
+    """Copies every parameter and persistent buffer of `target` from `source`, in place. Raises ModelError if `source` lacks
+    one or has it in another shape."""
     origin, destination = source.state_dict(), target.state_dict(keep_vars=True)
     for name, tensor in destination.items():
         with gathered([tensor]):
@@ -130,7 +132,7 @@ def copy_weights(source: PreTrainedModel, target: PreTrainedModel, gathered: Gat
 
 
 class GlobalRandomState:
-    """The generators of `random`, `numpy.random` and torch (on the CPU), which a user's own code may draw from."""
+    """The state of the global generators of `random`, `numpy.random` and torch (on the CPU), which user code may draw from."""
 
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = random.getstate()

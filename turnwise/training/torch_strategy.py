@@ -1,4 +1,4 @@
-"""Training and forward passes of a model in plain PyTorch: one whole copy on the device of each rank."""
+"""Training and forward passes of a model in plain PyTorch, with the whole model on the device of each rank."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,17 +30,18 @@ logger = logging.getLogger(__name__)
 
 
 class TorchStrategy:
-    """Implements `protocols.TrainStrategy` for a policy, whose logits are divided by `temperature`, and for a value model.
-    Without `optimizer` the model is frozen: a reference (`torch_infer`). With `adapters`, which `model` already has, only they
-    are trained and saved.
+    """Implements `protocols.TrainStrategy` for a policy, whose logits are divided by `temperature`, or for a value model.
+    Without `optimizer` the model is frozen (`torch_infer`), as a reference is. With `adapters`, which `model` already contains,
+    only they are trained and saved.
 
     The model's own dropout is always off, so that the new log-probs of the first update equal the old ones. Dropout of adapters
-    is on during an optimiser step. `dtype` is that of autocast: fp32 computes in the weights' own dtype; bf16 and fp16 multiply
-    matrices in that dtype and keep fp32 master weights; fp16 also scales the loss, so that small gradients don't underflow.
-    Parameters are only changed in place, so an engine may read them, and they may be views of a larger tensor.
+    is on in training passes. `dtype` is that of autocast: fp32 turns autocast off; bf16 and fp16 multiply matrices in that
+    dtype and keep fp32 master weights; fp16 also scales the loss, so that small gradients don't underflow. Parameters are only
+    changed in place, so an engine may read them, and they may be views of a larger tensor.
 
     `rank` names the device and the other ranks. Each rank gets a share of the micro-batches. Gradients are summed over the
-    ranks before an optimiser step, so all make the same step. Raises ConfigError if trained weights aren't fp32."""
+    ranks before an optimiser step, so all ranks make the same step. Raises ConfigError if trained weights aren't fp32, or the
+    architecture has no gradient checkpointing and `is_gradient_checkpointing` asks for it."""
 
     _uses_kernels: ClassVar[bool] = True  # whether the library's own kernels may read the weights where they lie
 
@@ -66,7 +67,7 @@ class TorchStrategy:
         self._optimizer = self._schedule = None
         self._checkpointed: list[torch.nn.Module] = []
         self._has_skipped = False
-        self._is_finite = True  # loss of the current optimiser step so far
+        self._is_finite = True  # whether all losses of the current optimiser step so far are finite
         self._num_updates = 0
         self._stopwatch = self._ranks.context.stopwatch
         self._settings = optimizer
@@ -86,8 +87,8 @@ class TorchStrategy:
     def forward(
         self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
     ) -> list[dict[str, Any]]:
-        """Named float32 arrays [N] for each batch, 0 outside the response mask; with `without_adapter`, those of the base
-        model. Raises NotAvailableError if the model's head doesn't give these outputs, or there is no adapter to leave out."""
+        """For each batch the outputs by name: float32 arrays [N], 0 outside the response mask. `without_adapter` uses the base
+        model. Raises NotAvailableError if the model's head doesn't give an output, or there is no adapter to leave out."""
         if without_adapter and self._adapters is None:
             raise NotAvailableError("all parameters are trained, so there is no base model; set lora_rank, or load a reference")
         results: list[dict[str, Any]] = []
@@ -104,11 +105,11 @@ class TorchStrategy:
     def train_step(
         self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
     ) -> list[Metric]:
-        """Makes one optimiser step, or a `part` of one. The last part adds `grad_norm` (before clipping), `lr` and
-        `skipped_steps` to the loss's metrics.
+        """Makes one optimiser step, or a `part` of one, and returns the loss's metrics. With the last part the first rank adds
+        `grad_norm` (before clipping; not for a skipped step), `lr` and `skipped_steps`.
 
-        If the loss or a gradient isn't finite, weights and optimiser stay as they are. Metrics that are equal on all ranks come
-        from the first rank only. Raises NotAvailableError if the strategy has no optimiser."""
+        If a loss or a gradient isn't finite, the step is skipped: weights and optimiser stay as they are. Raises
+        NotAvailableError if the strategy has no optimiser."""
         if self._optimizer is None or self._schedule is None:
             raise NotAvailableError("a torch_infer strategy can't train; use strategy_name: torch_train")
         if part.number == 0:
@@ -137,11 +138,12 @@ class TorchStrategy:
             started = self._stopwatch.now()
         # Every rank has the same sum, so all ranks scale, skip and step in the same way.
         divisor = part.divisor * self._loss_scale.factor
+        changing = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         if divisor != 1.0:
-            for parameter in self._parameters():
+            for parameter in changing:
                 assert parameter.grad is not None
                 parameter.grad /= divisor
-        grad_norm = clip_gradients(self._parameters(), self.max_grad_norm).item()
+        grad_norm = clip_gradients(changing, self.max_grad_norm).item()
         learning_rate = self._schedule.apply(self._optimizer, position)
         is_skipped = not (is_finite and np.isfinite(grad_norm))
         if not is_skipped:
@@ -150,7 +152,7 @@ class TorchStrategy:
         return [*metrics, *self._noted_step(started, learning_rate, grad_norm, is_skipped)]
 
     def _noted_step(self, started: float, learning_rate: float, grad_norm: float, is_skipped: bool) -> list[Metric]:
-        """Notes an optimiser step that was made or skipped; returns its metrics on the first rank."""
+        """Counts an optimiser step that was made or skipped; returns its metrics on the first rank, none on others."""
         if is_skipped and not self._has_skipped and self._loss_scale.is_lowest:
             self._has_skipped = True
             logger.warning(
@@ -167,7 +169,7 @@ class TorchStrategy:
         return [*norms, Metric("lr", learning_rate, "last"), Metric("skipped_steps", float(is_skipped), "sum")]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """`(Hugging Face name, tensor)` of every parameter with the adapters merged; tied parameters come once."""
+        """`(Hugging Face name, tensor)` of every parameter, with adapters merged in. Tied parameters come once."""
         if self._adapters is not None:
             yield from self._adapters.merged_weights()
             return
@@ -175,7 +177,7 @@ class TorchStrategy:
             yield name, parameter.detach()
 
     def save(self, folder: Path) -> None:
-        """Writes the model as a Hugging Face folder, or its adapters as a peft folder, with optimiser and random states."""
+        """The first rank writes the model or its adapters, with optimiser and random states (see `save_state`)."""
         if self._ranks.context.answers:
             moments = None if self._optimizer is None else self._optimizer.state_dict()
             save_state(folder, self.model, moments, self._adapters, self._loss_scale, self.device)
@@ -186,11 +188,11 @@ class TorchStrategy:
         load_state(folder, self.model, restore, self._adapters, self._loss_scale, self.device)
 
     def offload(self, kinds: Iterable[MemoryKind]) -> None:
-        """Moves `weights` and `optimizer` to host memory; does nothing on a CPU."""
+        """Moves these kinds of memory (`weights`, `optimizer`) to the host; does nothing on a CPU."""
         self._move(kinds, torch.device("cpu"))
 
     def onload(self, kinds: Iterable[MemoryKind]) -> None:
-        """Moves them back to the device. Afterwards call `fuse_projections` again if it was used: the move breaks its views."""
+        """Moves these kinds of memory back to the device. Weights that were views of a larger tensor are none afterwards."""
         self._move(kinds, self.device)
 
     def info(self) -> StrategyInfo:
@@ -206,7 +208,7 @@ class TorchStrategy:
         )
 
     def _saved_bytes(self) -> int:
-        """Bytes of the weights, or of the adapters alone, and of Adam's two moments of the trained parameters."""
+        """Approximate bytes that `save` writes: the weights, or the adapters alone, and Adam's two moments if there are any."""
         tensors = list(self.model.parameters())
         trained = sum(tensor.nbytes for tensor in tensors if tensor.requires_grad)
         saved = trained if self._adapters else sum(tensor.nbytes for tensor in tensors)
@@ -218,9 +220,9 @@ class TorchStrategy:
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
-        """Turns gradient checkpointing on. transformers checkpoints a layer only in training mode, where it drops its cache. So
-        `training` is set only for forward and backward (an engine may sample from the same model between steps), and only on
-        the layers: the modules inside them stay in evaluation mode, without dropout."""
+        """Turns gradient checkpointing on. transformers checkpoints a layer only while its `training` is set, and then uses no
+        KV cache. So it is set only for forward and backward, since an engine may sample from the same model between steps, and
+        only on the layers: the modules inside them stay in evaluation mode, without dropout."""
         for layer in self._checkpointed:
             layer.training = True
         try:
@@ -230,7 +232,7 @@ class TorchStrategy:
                 layer.training = False
 
     def _count(self) -> None:
-        """Reports the tokens of the passes since the last report."""
+        """Reports the tokens of the passes since the last report to the stopwatch."""
         counts, self._outputs.counts = self._outputs.counts, TokenCounts()
         self._stopwatch.did_tokens(counts)
 
@@ -240,9 +242,6 @@ class TorchStrategy:
 
     def _to_device(self, batch: Batch) -> Batch:
         return batch.map(lambda array: torch.as_tensor(array, device=self.device))
-
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [parameter for parameter in self.model.parameters() if parameter.grad is not None]
 
     def _move(self, kinds: Iterable[MemoryKind], target: torch.device) -> None:
         if self.device.type == "cpu":
@@ -257,7 +256,8 @@ class TorchStrategy:
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Makes transformers keep only each layer's inputs, and recompute the rest in the backward pass; returns the layers."""
+    """Makes transformers keep only each layer's inputs and recompute the rest in the backward pass. Returns the layers. Raises
+    ConfigError if the architecture can't."""
     if not model.supports_gradient_checkpointing:
         raise ConfigError(f"{type(model).__name__} has no gradient checkpointing; set disable_gradient_checkpointing: true")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

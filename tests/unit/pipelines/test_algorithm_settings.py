@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import fields
 
 import pytest
+from small_runs import training
 
 from turnwise.algorithms.kl import KLController
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
@@ -100,7 +100,6 @@ class Own(ScoreEstimator):
 def test_a_user_s_own_estimator_keeps_its_defaults_and_needs(asked, expected, tmp_path, monkeypatch):
     (tmp_path / "own_credit.py").write_text(OWN, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    importlib.invalidate_caches()
     config = config_of(adv_estimator="own_credit:Own", reward_normalization=asked, use_kl_loss=True)
     algorithm = build_algorithm(config, KLController(0.0))
     assert (algorithm.normalizer.grouping, algorithm.normalizer.method) == expected
@@ -156,9 +155,8 @@ class Good(GRPO):
 def test_an_own_estimator_that_cannot_be_streamed_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
     (tmp_path / "own_losses.py").write_text(OWN_LOSSES, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    importlib.invalidate_caches()
     streamed = {"async_generation_ratio": 1, "stream_training": True, "rollout_batch_size": 8}
-    streamed["actor_train"] = {"training_args": {"per_device_train_batch_size": 8}}
+    streamed["actor_train"] = training(batch_size=8)
 
     def build(name):
         return build_algorithm(config_of(adv_estimator=f"own_losses:{name}", **streamed), KLController(0.0))

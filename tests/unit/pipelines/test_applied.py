@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 from settings.answers import BASE
+from small_runs import sft_config, training, write_demonstrations
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
 from turnwise.build.run_table import applied_settings
 from turnwise.build.saved import evaluate_model
 from turnwise.build.sft import build_sft
-from turnwise.config import AgenticConfig, Applied, SFTConfig, parse_config
+from turnwise.config import AgenticConfig, Applied, parse_config
 from turnwise.kernels.build import load_kernels
 
 
@@ -98,11 +99,8 @@ def test_the_table_is_one_screen_and_in_the_log(built) -> None:
 
 
 def test_sft_and_evaluation_have_theirs(tiny_model, tmp_path) -> None:
-    demonstration = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Left"}]}\n'
-    (tmp_path / "demos.jsonl").write_text(demonstration * 3)
-    values = {"pretrain": str(tiny_model), "train_files": str(tmp_path / "demos.jsonl"), "output_dir": str(tmp_path)}
-    values |= {"training_args": {"per_device_train_batch_size": 2}, "num_epochs": 2}
-    config, _ = parse_config(values, SFTConfig)
+    files = write_demonstrations(tmp_path / "demos.jsonl", 3)
+    config = sft_config(tiny_model, tmp_path, train_files=files, num_epochs=2, **training(batch_size=2))
     pipeline = build_sft(config, start_run(config))
     pipeline.close()
     assert rows(pipeline)["steps"] == "4 of 2 samples, 2 epochs"

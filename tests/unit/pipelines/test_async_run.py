@@ -13,9 +13,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from small_runs import run_small, small_config, training
+import small_runs
+from small_runs import LETTERS, assert_same_weights, built, run_small, small_config, training
 from toy_envs import LettersEnv
 
 from turnwise.algorithms.token_estimator import AgenticReinforce
@@ -63,9 +62,10 @@ def staleness(pipeline):
     return [row["actor/staleness_max"] for row in read_metrics(pipeline.folder.metrics) if "actor/staleness_max" in row]
 
 
-def trained_on(pipeline):
-    """`(task, sibling)` of what was trained on, step by step."""
-    return [(row["step"], row["task"]["id"], row["sibling"]) for row in played(pipeline) if not row["rejected"]]
+def assert_trained_on_once(pipeline, num_steps=5):
+    """Eight episodes a step, none of them twice."""
+    episodes = [(row["task"]["id"], row["sibling"]) for row in played(pipeline) if not row["rejected"]]
+    assert len(episodes) == len(set(episodes)) == num_steps * 8
 
 
 def num_parts(pipeline):
@@ -74,18 +74,19 @@ def num_parts(pipeline):
     return [len(event.get("parts", [0])) for event in events if "batch" in event]
 
 
+HESITANT = {"Letters": LETTERS | {"env_type": "odd_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
+
+
 @pytest.mark.parametrize("ratio", [1, 2])
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_each_step_trains_on_samples_within_the_bound(make_config, slow_engine, ratio, is_streamed):
-    envs = {"Letters": {"env_type": "odd_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
-    envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
     changes = {"async_generation_ratio": ratio, **({} if is_streamed else {"stream_training": False})}
-    pipeline = run_small(make_config(custom_envs=envs, **changes))
+    pipeline = run_small(make_config(custom_envs=HESITANT, **changes))
     assert max(staleness(pipeline)) in range(1, ratio + 1)
     assert (max(num_parts(pipeline)) > 1) == is_streamed
     rows = read_metrics(pipeline.folder.metrics)
     assert [row["actor/backward_steps"] for row in rows if "actor/backward_steps" in row] == [1.0] * 5
-    tasks = [task for _, task, _ in trained_on(pipeline)]
+    tasks = [row["task"]["id"] for row in played(pipeline) if not row["rejected"]]
     assert len(tasks) == 5 * 8 and len(set(tasks)) == 5 * 4
 
 
@@ -113,24 +114,19 @@ class Uneven(LettersEnv):
     ],
 )
 def test_episodes_that_are_given_up_leave_nothing_in_the_engine(make_config, changes):
-    letters = {"max_tokens_per_step": 4, "agent_template": "{observation}", "action_pattern": None}
-    config = make_config(**changes, custom_envs={"Letters": {"env_type": f"{__name__}:Uneven", "max_steps": 5, **letters}})
-    pipeline = build_agentic(config, start_run(config))
-    [server] = pipeline.actor_infer.servers
-    aborted, abort = [], server._engine.abort
+    uneven = LETTERS | {"env_type": f"{__name__}:Uneven", "max_steps": 5}
+    with built(make_config(**changes, custom_envs={"Letters": uneven})) as pipeline:
+        [server] = pipeline.actor_infer.servers
+        aborted, abort = [], server._engine.abort
 
-    def counted(request_id):
-        finished = abort(request_id)
-        aborted.extend([request_id] if finished is not None else [])
-        return finished
+        def counted(request_id):
+            finished = abort(request_id)
+            aborted.extend([request_id] if finished is not None else [])
+            return finished
 
-    server._engine.abort = counted
-    try:
+        server._engine.abort = counted
         pipeline.run()
-    finally:
-        pipeline.close()
-    groups = trained_on(pipeline)
-    assert len(groups) == len(set(groups)) == 5 * 8
+    assert_trained_on_once(pipeline)
     assert aborted or "stale_groups" in changes, "slower siblings were being sampled when the others had ended"
     # The parity gate asks under the same few names again and again.
     left = [name for name in server._engine._scheduler.slots if not name.startswith("parity/")]
@@ -138,12 +134,8 @@ def test_episodes_that_are_given_up_leave_nothing_in_the_engine(make_config, cha
 
 
 def test_the_table_says_how_the_threads_are_split(make_config):
-    config = make_config(cpu_split={"train": 2, "rollout": 1})
-    pipeline = build_agentic(config, start_run(config))
-    try:
+    with built(make_config(cpu_split={"train": 2, "rollout": 1})) as pipeline:
         table = applied_settings(pipeline).table()
-    finally:
-        pipeline.close()
     assert "2 train and 1 play" in table
     assert "at new weights responses are finished; groups are trained on as they end; stale" in table
     assert "up to 1 batches ahead of training, taken as they end, the oldest waited for" in table
@@ -164,8 +156,7 @@ def slow_engine(monkeypatch):
 
 @pytest.mark.parametrize("how", ["finish", "abort_continue", "abort_restart", "keep"])
 def test_responses_over_a_weight_update_know_their_versions(make_config, slow_engine, how):
-    envs = {"Letters": {"env_type": "toy_envs:LettersEnv", "max_steps": 2, "max_tokens_per_step": 60}}
-    envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
+    envs = {"Letters": LETTERS | {"max_tokens_per_step": 60}}
     pipeline = run_small(make_config(on_weight_update=how, custom_envs=envs, max_steps=4, entropy_loss_coef=0.001))
     turns = [turn for row in played(pipeline) for turn in row["turns"]]
     assert all(sum(count for _, count in turn["versions"]) == len(turn["response_ids"]) for turn in turns)
@@ -184,8 +175,7 @@ def test_validation_plays_beside_the_episodes_that_go_on(make_config):
 def test_a_run_that_goes_on_trains_on_everything_once(make_config, how):
     run_small(make_config(max_steps=3, save_steps=1, on_weight_update=how))
     resumed = run_small(make_config(max_steps=6, resume_from_checkpoint=True, on_weight_update=how))
-    groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
-    assert len(groups) == len(set(groups)) == 6 * 8
+    assert_trained_on_once(resumed, num_steps=6)
     assert max(staleness(resumed)) == 1
 
 
@@ -209,46 +199,41 @@ class Disturbing(RunLog):
             yield clock
 
 
-@pytest.mark.parametrize("phase", ["rollout", "old_log_probs_values", "train"])
-def test_ctrl_c_in_any_phase_loses_nothing_and_repeats_nothing(make_config, phase):
-    config = make_config()
+def interrupted(config, phase, error, disturb=press_ctrl_c, message=None):
+    """A run that `disturb` ends with an error, in the third of a phase."""
     folder = start_run(config)
     pipeline = build_agentic(config, folder)
-    pipeline.log = Disturbing(pipeline.log, phase)
-    with pytest.raises(KeyboardInterrupt):
+    pipeline.log = Disturbing(pipeline.log, phase, disturb)
+    with pytest.raises(error, match=message):
         run_to_end(folder, lambda: pipeline)
+    return folder
+
+
+@pytest.mark.parametrize("phase", ["rollout", "old_log_probs_values", "train"])
+def test_ctrl_c_in_any_phase_loses_nothing_and_repeats_nothing(make_config, phase):
+    interrupted(make_config(), phase, KeyboardInterrupt)
     resumed = run_small(make_config(resume_from_checkpoint=True))
-    groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
-    assert len(groups) == len(set(groups)) == 5 * 8
+    assert_trained_on_once(resumed)
     assert max(staleness(resumed)) == 1
 
 
 def without_times(pipeline):
-    rows = played(pipeline)
-    for turn in (turn for row in rows for turn in row["turns"]):
-        del turn["generate_s"], turn["step_s"]
     metrics = read_metrics(pipeline.folder.metrics)
-    return rows, [{k: v for k, v in row.items() if not k.startswith(("time/", "system/"))} for row in metrics]
-
-
-def weights(pipeline):
-    return load_file(pipeline.checkpoints.newest / "model.safetensors")
+    rows = [{k: v for k, v in row.items() if not k.startswith(("time/", "system/"))} for row in metrics]
+    return small_runs.played(pipeline.folder), rows
 
 
 @pytest.mark.parametrize(("how", "is_streamed"), [("finish", True), ("abort_continue", True), ("keep", False)])
 def test_a_run_is_repeated_bit_by_bit(make_config, slow_engine, how, is_streamed):
-    envs = {"Letters": {"env_type": "odd_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
-    envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
     changes = {"async_generation_ratio": 2, "on_weight_update": how, "eval_steps": 2, "stream_training": is_streamed}
-    config = make_config(custom_envs=envs, **changes)
+    config = make_config(custom_envs=HESITANT, **changes)
     first = run_small(config)
     for _ in range(5 if is_streamed else 0):  # on a loaded machine a trainer may find all groups of a batch ended
         first = first if max(num_parts(first)) > 1 else run_small(config)
     again = run_small(config, replay=first.folder.path)
     assert num_parts(again) == num_parts(first) and (max(num_parts(first)) > 1) == is_streamed
     assert without_times(again) == without_times(first)
-    ours, theirs = weights(again), weights(first)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_weights(again.checkpoints.newest, first.checkpoints.newest)
     assert max(staleness(first)) > 0
     others = (without_times(run_small(config)) for _ in range(5))
     assert any(other != without_times(first) for other in others), "time decides where no record does"
@@ -264,11 +249,7 @@ def test_refills_for_groups_that_a_filter_rejects_are_repeated(make_config):
 
 def test_a_run_that_was_interrupted_in_a_validation_is_repeated_up_to_it(make_config):
     config = make_config(eval_steps=1)
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    pipeline.log = Disturbing(pipeline.log, "val")
-    with pytest.raises(KeyboardInterrupt):
-        run_to_end(folder, lambda: pipeline)
+    folder = interrupted(config, "val", KeyboardInterrupt)
     with pytest.raises(DataError, match="no complete validation after 2 batches: its run ended there"):
         run_small(config, replay=folder.path)
 
@@ -340,60 +321,38 @@ def signal_trainer(number):
 def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, capfd, phase, number, error, message):
     config = make_config(deadlines={"train_s": 3.0, "weights_s": 2.0}, save_steps=1)
     fork_server = prepare_processes(["turnwise.build.roles"])
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    pipeline.log = Disturbing(pipeline.log, phase, partial(signal_trainer, number))
-    with pytest.raises(error, match=message):
-        run_to_end(folder, lambda: pipeline)
+    interrupted(config, phase, error, partial(signal_trainer, number), message)
     assert not processes()
     assert prepare_processes() is fork_server
-    resumed = run_small(make_config(resume_from_checkpoint=True))
-    groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
-    assert len(groups) == len(set(groups)) == 5 * 8
+    assert_trained_on_once(run_small(make_config(resume_from_checkpoint=True)))
 
 
 def test_steps_that_a_lost_trainer_had_are_said_to_be_lost(make_config, capfd):
-    config = make_config()
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    pipeline.log = Disturbing(pipeline.log, "old_log_probs_values", partial(signal_trainer, signal.SIGKILL))
-    with pytest.raises(WorkerError):
-        run_to_end(folder, lambda: pipeline)
+    interrupted(make_config(), "old_log_probs_values", WorkerError, partial(signal_trainer, signal.SIGKILL))
     assert "the last steps could not be saved: actor_train.save: the trainer's process has ended" in capfd.readouterr().err
 
 
-def test_a_loss_that_cannot_be_sent_is_refused_at_the_start(make_config):
-    config = make_config(adv_estimator=f"{__name__}:WithLock")
-    sentence = (
-        r"adv_estimator .*WithLock: its loss .* can't be sent to the trainer's process.*: loss\.hook\.lock \(lock\) can't"
-    )
+@pytest.mark.parametrize(
+    ("estimator", "reason"),
+    [
+        ("WithLock", r"loss\.hook\.lock \(lock\) can't"),
+        ("OnlyHere", r"that can't import it \(ModuleNotFoundError\).*No module named 'not_installed_there'"),
+    ],
+)
+def test_a_loss_that_cannot_be_sent_or_imported_there_is_refused_at_the_start(make_config, estimator, reason):
+    sentence = rf"adv_estimator .*{estimator}: its loss .* can't be sent to the trainer's process.*: {reason}"
     with pytest.raises(ConfigError, match=sentence):
-        run_small(config)
+        run_small(make_config(adv_estimator=f"{__name__}:{estimator}"))
     assert not processes()
 
 
-def test_a_loss_whose_module_the_trainer_lacks_is_refused_at_the_start(make_config):
-    config = make_config(adv_estimator=f"{__name__}:OnlyHere")
-    sentence = (
-        r"its loss .* can't be sent .*: that can't import it \(ModuleNotFoundError\).*No module named 'not_installed_there'"
-    )
-    with pytest.raises(ConfigError, match=sentence):
-        run_small(config)
-    assert not processes()
+ADAPTERS = {"lora_rank": 2, "lora_alpha": 4, "lora_dropout": 0.1, "lora_target": "all"}
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"lora": True},
-        {"adv_estimator": "gae"},
-    ],
+    "changes", [{"actor_train": training(1e-2, 8) | {"model_args": ADAPTERS}}, {"adv_estimator": "gae"}], ids=["lora", "critic"]
 )
-def test_adapters_and_a_critic_are_trained_there_too(make_config, tiny_model, changes):
-    if changes.pop("lora", False):
-        training = {"learning_rate": 1e-2, "per_device_train_batch_size": 8}
-        arguments = {"lora_rank": 2, "lora_alpha": 4, "lora_dropout": 0.1, "lora_target": "all"}
-        changes = {"actor_train": {"training_args": training, "model_args": arguments}}
+def test_adapters_and_a_critic_are_trained_there_too(make_config, changes):
     first = run_small(make_config(**changes))
     assert max(staleness(first)) == 1
     assert without_times(run_small(make_config(**changes), replay=first.folder.path)) == without_times(first)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from safetensors.torch import load_file
-from small_runs import LETTERS, run_small, small_config
+from small_runs import LETTERS, assert_same_weights, built, run_small, small_config
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
 from turnwise.build.saved import evaluate_model
 from turnwise.errors import CheckpointError, ConfigError
 from turnwise.models.load import write_weights
@@ -84,19 +81,15 @@ def test_a_run_ends_early_with_its_checkpoint_and_goes_on_to_nothing_more(make_c
 
 def test_a_resumed_run_remembers_the_best(make_config, capfd):
     whole = run(make_config(save_best={}, exp_name="whole"))
-    config = make_config(save_best={})
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    for report in pipeline.steps():
-        if report.step == 1:
-            break
-    pipeline.close()
+    with built(make_config(save_best={})) as pipeline:
+        for report in pipeline.steps():
+            if report.step == 1:
+                break
     resumed = run(make_config(save_best={}, resume_from_checkpoint=True))
-    assert resumed.path == folder.path
+    assert resumed.path == pipeline.folder.path
     assert [r["val/best"] for r in read_metrics(resumed.metrics)] == [r["val/best"] for r in read_metrics(whole.metrics)]
     assert (resumed.best / "best.json").read_text() == (whole.best / "best.json").read_text()
-    first, second = (load_file(f.best / "model.safetensors") for f in (resumed, whole))
-    assert all((first[name] == second[name]).all() for name in first)
+    assert_same_weights(resumed.best, whole.best)
 
 
 def test_a_best_model_that_is_not_there_is_forgotten(make_config, tmp_path, caplog):
@@ -108,21 +101,17 @@ def test_a_best_model_that_is_not_there_is_forgotten(make_config, tmp_path, capl
 
 
 def test_an_older_best_model_stays_where_a_new_one_cannot_be_written(make_config, monkeypatch):
-    config = make_config(save_best={"metric": "val/num_episodes"}, max_steps=1)
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    steps = pipeline.steps()
-    next(steps)
-    before = {file.name: file.read_bytes() for file in folder.best.iterdir()}
-
     def fail(model, place, weights):
         write_weights(model, place, weights)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("turnwise.training.state.write_weights", fail)
-    with pytest.raises(CheckpointError, match=r"best can't be written: .*No space left"):
-        pipeline.checkpoints.save_model(folder.best, {})
-    pipeline.close()
+    with built(make_config(save_best={"metric": "val/num_episodes"}, max_steps=1)) as pipeline:
+        steps, folder = pipeline.steps(), pipeline.folder
+        next(steps)
+        before = {file.name: file.read_bytes() for file in folder.best.iterdir()}
+        monkeypatch.setattr("turnwise.training.state.write_weights", fail)
+        with pytest.raises(CheckpointError, match=r"best can't be written: .*No space left"):
+            pipeline.checkpoints.save_model(folder.best, {})
     assert {file.name: file.read_bytes() for file in folder.best.iterdir()} == before
     assert not folder.best.with_name("best.partial").exists()
 

@@ -14,13 +14,7 @@ from turnwise.cluster.local import LocalCluster
 from turnwise.envs.base import TextEnv
 from turnwise.errors import CheckpointError
 from turnwise.models.make import make_model
-from turnwise.pipelines.checkpoints import (
-    Checkpoints,
-    Contents,
-    all_checkpoints,
-    remove_leftovers,
-    verify,
-)
+from turnwise.pipelines.checkpoints import Checkpoints, Contents, all_checkpoints, remove_leftovers, verify
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.testing.fakes import byte_tokenizer
 

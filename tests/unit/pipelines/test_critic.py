@@ -72,8 +72,8 @@ def test_the_critic_has_its_own_plan_and_optimiser(warmed_up):
 
 
 def test_the_policy_s_schedule_ends_with_the_run(tiny_model, tmp_path):
-    training = {"learning_rate": 1e-3, "per_device_train_batch_size": 8, "lr_scheduler_type": "linear"}
-    keys = {"max_steps": 4, "save_steps": 0, "critic_warmup": 2, "actor_train": {"training_args": training}}
+    linear = training(batch_size=8, lr_scheduler_type="linear")
+    keys = {"max_steps": 4, "save_steps": 0, "critic_warmup": 2, "actor_train": linear}
     rows = measured(run(make_config(tiny_model, tmp_path, **keys)))
     assert [row.get("actor/lr") for row in rows] == [None, None, 1e-3, 0.5e-3]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import run_small, small_config
+from small_runs import built, run_small, small_config
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
@@ -63,6 +63,15 @@ def resumed(config):
     folder, notes = open_run(config)
     folder.close()
     return folder.resumed_from.name, folder.path, " ".join(notes)
+
+
+def forge(file, content):
+    """Changes a file of a checkpoint, and its noted hash too."""
+    file.write_bytes(content)
+    manifest = file.with_name(MANIFEST_FILE)
+    noted = json.loads(manifest.read_text())
+    noted[file.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest.write_text(json.dumps(noted))
 
 
 DAMAGE = {
@@ -127,11 +136,7 @@ class Evil:
 @pytest.mark.parametrize("content", [pickle.dumps({"a": 1}), pickle.dumps(Evil()), b"PK\3\4" + GARBAGE, GARBAGE, b""])
 def test_a_state_that_is_no_state_leads_to_the_one_before_though_its_hash_agrees(copied, content, capfd):
     config, run = copied
-    newest = run / "checkpoints" / "checkpoint-2"
-    (newest / "trainer_state.pt").write_bytes(content)
-    noted = json.loads((newest / MANIFEST_FILE).read_text())
-    noted["trainer_state.pt"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (newest / MANIFEST_FILE).write_text(json.dumps(noted))
+    forge(run / "checkpoints" / "checkpoint-2" / "trainer_state.pt", content)
     checkpoint, _, said = resumed(config)
     assert checkpoint == "checkpoint-1" and "trainer_state.pt" in said and "going back to the one before" in said
     assert "weights_only" not in said and "this was run" not in capfd.readouterr().out
@@ -139,12 +144,9 @@ def test_a_state_that_is_no_state_leads_to_the_one_before_though_its_hash_agrees
 
 def test_an_evil_state_in_torchs_own_form_leads_to_the_one_before(copied):
     config, run = copied
-    newest = run / "checkpoints" / "checkpoint-2"
-    torch.save({"optimizer": Evil(), "random": {}, "cuda_rng": []}, newest / "trainer_state.pt")
-    content = (newest / "trainer_state.pt").read_bytes()
-    noted = json.loads((newest / MANIFEST_FILE).read_text())
-    noted["trainer_state.pt"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (newest / MANIFEST_FILE).write_text(json.dumps(noted))
+    file = run / "checkpoints" / "checkpoint-2" / "trainer_state.pt"
+    torch.save({"optimizer": Evil(), "random": {}, "cuda_rng": []}, file)
+    forge(file, file.read_bytes())
     assert resumed(config)[0] == "checkpoint-1"
 
 
@@ -188,13 +190,9 @@ def test_a_run_goes_on_for_real_from_the_one_before(copied):
     config, run = copied
     (run / "checkpoints" / "checkpoint-2" / "run.yaml").write_bytes(GARBAGE)
     (run / "config.yaml").write_bytes(GARBAGE)
-    pipeline = build_agentic(config, start_run(config))
-    try:
+    with built(config) as pipeline:
         assert pipeline.checkpoints.num_done == 1
         pipeline.run()
-    finally:
-        pipeline.close()
-        pipeline.folder.close()
     assert pipeline.folder.path == run
     names = sorted(folder.name for folder in (run / "checkpoints").iterdir())
     assert names == ["checkpoint-1", "checkpoint-2", "checkpoint-2.aside-1", "checkpoint-3"]
@@ -279,11 +277,7 @@ def test_a_checkpoint_of_another_state_is_one_sentence(copied):
     config, run = copied
     for folder in all_checkpoints(run / "checkpoints"):
         state = json.loads((folder / "pipeline.json").read_text())
-        content = json.dumps(state | {"rollouts": 3}).encode()
-        (folder / "pipeline.json").write_bytes(content)
-        noted = json.loads((folder / MANIFEST_FILE).read_text())
-        noted["pipeline.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        (folder / MANIFEST_FILE).write_text(json.dumps(noted))
+        forge(folder / "pipeline.json", json.dumps(state | {"rollouts": 3}).encode())
     with pytest.raises(CheckpointError, match=r"pipeline.json has no usable state of rollouts"):
         build_agentic(config, start_run(config))
 
@@ -291,7 +285,7 @@ def test_a_checkpoint_of_another_state_is_one_sentence(copied):
 def test_a_path_to_a_damaged_one_names_a_whole_one(copied):
     config, run = copied
     newest = run / "checkpoints" / "checkpoint-2"
-    (newest / "run.yaml").write_bytes(GARBAGE)
-    with pytest.raises(CheckpointError, match="checkpoint-1 is complete"):
+    (newest / "trainer_state.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"trainer_state.pt is missing; .*checkpoint-1 is complete"):
         find_resume_point(config.model_copy(update={"resume_from_checkpoint": str(newest)}))
     assert resume.number_of(newest) == 2

@@ -150,20 +150,20 @@ def test_a_filter_of_this_config_is_applied(altered, tiny_model, tmp_path, caplo
     assert re.search(r"[1-5] by group_filter", caplog.text)
 
 
-def failed(record):
-    record["status"] = "failed"
+def put(value, *keys):
+    """Sets what stands under these keys of a record. A function makes the value of what stood there."""
+
+    def change(record):
+        *outer, last = keys
+        for key in outer:
+            record = record[key]
+        record[last] = value(record[last]) if callable(value) else value
+
+    return change
 
 
-def of_validation(record):
-    record["task"]["split"] = "val"
-
-
-def unknown_token(record):
-    record["turns"][0]["prompt_ids"][0] = 10**6
-
-
-def other_text(record):
-    record["turns"][0]["text"] += "?"
+TERSE = {"max_tokens_per_step": 1, "agent_template": "{turn_idx}", "agent_system_template": ""}
+SHORT = {"Letters": {"env_type": "toy_envs:LettersEnv"} | TERSE}
 
 
 @pytest.mark.parametrize(
@@ -175,22 +175,15 @@ def other_text(record):
             "have 4 siblings .*train_env_manager.group_size=4",
         ),
         ({"rollout_batch_size": 32}, None, r"has 6 groups to train on .* rollout_batch_size 32 has 8"),
-        (
-            {"sequence_length": 16, "custom_envs": "short"},
-            None,
-            r"longest context has \d+ tokens, more than sequence_length 16",
-        ),
+        ({"sequence_length": 16, "custom_envs": SHORT}, None, r"longest context has \d+ tokens, more than sequence_length 16"),
         ({"adv_estimator": "gae", "max_steps": 9, "critic_warmup": 3}, None, "has 3 batches, and the first critic_warmup 3"),
-        ({}, failed, "has 0 groups to train on"),
-        ({}, of_validation, "train/Letters/0 is a task of validation"),
-        ({}, unknown_token, "has token 1000000, and the model knows"),
-        ({}, other_text, "whose tokens say .* another tokenizer"),
+        ({}, put("failed", "status"), "has 0 groups to train on"),
+        ({}, put("val", "task", "split"), "train/Letters/0 is a task of validation"),
+        ({}, put(10**6, "turns", 0, "prompt_ids", 0), "has token 1000000, and the model knows"),
+        ({}, put("{}?".format, "turns", 0, "text"), "whose tokens say .* another tokenizer"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_with_the_reason(played, altered, tiny_model, tmp_path, changes, alter, said):
-    if changes.get("custom_envs") == "short":
-        env = {"env_type": "toy_envs:LettersEnv", "max_tokens_per_step": 1, "agent_template": "{turn_idx}"}
-        changes = changes | {"custom_envs": {"Letters": env | {"agent_system_template": ""}}}
     rollouts = altered(alter) if alter else played.rollouts
     with pytest.raises(DataError, match=said):
         run(make_config(tiny_model, tmp_path, **changes), rollouts=rollouts)
@@ -206,36 +199,17 @@ def test_another_tokenizer_is_noticed(played, tiny_model, tmp_path):
     shutil.rmtree(folder)
 
 
-def score_as_text(record):
-    record["score"] = str(record["score"])
-
-
-def other_score(record):
-    record["score"] += 1.0
-
-
-def no_turns(record):
-    record["turns"] = []
-
-
 def reward_of(value):
-    def change(record):
-        record["turns"][0]["reward"] = value
-
-    return change
-
-
-def half_a_pair(record):
-    record["turns"][0]["text"] += "\ud800"
+    return put(value, "turns", 0, "reward")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (score_as_text, "score: input should be a valid number"),
-        (other_score, "and the rewards add up to"),
-        (no_turns, "turns: it has none, and its status is"),
-        (half_a_pair, "invalid JSON"),
+        (put(str, "score"), "score: input should be a valid number"),
+        (put(lambda score: score + 1.0, "score"), "and the rewards add up to"),
+        (put([], "turns"), "turns: it has none, and its status is"),
+        (put("{}\ud800".format, "turns", 0, "text"), "invalid JSON"),
         (reward_of(1e300), r"turns\[0\].reward: it is 1e\+300, and must be at most 1e\+30 in size"),
         (reward_of(-(10**400)), r"turns\[0\].reward: input should be a finite number"),
         (reward_of(float("nan")), r"turns\[0\].reward: input should be a finite number"),
@@ -253,11 +227,8 @@ def test_a_line_that_is_no_trajectory_is_named(altered, tiny_model, tmp_path, ch
 
 
 def test_a_tag_that_the_config_does_not_have_is_refused(altered, tiny_model, tmp_path):
-    def rename(record):
-        record["task"]["tag"] = "Maze"
-
     with pytest.raises(DataError, match=r"is of tag 'Maze', which custom_envs \(Letters\) doesn't have"):
-        run(make_config(tiny_model, tmp_path), rollouts=altered(rename))
+        run(make_config(tiny_model, tmp_path), rollouts=altered(put("Maze", "task", "tag")))
 
 
 def test_a_sibling_that_is_there_twice_is_refused(played, tiny_model, tmp_path):

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from small_runs import measured, played, run_small, small_config, training
+from small_runs import assert_same_weights, measured, played, run_small, small_config, training
 from toy_model import toy_model
 
 from turnwise.algorithms.correction import token_mismatch
@@ -30,7 +29,7 @@ from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.checkpoints import all_checkpoints
 from turnwise.testing.fakes import ScriptedServer
 from turnwise.tracking.jsonl import read_metrics
-from turnwise.types import ModelOutputs, Sample, SamplingParams, Task, Trajectory, Turn, TurnSpan
+from turnwise.types import Batch, ModelOutputs, Sample, SamplingParams, Task, Trajectory, Turn, TurnSpan
 
 PROMPT, MAX_LENGTH = [3, 1, 4, 1, 5], 32
 SAMPLING = SamplingParams(1, temperature=0.8, top_k=20, top_p=0.7)
@@ -50,12 +49,11 @@ def sample_of(kept_ids: np.ndarray, token: int, logprob: float, weight: float = 
     )
 
 
-def drifted(model: torch.nn.Module) -> torch.nn.Module:
+def drift(model: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return model
 
 
 @torch.no_grad()
@@ -64,21 +62,25 @@ def probabilities(model: torch.nn.Module) -> np.ndarray:
     return torch.softmax(logits, -1).numpy()
 
 
-def every_kept_token() -> tuple[list[Sample], torch.nn.Module, np.ndarray]:
-    """A sample for each token that the server may draw, weighed by its probability; the model, which has drifted since."""
-    model = toy_model(0)
+def every_kept_token(model: torch.nn.Module) -> tuple[list[Sample], np.ndarray]:
+    """A sample for each token that the server may draw, weighed by its probability, and the ids of these tokens."""
     completion = asyncio.run(EmbeddedServer(model, max_length=MAX_LENGTH).generate(PROMPT, SAMPLING, "a"))
     kept = completion.kept_ids
-    probs = probabilities(model)[kept]
     assert len(kept) > 3 and completion.kept_offsets.tolist() == [0, len(kept)]
+    probs = probabilities(model)[kept]
     probs /= probs.sum()
-    samples = [sample_of(kept, int(token), float(np.log(p)), float(p)) for token, p in zip(kept, probs, strict=True)]
-    return samples, drifted(model), kept
+    return [sample_of(kept, int(token), float(np.log(p)), float(p)) for token, p in zip(kept, probs, strict=True)], kept
+
+
+def tensors_of(samples: list[Sample]) -> Batch:
+    return pack(samples, denominators(samples, MAX_LENGTH)).map(torch.as_tensor)
 
 
 def test_the_mean_ratio_is_1_over_kept_ids_and_the_kept_mass_without() -> None:
-    samples, model, kept = every_kept_token()
-    batch = pack(samples, denominators(samples, MAX_LENGTH)).map(torch.as_tensor)
+    model = toy_model(0)
+    samples, kept = every_kept_token(model)
+    drift(model)
+    batch = tensors_of(samples)
     with torch.no_grad():
         outputs = make_forward(model, SAMPLING.temperature)(batch, frozenset({"logprobs"}))
     mask, weights = batch.response_mask, batch.weights[batch.response_mask]
@@ -97,19 +99,14 @@ def test_the_mean_ratio_is_1_over_kept_ids_and_the_kept_mass_without() -> None:
 def test_the_expected_policy_gradient_of_a_constant_advantage_is_0_over_kept_ids(is_fresh: bool) -> None:
     """Σ p ∇log p = 0 over what can be drawn, if the gradient goes through the normaliser; so it is where the ratio is 1."""
     model = toy_model(0)
-    completion = asyncio.run(EmbeddedServer(model, max_length=MAX_LENGTH).generate(PROMPT, SAMPLING, "a"))
-    kept, probs = completion.kept_ids, probabilities(model)
-    share = probs[kept] / probs[kept].sum()
-    samples = []
-    for token, p in zip(kept, share, strict=True):
-        sample = sample_of(kept, int(token), float(np.log(p)), float(p))
+    samples, _ = every_kept_token(model)
+    for sample in samples:
         sample.advantages = sample.response_mask.astype(np.float32)
         sample.old_logprobs = None if is_fresh else sample.rollout_logprobs
-        samples.append(sample)
     loss = PolicyLoss(AlgorithmSettings())
 
     def gradient(chosen: list[Sample]) -> float:
-        batch = pack(chosen, denominators(chosen, MAX_LENGTH)).map(torch.as_tensor)
+        batch = tensors_of(chosen)
         model.zero_grad()
         value, _ = loss(make_forward(model, SAMPLING.temperature)(batch, loss.outputs), batch)
         value.backward()
@@ -121,11 +118,10 @@ def test_the_expected_policy_gradient_of_a_constant_advantage_is_0_over_kept_ids
 
 
 def test_kl_uses_the_whole_vocabulary_and_the_ratio_the_kept_ids() -> None:
-    samples, _, _ = every_kept_token()
-    [sample] = samples[:1]
+    sample = every_kept_token(toy_model(0))[0][0]
     for name in ("old_logprobs", "ref_logprobs", "advantages"):
         setattr(sample, name, np.where(sample.response_mask, -1.5, 0).astype(np.float32))
-    batch = pack([sample], denominators([sample], MAX_LENGTH)).map(torch.as_tensor)
+    batch = tensors_of([sample])
     kept, full = (torch.where(batch.response_mask, value, 0.0) for value in (-1.0, -2.5))
     loss = PolicyLoss(AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.0))
     _, metrics = loss(ModelOutputs(logprobs=kept, full_logprobs=full, entropy=full), batch)
@@ -147,19 +143,20 @@ def test_the_kl_of_the_reward_is_over_the_whole_vocabulary_too() -> None:
 
 
 def test_packing_keeps_each_token_s_ids_beside_samples_without() -> None:
-    samples, model, kept = every_kept_token()
+    model = toy_model(0)
+    samples, kept = every_kept_token(model)
     plain = replace(samples[1], kept_ids=None, kept_offsets=None)
     mixed = [plain, samples[0], blank(samples[0]), samples[2]]
-    batch = pack(mixed, denominators(mixed, MAX_LENGTH)).map(torch.as_tensor)
+    batch = tensors_of(mixed)
     assert batch.kept_offsets.diff().nonzero().flatten().tolist() == [11, 19] and len(batch.kept_ids) == 2 * len(kept)
     forward = make_forward(model, SAMPLING.temperature)
     with torch.no_grad():
         together = forward(batch, frozenset({"logprobs"}))
-        alone = [forward(pack([s], denominators([s], MAX_LENGTH)).map(torch.as_tensor), frozenset({"logprobs"})) for s in mixed]
+        alone = [forward(tensors_of([sample]), frozenset({"logprobs"})) for sample in mixed]
     for part, own in zip(unpack(together.logprobs.numpy(), batch.lengths), alone, strict=True):
         np.testing.assert_allclose(part, own.logprobs.numpy(), atol=1e-6)
     assert alone[0].full_logprobs is None, "a batch without kept ids costs nothing"
-    without = pack([plain], denominators([plain], MAX_LENGTH))
+    without = tensors_of([plain])
     assert without.kept_ids is None and without.kept_offsets is None
 
 
@@ -254,5 +251,4 @@ def test_what_a_checkpoint_holds_is_trained_on_over_its_kept_ids(tiny_model, tmp
     ours, theirs = ([row for row in measured(run.folder) if "actor/pg_loss" in row][-1] for run in (resumed, whole))
     assert theirs["actor/staleness_max"] == 1 and abs(theirs["actor/train_infer_ratio_token_mean"] - 1) < 0.05
     assert all(ours[name] == theirs[name] for name in theirs if name.startswith("actor/"))
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (resumed.checkpoints.newest, last))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_weights(resumed.checkpoints.newest, last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from small_runs import measured, small_config
+from small_runs import assert_same_weights, measured, sft_config, small_config, training
 from toy_model import toy_samples
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
@@ -19,14 +20,13 @@ from turnwise.build.run import start_run
 from turnwise.build.run_table import applied_settings
 from turnwise.build.saved import evaluate_model
 from turnwise.build.sft import build_sft
-from turnwise.config import SFTConfig, parse_config
 from turnwise.errors import CheckpointError, ConfigError, ModelError, ParityError
 from turnwise.models.load import load_model
 from turnwise.models.value_head import load_value_model
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.torch_strategy import TorchStrategy
 
-TRAINING = {"learning_rate": 1e-2, "per_device_train_batch_size": 8}
+TRAINING = training(1e-2, 8)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def make_config(tiny_model, tmp_path):
             "eval_steps": 0,
             "val_batch_size": 4,
             "use_kl_loss": True,
-            "actor_train": {"model_args": model_args, "training_args": TRAINING},
+            "actor_train": {"model_args": model_args, **TRAINING},
             "val_env_manager": {"num_env_groups": 4},
         }
         return small_config(tiny_model, tmp_path / "runs", **own | changes)
@@ -63,10 +63,8 @@ def build(make_config):
 
 
 def finished(pipeline):
-    try:
+    with closing(pipeline):
         pipeline.run()
-    finally:
-        pipeline.close()
     return pipeline
 
 
@@ -175,7 +173,7 @@ def test_a_reference_of_its_own_is_loaded(build, tiny_model, tmp_path, changed):
 
 
 def test_without_lora_the_reference_is_a_model_of_its_own(build):
-    pipeline = build(actor_train={"training_args": TRAINING})
+    pipeline = build(actor_train=TRAINING)
     assert strategy_of(pipeline.reference).model is not strategy_of(pipeline.actor_train).model
 
 
@@ -189,20 +187,15 @@ def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(build, tmp_path):
     finished(build(lora, max_steps=2))
     resumed = finished(build(lora, max_steps=4, resume_from_checkpoint=True))
     assert len(measured(whole.folder)) == 4 and measured(resumed.folder) == measured(whole.folder)
-    ours, theirs = (load_file(p.checkpoints.newest / "adapter_model.safetensors") for p in (resumed, whole))
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_weights(resumed.checkpoints.newest, whole.checkpoints.newest, "adapter_model.safetensors")
 
 
 def test_what_an_adapter_cannot_be_continued_with_is_refused(build, make_config, tiny_model, tmp_path):
     finished(build(max_steps=1))
-    for changed in (
-        {"lora_rank": 8},
-        {"lora_alpha": 3.0},
-        {"lora_target": "q_proj"},
-        {"freeze_module_prefix": "model.layers.0"},
-    ):
-        with pytest.raises(CheckpointError, match=rf"{next(iter(changed))}: .*other parameters would be trained"):
-            start_run(make_config(changed, resume_from_checkpoint=True))
+    refused = {"lora_rank": 8, "lora_alpha": 3.0, "lora_target": "q_proj", "freeze_module_prefix": "model.layers.0"}
+    for name, value in refused.items():
+        with pytest.raises(CheckpointError, match=rf"{name}: .*other parameters would be trained"):
+            start_run(make_config({name: value}, resume_from_checkpoint=True))
     model = load_model(tiny_model)
     with torch.no_grad():
         model.model.norm.weight.mul_(1.5)
@@ -220,7 +213,7 @@ def test_what_an_adapter_cannot_be_continued_with_is_refused(build, make_config,
 def test_training_starts_from_an_adapter_folder_merged(build, tmp_path):
     start = finished(build(max_steps=1)).checkpoints.newest
     expected = dict(load_model(start).named_parameters())
-    full = build(pretrain=str(start), actor_train={"training_args": TRAINING}, max_steps=1)
+    full = build(pretrain=str(start), actor_train=TRAINING, max_steps=1)
     assert rows(full)["model"].startswith(f"{start}, an adapter merged into ")
     for role in (full.actor_train, full.reference):
         assert all(torch.equal(tensor, expected[name]) for name, tensor in strategy_of(role).weights())
@@ -243,7 +236,7 @@ def test_a_critic_starts_from_an_adapter_folder(build):
 
 
 def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with(build, tiny_model):
-    keys = {"adv_estimator": "gae", "critic": {"model_args": {"lora_rank": 2, "lora_dropout": 0.1}, "training_args": TRAINING}}
+    keys = {"adv_estimator": "gae", "critic": {"model_args": {"lora_rank": 2, "lora_dropout": 0.1}, **TRAINING}}
     pipeline = build(**keys)
     assert rows(pipeline)["its adapters"] == (
         "LoRA of rank 2, alpha 4, dropout 0.1, in 14 modules: "
@@ -282,19 +275,8 @@ def test_evaluation_scores_an_adapter_as_validation_in_training_did(build, make_
 
 
 def test_fine_tuning_trains_adapters_too(tiny_model, tmp_path, make_config):
-    messages = [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": "<answer>Right</answer>"}]
-    (tmp_path / "rows.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 40)
-    values = {
-        "pretrain": str(tiny_model),
-        "output_dir": str(tmp_path / "sft"),
-        "train_files": str(tmp_path / "rows.jsonl"),
-        "sequence_length": 64,
-        "num_epochs": 4,
-        "track_with": [],
-        "model_args": {"lora_rank": 8, "lora_dropout": 0.1},
-        "training_args": {"learning_rate": 3e-2, "per_device_train_batch_size": 8},
-    }
-    config, _ = parse_config(values, SFTConfig)
+    lora = {"lora_rank": 8, "lora_dropout": 0.1}
+    config = sft_config(tiny_model, tmp_path, exp_name="sft", num_epochs=4, model_args=lora, **training(3e-2, 8))
     pipeline = build_sft(config, start_run(config))
     assert rows(pipeline)["adapters"].startswith("LoRA of rank 8, alpha 16, dropout 0.1, in 14 modules")
     finished(pipeline)
@@ -330,7 +312,7 @@ def test_names_that_are_not_in_the_model_are_refused_at_the_start(build):
     with pytest.raises(ConfigError, match=r"freeze_module_prefix: .*'model.layer.0'"):
         build({"freeze_module_prefix": ["model.layer.0"]})
     with pytest.raises(ConfigError, match="freeze_module_prefix: model freeze every parameter"):
-        build(actor_train={"model_args": {"freeze_module_prefix": ["model"]}, "training_args": TRAINING})
+        build(actor_train={"model_args": {"freeze_module_prefix": ["model"]}, **TRAINING})
     with pytest.raises(ConfigError, match=r"freeze_module_prefix: .*'nothing'"):
         build(adv_estimator="gae", critic={"model_args": {"freeze_module_prefix": ["nothing"]}})
     for lora in ({}, {"lora_rank": 2}):

@@ -62,9 +62,12 @@ def loop():
 
 
 class Run:
-    """Trainer, server and gate of a run. `update` is a weight update, in which the server hears of its new version only."""
+    """Trainer, server and gate of a run. A class of servers serves the trainer's own model. `update` is a weight update, in
+    which the server hears of its new version only."""
 
-    def __init__(self, loop, server, model, temperature=1.0, max_diff=1e-3, prompts=PROMPTS, cut=None, **suspects):
+    def __init__(self, loop, server=EmbeddedServer, model=None, temperature=1.0, prompts=PROMPTS, cut=None, **suspects):
+        model = model or make_model()
+        server = server(model, max_length=MAX_LENGTH) if isinstance(server, type) else server
         self.loop, self.server, self.model = loop, server, model
         known = Suspects(
             score=scorer(model, temperature),
@@ -82,7 +85,7 @@ class Run:
             prompts=prompts,
             sampling=SamplingParams(4, temperature=temperature, seed=7, **cut or {}),
             max_length=MAX_LENGTH,
-            max_diff=max_diff,
+            max_diff=1e-3,
             suspects=replace(known, **suspects),
         )
 
@@ -130,26 +133,22 @@ def test_servers_that_agree_pass_at_every_version(loop, kind, temperature, num_u
 
 
 def test_what_is_logged_follows_from_the_weights_alone(loop):
-    model = make_model()
-    whole = Run(loop, EmbeddedServer(model, max_length=MAX_LENGTH), model)
+    whole = Run(loop)
     for version in range(3):
         whole.check(version)
         whole.update(version + 1)
-    resumed = Run(loop, EmbeddedServer(model, max_length=MAX_LENGTH), model)
+    resumed = Run(loop, model=whole.model)
     assert resumed.check(3) == whole.check(3)
 
 
 def test_a_context_too_short_for_two_turns_is_checked_with_one(loop):
-    model = make_model()
-    prompt = [{"role": "user", "content": "x" * 430}]
-    run = Run(loop, EmbeddedServer(model, max_length=MAX_LENGTH), model, prompts=[prompt])
+    run = Run(loop, prompts=[[{"role": "user", "content": "x" * 430}]])
     for version in range(3):
         assert run.check(version)["parity/num_tokens"] <= 4
 
 
 def test_nothing_global_is_drawn(loop):
-    model = make_model()
-    run = Run(loop, HFServer(model, max_length=MAX_LENGTH), model)
+    run = Run(loop, HFServer)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
     run.check()
     assert torch.equal(torch.get_rng_state(), before[0]) and np.random.get_state()[1].tolist() == before[1]
@@ -216,18 +215,15 @@ class Sessions(HFServer):
 
 
 def test_a_server_of_another_temperature(loop):
-    model = make_model()
-    run = Run(loop, FixedTemperature(model, max_length=MAX_LENGTH), model, temperature=0.6)
-    message = run.complaint()
+    message = Run(loop, FixedTemperature, temperature=0.6).complaint()
     assert cause(message).startswith("temperature 1.")
     assert "the trainer's of 0.6" in message and "actor_infer.generating_args.temperature" in message
 
 
 def test_a_trainer_of_another_temperature(loop):
     model = make_model()
-    server = EmbeddedServer(model, max_length=MAX_LENGTH)
-    message = Run(loop, server, model, temperature=0.6, score=scorer(model, temperature=1.0)).complaint()
-    assert cause(message).startswith("trainer's forward pass")
+    run = Run(loop, model=model, temperature=0.6, score=scorer(model, temperature=1.0))
+    assert cause(run.complaint()).startswith("trainer's forward pass")
 
 
 def test_a_copy_in_bf16(loop):
@@ -240,8 +236,7 @@ def test_a_copy_in_bf16(loop):
 
 def test_a_trainer_in_bf16(loop):
     model = make_model()
-    score = scorer(model, dtype=torch.bfloat16)
-    run = Run(loop, EmbeddedServer(model, max_length=MAX_LENGTH), model, score=score, trainer_dtype="bf16")
+    run = Run(loop, model=model, score=scorer(model, dtype=torch.bfloat16), trainer_dtype="bf16")
     assert cause(run.complaint()).startswith("dtype, bf16 of the trainer")
 
 
@@ -256,8 +251,7 @@ def test_prefixes_that_outlive_an_update(loop, kind):
 
 
 def test_weights_that_never_leave_the_trainer(loop):
-    model = make_model()
-    run = Run(loop, EmbeddedServer(copy.deepcopy(model), max_length=MAX_LENGTH), model)
+    run = Run(loop, EmbeddedServer(make_model(), max_length=MAX_LENGTH))
     run.check(0)
     run.update(1)
     assert cause(run.complaint(1)).startswith("weights not transferred since version 0")
@@ -273,9 +267,8 @@ def folders(tmp_path_factory):
 
 
 def test_a_resumed_run_whose_server_starts_over(loop, folders):
-    model = make_model()
-    server = EmbeddedServer(copy.deepcopy(model), max_length=MAX_LENGTH)
-    run = Run(loop, server, model, folders={str(folders / "right"): "pretrain"})
+    server = EmbeddedServer(make_model(), max_length=MAX_LENGTH)
+    run = Run(loop, server, folders={str(folders / "right"): "pretrain"})
     run.update(4)
     message = cause(run.complaint(4))
     assert message.startswith("weights not transferred, still those of pretrain") and str(folders / "right") in message
@@ -283,7 +276,7 @@ def test_a_resumed_run_whose_server_starts_over(loop, folders):
 
 def test_a_server_of_the_wrong_folder(loop, folders):
     named = {str(folders / "right"): "actor_train.model_args.model_name_or_path", str(folders / "wrong"): "pretrain"}
-    run = Run(loop, EmbeddedServer(make_model(seed=5), max_length=MAX_LENGTH), make_model(), folders=named)
+    run = Run(loop, EmbeddedServer(make_model(seed=5), max_length=MAX_LENGTH), folders=named)
     message = cause(run.complaint())
     assert message.startswith(f"wrong folder, pretrain {folders / 'wrong'}") and str(folders / "right") in message
 
@@ -310,9 +303,8 @@ def test_a_server_without_the_adapter(loop, folders):
 
 
 def test_what_nothing_explains_is_said_to_be_so(loop, folders):
-    model = make_model()
     folders = {str(folders / "right"): "pretrain", str(folders / "nowhere"): "reward_pretrain"}
-    message = Run(loop, Sloppy(model, max_length=MAX_LENGTH), model, folders=folders).complaint()
+    message = Run(loop, Sloppy, folders=folders).complaint()
     assert cause(message).startswith("none")
     table = message.split("if the cause were\n")[1].splitlines()
     assert len(table) >= 6 and any("nan" in line and "can't be tried" in line for line in table)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from small_runs import played, small_config, training
+from small_runs import played, run_small, small_config, training
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
 from turnwise.errors import ParityError, RolloutError
 from turnwise.tracking.jsonl import read_metrics
 
@@ -16,25 +14,21 @@ class NoGate:
         return []
 
 
-def make_pipeline(tiny_model, tmp_path, **changes):
-    own = {"max_steps": 3, "save_steps": 0, "actor_train": training(1e-2, 8)}
-    config = small_config(tiny_model, tmp_path, **own | changes)
-    return build_agentic(config, start_run(config))
-
-
-def run(pipeline):
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
-    return pipeline.folder
-
-
-def test_the_run_is_what_it_would_be_without_the_gate(tiny_model, tmp_path):
-    gated = run(make_pipeline(tiny_model, tmp_path, exp_name="gated"))
-    pipeline = make_pipeline(tiny_model, tmp_path, exp_name="free")
+def take_away(pipeline):
     pipeline.parity_gate = NoGate()
-    free = run(pipeline)
+
+
+@pytest.fixture
+def run(tiny_model, tmp_path):
+    def run(change=lambda pipeline: None, **changes):
+        own = {"max_steps": 3, "save_steps": 0, "actor_train": training(1e-2, 8)}
+        return run_small(small_config(tiny_model, tmp_path, **own | changes), change).folder
+
+    return run
+
+
+def test_the_run_is_what_it_would_be_without_the_gate(run):
+    gated, free = run(exp_name="gated"), run(take_away, exp_name="free")
     assert len(played(gated)) == 24
     assert played(gated) == played(free)
     for with_gate, without in zip(read_metrics(gated.metrics), read_metrics(free.metrics), strict=True):
@@ -43,13 +37,12 @@ def test_the_run_is_what_it_would_be_without_the_gate(tiny_model, tmp_path):
         assert {name: with_gate[name] for name in same} == {name: without[name] for name in same}
 
 
-def test_the_bound_stops_the_run(tiny_model, tmp_path):
+def test_the_bound_stops_the_run(run):
     with pytest.raises(ParityError, match="parity_max_logprob_diff is 1e-12"):
-        run(make_pipeline(tiny_model, tmp_path, parity_max_logprob_diff=1e-12))
+        run(parity_max_logprob_diff=1e-12)
 
 
-def test_a_sampler_that_misses_an_update_stops_the_run(tiny_model, tmp_path):
-    pipeline = make_pipeline(tiny_model, tmp_path, actor_infer={"model_args": {"dtype": "bf16"}}, parity_max_logprob_diff=0.1)
+def lose_updates(pipeline):
     give = pipeline.weight_transfer.update
 
     class Lost:
@@ -57,11 +50,14 @@ def test_a_sampler_that_misses_an_update_stops_the_run(tiny_model, tmp_path):
             return await give(version) if version == 0 else []
 
     pipeline.weight_transfer = Lost()
+
+
+def test_a_sampler_that_misses_an_update_stops_the_run(run):
     with pytest.raises(ParityError, match="Cause: weights not transferred since version"):
-        run(pipeline)
+        run(lose_updates, actor_infer={"model_args": {"dtype": "bf16"}}, parity_max_logprob_diff=0.1)
 
 
-def test_an_environment_that_cannot_start_is_left_to_the_rollouts(tiny_model, tmp_path, monkeypatch):
+def test_an_environment_that_cannot_start_is_left_to_the_rollouts(run, tmp_path, monkeypatch):
     (tmp_path / "mazes.py").write_text(
         "from turnwise.envs.base import TextEnv\n\n\n"
         "class NoStart(TextEnv):\n"
@@ -72,6 +68,5 @@ def test_an_environment_that_cannot_start_is_left_to_the_rollouts(tiny_model, tm
         "        raise AssertionError('never reached')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    pipeline = make_pipeline(tiny_model, tmp_path, custom_envs={"Maze": {"env_type": "mazes:NoStart"}})
     with pytest.raises(RolloutError, match="no such maze"):
-        run(pipeline)
+        run(custom_envs={"Maze": {"env_type": "mazes:NoStart"}})

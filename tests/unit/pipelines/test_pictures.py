@@ -38,6 +38,12 @@ def play(agent, texts, task=TASK, sibling=0):
     return Group(task, asyncio.run(opened), index=3)
 
 
+def record(folder, texts, build=build):
+    """The pictures of an episode, and its group."""
+    pictures = Pictures(folder, [TASK.id])
+    return pictures, play(pictures.recorded(build, lake), texts)
+
+
 def test_the_recorded_episode_is_written_and_no_other(tmp_path):
     pictures = Pictures(tmp_path, [TASK.id])
     agent = pictures.recorded(build, lake)
@@ -53,7 +59,7 @@ def test_the_recorded_episode_is_written_and_no_other(tmp_path):
 
 def test_watching_changes_nothing():
     texts = ["Right", "nonsense", "Down"]
-    [watched] = play(Pictures(None, [TASK.id]).recorded(build, lake), texts).trajectories
+    [watched] = record(None, texts)[1].trajectories
     [alone] = play(build(lake), texts).trajectories
     assert (watched.score, watched.status, watched.metrics) == (alone.score, alone.status, alone.metrics)
     for name in ("observation", "text", "action", "reward", "state_key", "metrics"):
@@ -61,9 +67,8 @@ def test_watching_changes_nothing():
 
 
 def test_a_frame_has_the_text_of_its_turn():
-    pictures = Pictures(None, [TASK.id])
-    agent = pictures.recorded(build, lake)
-    [trajectory] = play(agent, ["Right", "Down"]).trajectories
+    pictures, group = record(None, ["Right", "Down"])
+    [trajectory] = group.trajectories
     start, first, last = frames(trajectory, pictures._recordings[TASK.id])
     assert start.caption == () and "before turn 1 of 2" in start.title
     assert first.caption == (("saw", "P _\n_ G"), ("said", "Right"), ("did", "Right"), ("reward", "0, 0 so far"))
@@ -98,24 +103,21 @@ class TwoEnvs:
 
 
 def test_an_agent_that_plays_otherwise_costs_its_picture_only(tmp_path, caplog):
-    pictures = Pictures(tmp_path, [TASK.id])
-    group = play(pictures.recorded(TwoEnvs, lake), [])
+    pictures, group = record(tmp_path, [], TwoEnvs)
     with caplog.at_level(logging.WARNING):
         assert pictures.write("step-0", [group]) == []
     assert "isn't played turn by turn" in caplog.text
 
 
 def test_a_failed_episode_has_no_picture(tmp_path):
-    pictures = Pictures(tmp_path, [TASK.id])
-    group = play(pictures.recorded(build, lake), ["Right"])
+    pictures, group = record(tmp_path, ["Right"])
     group.trajectories = [Trajectory(TASK, 0, status="failed", error="boom")]
     assert pictures.write("step-0", [group]) == []
 
 
 def test_a_folder_that_cannot_be_written_to_costs_the_pictures_only(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
-    pictures = Pictures(tmp_path / "file", [TASK.id])
-    group = play(pictures.recorded(build, lake), ["Right"])
+    pictures, group = record(tmp_path / "file", ["Right"])
     with caplog.at_level(logging.WARNING):
         assert pictures.write("step-0", [group]) == []
     assert "render_save_dir" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -54,12 +55,9 @@ def config_of(tiny_model, **changes):
 
 
 def played(config, choices):
-    setup = set_up(config, "Lake", choices)
-    try:
-        notes = Notes()
+    notes = Notes()
+    with closing(set_up(config, "Lake", choices)) as setup:
         return notes, setup.play(EpisodePrinter(notes)), setup
-    finally:
-        setup.close()
 
 
 @pytest.fixture
@@ -90,11 +88,8 @@ def test_a_model_plays_what_it_plays_in_a_run(tiny_model):
     config = config_of(tiny_model)
     task = SeededTasks(config.seed, "val", ("Lake",), (1,)).task(0)
     notes, result, _ = played(config, Choices(str(tiny_model), split="val", seed=task.seed))
-    policy = open_served_policy(config)
-    try:
+    with closing(open_served_policy(config)) as policy:
         [group] = build_scheduler(config, policy, "val").get_batch(1)
-    finally:
-        policy.close()
     expected = group.trajectories[0]
     assert group.task.seed == task.seed
     for ours, theirs, answer in zip(result.trajectory.turns, expected.turns, notes.answers, strict=True):
@@ -128,9 +123,8 @@ def test_a_context_without_room_ends_the_episode(tiny_model, tokens):
 
 def test_a_random_player_repeats_itself_under_a_seed(tiny_model, tokens):
     def actions(seed):
-        return [
-            turn.action for turn in played(config_of(tiny_model), Choices("random", seed=seed, **tokens))[1].trajectory.turns
-        ]
+        _, result, _ = played(config_of(tiny_model), Choices("random", seed=seed, **tokens))
+        return [turn.action for turn in result.trajectory.turns]
 
     assert actions(5) == actions(5)
     assert len({tuple(actions(seed)) for seed in range(5)}) > 1
@@ -173,10 +167,8 @@ def test_a_policy_known_by_its_words_has_no_tokens(tiny_model):
 
     setup = set_up(config, "Lake", Choices("openai:http://localhost:1/v1", model_name="small"))
     setup = replace(setup, voice=replace(setup.voice, prepare=lambda printer: printer.over_text(complete)))
-    try:
+    with closing(setup):
         result = setup.play(EpisodePrinter(notes))
-    finally:
-        setup.close()
     assert len(result.trajectory.turns) == 4 and all(turn.num_tokens == 0 for turn in result.trajectory.turns)
     assert [message["role"] for message in notes.prompts[0].messages] == ["system", "user"]
     assert [message["role"] for message in notes.prompts[1].messages] == ["user"], "only what is new"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import sys
 
 import pytest
 import yaml
 from drawn import plain
+from small_runs import write_demonstrations
 
 from turnwise.cli.main import main
 
@@ -47,11 +47,10 @@ def run(tiny_model, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("turnwise.tracking.terminal.SILENCE_S", 0.0, raising=False)
     monkeypatch.setattr("turnwise.tracking.terminal._TICK_S", 0.001, raising=False)
-    rows = [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": "<answer>Right</answer>"}]
     (tmp_path / "lengths.py").write_text(ENV)
     monkeypatch.delitem(sys.modules, "lengths", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "rows.jsonl").write_text((json.dumps({"messages": rows}) + "\n") * 16)
+    write_demonstrations(tmp_path / "rows.jsonl", 16)
 
     def call(verb, values, *arguments):
         (tmp_path / "toy.yaml").write_text(yaml.safe_dump({"pretrain": str(tiny_model), "sequence_length": 384, **values}))

@@ -10,14 +10,11 @@ from contextlib import closing, contextmanager
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from small_runs import measured, played, small_config, training
-from transformers import AutoModelForCausalLM
+from small_runs import assert_same_weights, broken_model, measured, played, sft_config, small_config, training
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
 from turnwise.build.sft import build_sft
-from turnwise.config import SFTConfig, parse_config
 from turnwise.errors import CheckpointError, ModelError
 from turnwise.pipelines.checkpoints import all_checkpoints
 from turnwise.pipelines.run_folder import RunFolder
@@ -59,15 +56,10 @@ def run(config, build=build_agentic):
     return pipeline
 
 
-def weights(pipeline):
-    return AutoModelForCausalLM.from_pretrained(pipeline.checkpoints.newest).state_dict()
-
-
 def assert_same_run(resumed, whole):
     assert measured(resumed.folder) == measured(whole.folder)
     assert played(resumed.folder) == played(whole.folder)
-    ours, theirs = weights(resumed), weights(whole)
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_weights(resumed.checkpoints.newest, whole.checkpoints.newest)
 
 
 @pytest.fixture
@@ -98,13 +90,12 @@ def test_ctrl_c_in_any_phase_changes_no_bit(make_config, whole, phase):
 
 def test_a_critic_goes_on_bit_by_bit(make_config, tmp_path):
     ppo = {"adv_estimator": "gae", "critic_warmup": 1, "reward_normalization": {}, "ppo_epochs": 2}
-    ppo["critic"] = {"training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 4}}
+    ppo["critic"] = training(1e-2)
     whole = run(make_config(output_dir=str(tmp_path / "whole"), **ppo))
     run(make_config(max_steps=2, **ppo))
     resumed = run(make_config(resume_from_checkpoint=True, **ppo))
     assert_same_run(resumed, whole)
-    ours, theirs = (load_file(pipeline.checkpoints.newest / "critic" / "model.safetensors") for pipeline in (resumed, whole))
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_weights(resumed.checkpoints.newest / "critic", whole.checkpoints.newest / "critic")
 
 
 class Pressing(RunLog):
@@ -139,10 +130,7 @@ def test_a_resume_that_fails_in_the_start_changes_no_file(make_config, tmp_path)
     stopped = run(make_config(max_steps=3))
     before = {f: f.read_bytes() for f in (stopped.folder.metrics, stopped.folder.rollouts, stopped.folder.config)}
     (stopped.checkpoints.path / "checkpoint-3" / "model.safetensors").write_bytes(b"")
-    (nowhere := tmp_path / "nowhere").mkdir()
-    (nowhere / "config.json").write_text('{"model_type": "qwen3"}')
-    (nowhere / "tokenizer.json").write_text("{}")
-    save_file({"weight": torch.zeros(1)}, nowhere / "model.safetensors")
+    nowhere = broken_model(tmp_path / "nowhere")
     changed = make_config(resume_from_checkpoint=True, pretrain=str(nowhere), sequence_length=256)
     with pytest.raises(ModelError):
         run_to_end(folder := start_run(changed), lambda: build_agentic(changed, folder))
@@ -189,14 +177,6 @@ def test_a_corrupted_newest_checkpoint_falls_back_and_says_so(make_config, whole
     assert (stopped.checkpoints.path / "checkpoint-3.aside-1").is_dir()
 
 
-def test_a_corrupted_checkpoint_that_was_asked_for_is_refused_with_a_whole_one(make_config):
-    stopped = run(make_config(max_steps=2))
-    broken = stopped.checkpoints.path / "checkpoint-2"
-    (broken / "trainer_state.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"trainer_state.pt is missing; .*checkpoint-1 is complete"):
-        run(make_config(resume_from_checkpoint=str(broken)))
-
-
 def test_an_older_checkpoint_is_continued_in_a_folder_of_its_own(make_config, whole):
     first = run(make_config(max_steps=3))
     before = measured(first.folder)
@@ -237,8 +217,8 @@ def test_a_newer_run_without_checkpoints_hides_no_older_one(make_config):
 
 def test_changed_settings_are_listed_and_incompatible_ones_refused(make_config, caplog):
     run(make_config(max_steps=1))
-    arguments = {"learning_rate": 5e-4, "per_device_train_batch_size": 4, "warmup_steps": 3}
-    resumed = run(make_config(max_steps=2, resume_from_checkpoint=True, actor_train={"training_args": arguments}))
+    changed = training(5e-4, warmup_steps=3)
+    resumed = run(make_config(max_steps=2, resume_from_checkpoint=True, actor_train=changed))
     assert "actor_train.training_args.learning_rate: 0.001 → 0.0005" in caplog.text
     assert "max_steps: 1 → 2" in caplog.text and "output_dir" not in caplog.text.partition("going on from")[2]
     assert measured(resumed.folder)[1]["actor/lr"] == pytest.approx(5e-4), "the new rate, at the old place in the schedule"
@@ -269,23 +249,12 @@ def fine_tune(tiny_model, tmp_path):
         json.dumps({"messages": [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": f"walk {i}"}]})
         for i in range(12)
     ]
-    (tmp_path / "train.jsonl").write_text("\n".join(rows) + "\n")
+    (tmp_path / "twelve.jsonl").write_text("\n".join(rows) + "\n")
 
     def fine_tune(**changes):
-        values = {
-            "exp_name": "sft",
-            "pretrain": str(tiny_model),
-            "output_dir": str(tmp_path / "runs"),
-            "train_files": [str(tmp_path / "train.jsonl")],
-            "val_files": [str(tmp_path / "train.jsonl")],
-            "eval_steps": 2,
-            "sequence_length": 64,
-            "num_epochs": 2,
-            "save_steps": 1,
-            "track_with": [],
-            "training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 4},
-        }
-        return run(parse_config(values | changes, SFTConfig)[0], build_sft)
+        files = [str(tmp_path / "twelve.jsonl")]
+        own = {"exp_name": "sft", "train_files": files, "val_files": files, "eval_steps": 2, "num_epochs": 2, "save_steps": 1}
+        return run(sft_config(tiny_model, tmp_path, **own | training(1e-2) | changes), build_sft)
 
     return fine_tune
 
@@ -296,14 +265,12 @@ def test_fine_tuning_goes_on_as_well(fine_tune, tmp_path):
     resumed = fine_tune(resume_from_checkpoint=True)
     assert resumed.folder.path == stopped.folder.path
     assert measured(resumed.folder) == measured(whole.folder)
-    ours, theirs = weights(resumed), weights(whole)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_weights(resumed.checkpoints.newest, whole.checkpoints.newest)
 
 
 def test_fine_tuning_goes_on_with_another_number_of_devices_if_its_steps_keep_their_size(fine_tune, tmp_path):
     def cut(size, num=1):
-        names = ("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps")
-        return {"training_args": dict(zip(names, (1e-3, size, num), strict=True))}
+        return training(1e-3, size, gradient_accumulation_steps=num)
 
     whole = fine_tune(output_dir=str(tmp_path / "whole"), **cut(4))
     fine_tune(max_steps=2, device_mapping=[0, 1], num_gpus_per_node=2, **cut(2))

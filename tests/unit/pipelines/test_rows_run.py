@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from small_runs import assert_same_weights, run_small as run, training
 from transformers import AutoModelForSequenceClassification
 
 from turnwise.build import rows as build_rows
-from turnwise.build.agentic import build_agentic
 from turnwise.build.envs import plug_in_problems
 from turnwise.build.rows import build_reward_stage
-from turnwise.build.run import start_run
 from turnwise.build.saved import evaluate_model
 from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main
@@ -27,7 +25,6 @@ from turnwise.errors import CheckpointError, ConfigError, DataError, RolloutErro
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.session import run_to_end
 from turnwise.protocols import RewardResult
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tracking.jsonl import read_metrics
@@ -54,7 +51,7 @@ def make_config(tiny_model, tmp_path):
             "sequence_length": 64,
             "track_with": [],
             "actor_infer": {"generating_args": {"max_new_tokens": 6}},
-            "actor_train": {"training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 4}},
+            "actor_train": training(),
             "train_env_manager": {"num_env_groups": 2, "group_size": 2},
             "data": {"train_files": str(tmp_path / "train.jsonl"), "reward": "toy_rewards:length"} | (data or {}),
         }
@@ -63,26 +60,20 @@ def make_config(tiny_model, tmp_path):
     return make
 
 
-def run(config: AgenticConfig, **options: Any) -> AgenticPipeline:
-    folder = start_run(config)
-    return run_to_end(folder, lambda: build_agentic(config, folder, **options))
-
-
 def played(pipeline: AgenticPipeline) -> list[dict[str, Any]]:
     return [json.loads(line) for line in pipeline.folder.rollouts.read_text().splitlines()]
 
 
-def weights(pipeline: AgenticPipeline) -> dict[str, torch.Tensor]:
-    return load_file(pipeline.checkpoints.newest / "model.safetensors")
+def rows_of(records: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
+    """How often each `(row, epoch)` was played."""
+    return Counter((record["task"]["row"], record["task"]["epoch"]) for record in records)
 
 
 def test_every_row_is_played_once_an_epoch_and_the_run_ends_with_them(make_config, tmp_path: Path) -> None:
     val = {"val_files": str(tmp_path / "val.jsonl"), "num_epochs": 2}
     pipeline = run(make_config(val, max_steps=50, eval_steps=50))
     records = played(pipeline)
-    assert Counter((record["task"]["row"], record["task"]["epoch"]) for record in records) == Counter(
-        {(row, epoch): 2 for row in range(7) for epoch in range(2)}
-    )
+    assert rows_of(records) == {(row, epoch): 2 for row in range(7) for epoch in range(2)}
     assert [record["task"]["row"] for record in records[::2]] != sorted(record["task"]["row"] for record in records[::2])
     metrics = read_metrics(pipeline.folder.metrics)
     trained = [row for row in metrics if "rollout/score/mean" in row]
@@ -105,8 +96,7 @@ def test_a_run_that_goes_on_is_the_one_that_was_never_stopped(make_config) -> No
     resumed = run(make_config(**changes, exp_name="halves", resume_from_checkpoint=str(first.checkpoints.newest)))
     torch.use_deterministic_algorithms(False)
     assert [r["task"] for r in played(resumed)] == [r["task"] for r in played(whole)]
-    for name, tensor in weights(whole).items():
-        assert torch.equal(tensor, weights(resumed)[name])
+    assert_same_weights(resumed.checkpoints.newest, whole.checkpoints.newest)
 
 
 def test_an_asynchronous_run_that_goes_on_plays_every_row_once(make_config) -> None:
@@ -117,9 +107,7 @@ def test_an_asynchronous_run_that_goes_on_plays_every_row_once(make_config) -> N
     assert state["playing"] or state["finished"], "nothing was ahead of training"
     resumed = run(make_config(**config, resume_from_checkpoint=str(checkpoint)))
     # The new folder begins with the records of the two steps that were done.
-    assert Counter((record["task"]["row"], record["task"]["epoch"]) for record in played(resumed)) == Counter(
-        {(row, epoch): 2 for row in range(7) for epoch in range(2)}
-    )
+    assert rows_of(played(resumed)) == {(row, epoch): 2 for row in range(7) for epoch in range(2)}
 
 
 def test_a_run_goes_on_with_the_same_rows_only(make_config, tmp_path: Path) -> None:
@@ -199,8 +187,7 @@ def test_an_asynchronous_curriculum_is_repeated_bit_by_bit(make_config) -> None:
     again = run(make_config({"curriculum": True}, async_generation_ratio=1, exp_name="again"), replay=recorded.folder.path)
     first, second = ({(r["group"], r["sibling"]): r["task"] for r in played(pipeline)} for pipeline in (recorded, again))
     assert first == second
-    for name, tensor in weights(recorded).items():
-        assert torch.equal(tensor, weights(again)[name])
+    assert_same_weights(again.checkpoints.newest, recorded.checkpoints.newest)
 
 
 def test_an_asynchronous_curriculum_that_goes_on_plays_the_tasks_that_were_admitted(make_config) -> None:
@@ -324,7 +311,7 @@ def test_a_reward_model_that_prefers_short_answers_makes_them_shorter(make_confi
         max_steps=25,
         rollout_batch_size=32,
         train_env_manager={"num_env_groups": 8, "group_size": 8},
-        actor_train={"training_args": {"learning_rate": 5e-3, "per_device_train_batch_size": 32}},
+        actor_train=training(5e-3, 32),
     )
     lengths = [row["rollout/response_length/mean"] for row in read_metrics(run(config).folder.metrics) if len(row) > 20]
     assert lengths[0] > 5.8 and sum(lengths[-5:]) / 5 < 5.5

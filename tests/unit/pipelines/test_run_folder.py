@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
@@ -53,17 +54,18 @@ def test_going_back_cuts_later_steps_and_a_line_that_a_kill_cut(tmp_path):
     assert folder.metrics.read_text() == "".join(rows) and folder.config.read_text() == "a: 2"
 
 
-@pytest.mark.parametrize("kind", ["line", "pipe", "folder", "loop"])
+DAMAGED = {
+    "line": lambda file: file.write_text('{"step": 0}\nno JSON\n{"step": 1}\n'),
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "loop": lambda file: file.symlink_to(file.name),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
 def test_a_damaged_log_hides_no_checkpoint(tmp_path, kind):
     folder = RunFolder.create(tmp_path, "exp")
-    if kind == "line":
-        folder.metrics.write_text('{"step": 0}\nno JSON\n{"step": 1}\n')
-    elif kind == "pipe":
-        os.mkfifo(folder.metrics)
-    elif kind == "folder":
-        folder.metrics.mkdir()
-    else:
-        folder.metrics.symlink_to(folder.metrics.name)
+    DAMAGED[kind](folder.metrics)
     (note,) = folder.go_on(tmp_path, 2)
     folder.begin("a: 3")
     found = "metrics.jsonl, line 2 is damaged" if kind == "line" else "metrics.jsonl isn't a file"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 import pytest
+from small_runs import sft_config, write_demonstrations
 from transformers import AutoModelForCausalLM
 
 from turnwise.build.run import start_run
@@ -14,30 +16,11 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.tracking.jsonl import read_metrics
 
 
-def write_demonstrations(path, num_rows, answer="<answer>Right</answer>"):
-    messages = [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": answer}]
-    path.write_text((json.dumps({"messages": messages}) + "\n") * num_rows)
-    return str(path)
-
-
 def fine_tune(tiny_model, tmp_path, **changes):
-    values = {
-        "pretrain": str(tiny_model),
-        "output_dir": str(tmp_path / "runs"),
-        "train_files": [write_demonstrations(tmp_path / "train.jsonl", 40)],
-        "sequence_length": 64,
-        "num_epochs": 3,
-        "track_with": [],
-        "training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 8},
-    }
-    config, _ = parse_config(values | changes, SFTConfig)
-    folder = start_run(config)
-    pipeline = build_sft(config, folder)
-    try:
+    config = sft_config(tiny_model, tmp_path, **{"num_epochs": 3} | changes)
+    with closing(build_sft(config, start_run(config))) as pipeline:
         pipeline.run()
-    finally:
-        pipeline.close()
-    return pipeline, read_metrics(folder.metrics)
+    return pipeline, read_metrics(pipeline.folder.metrics)
 
 
 def test_the_loss_falls_and_the_model_is_saved(tiny_model, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import measured, played, run_small
+from small_runs import measured, played, run_small, training
 
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.pipelines.agentic import AgenticPipeline
@@ -20,7 +20,7 @@ def make_config(tiny_model: Path, tmp_path: Path) -> Any:
     rows = [{"prompt": word} for word in ("Left", "Right", "Up", "Down")]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def make(training: Any = None, cut: Any = None, **changes: Any) -> AgenticConfig:
+    def make(model: Any = None, cut: Any = None, **changes: Any) -> AgenticConfig:
         values = {
             "exp_name": "temperatures",
             "pretrain": str(tiny_model),
@@ -31,10 +31,7 @@ def make_config(tiny_model: Path, tmp_path: Path) -> Any:
             "sequence_length": 256,
             "track_with": [],
             "actor_infer": {"generating_args": {"max_new_tokens": 6, "temperature": 0.7, **(cut or {})}},
-            "actor_train": {
-                "training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 8},
-                **(training or {}),
-            },
+            "actor_train": training(batch_size=8) | (model or {}),
             "train_env_manager": {"num_env_groups": 2, "group_size": 4},
             "data": {
                 "train_files": str(tmp_path / "train.jsonl"),
@@ -52,17 +49,17 @@ def of_step(pipeline: AgenticPipeline) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 20, "top_p": 0.9}], ids=["all", "cut"])
-@pytest.mark.parametrize("training", [{}, PADDED], ids=["packed", "padded"])
-def test_sampler_and_trainer_agree_about_each_token_at_its_own_temperature(make_config, training, cut) -> None:
+@pytest.mark.parametrize("model", [{}, PADDED], ids=["packed", "padded"])
+def test_sampler_and_trainer_agree_about_each_token_at_its_own_temperature(make_config, model, cut) -> None:
     changes = {"add_token_level_kl": True, "init_kl_coef": 0.1} if cut else {}
-    pipeline = run_small(make_config(training, cut, **changes))
+    pipeline = run_small(make_config(model, cut, **changes))
     turns = [turn for row in played(pipeline.folder) for turn in row["turns"]]
     assert [turn["sampling"]["temperature"] for turn in turns] == [0.7, 1.3] * (len(turns) // 2)
     step = of_step(pipeline)
     assert step["actor/train_infer_diff_token_mean"] <= 1e-6 and step["actor/train_infer_diff_token_max"] <= 1e-4
     assert step["actor/ratio_mean"] == step["actor/ratio_max"] == 1.0, "samples are fresh"
     assert step["actor/train_infer_ratio_token_mean"] == pytest.approx(1.0, abs=1e-6)
-    assert (step["batch/actor_train/train/merged"] > 0) == (training != PADDED), "padded batches have no common prefixes"
+    assert (step["batch/actor_train/train/merged"] > 0) == (model != PADDED), "padded batches have no common prefixes"
     if cut:
         assert step["critic/kl"] == pytest.approx(0.0, abs=1e-6), "policy and reference are the same weights"
 
