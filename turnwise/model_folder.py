@@ -71,7 +71,7 @@ NOTHING = Trust()
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object of a file."""
+    """The JSON object of a file. Raises ModelError if there is none."""
     try:
         content = json.loads(file.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -92,27 +92,26 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder has a file of weights in a form that is read."""
+    """Whether a folder has weights, as safetensors or pickles."""
     return any((folder / name).is_file() for name in (_WEIGHTS, _INDEX, *_PICKLES))
 
 
 def base_of_adapter(path: str | Path) -> str | None:
-    """The base model that a LoRA adapter's folder names; None if the path isn't such a folder."""
-    first = folder = folder_here(path)
-    if folder is None or not (folder / ADAPTER_CONFIG).is_file():
-        return None
-    seen = [folder.resolve()]
-    base = _named_base(folder)
-    found = base
-    while (folder := folder_here(found)) is not None and (folder / ADAPTER_CONFIG).is_file():
+    """The base model that a LoRA adapter's folder names; None if the path isn't the folder of an adapter. The base may be an
+    adapter too. Raises ModelError if an adapter on the way is incomplete, or its base isn't there."""
+    bases: list[str] = []
+    seen: list[Path] = []
+    folder = folder_here(path)
+    while folder is not None and (folder / ADAPTER_CONFIG).is_file():
         if folder.resolve() in seen:
             raise ModelError(
-                f"{first}: its base model leads back to {folder}; write the model that the adapter was trained on into "
+                f"{path}: its base model leads back to {folder}; write the model that the adapter was trained on into "
                 f"base_model_name_or_path of {folder / ADAPTER_CONFIG}"
             )
         seen.append(folder.resolve())
-        found = _named_base(folder)
-    return base
+        bases.append(_named_base(folder))
+        folder = folder_here(bases[-1])
+    return bases[0] if bases else None
 
 
 def _named_base(folder: Path) -> str:
@@ -138,7 +137,7 @@ def folder_here(name: str | Path) -> Path | None:
 
 
 def check_model(name: str, trust: Trust = NOTHING) -> None:
-    """`check_folder` of a model that is on this machine, and of an adapter's base model."""
+    """Runs `check_folder` on a model that is on this machine; for an adapter, on its base model."""
     if not name.strip() or "\0" in name:
         raise ModelError(f"{name!r} names no model; {HOW_TO_NAME}")
     folder = folder_here(name)
@@ -243,7 +242,7 @@ def _header(file: Path) -> Shapes:
 
 
 def _check_weights(file: Path, sizes: Mapping[str, Any], shapes: Shapes) -> None:
-    """Compares sizes with the weights. Otherwise a mismatch would only show when the whole model is built."""
+    """Compares the config's sizes with the weights. Otherwise a mismatch would only show when the whole model is built."""
     layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
     asked = sizes.get("num_hidden_layers")
     if layers and isinstance(asked, int) and asked > max(layers) + 1:

@@ -75,7 +75,7 @@ def serve(connection: Connection, stacks: Connection) -> None:
 
 
 def begin(connection: Connection, stacks: Connection) -> Wire:
-    """The wire of a forked process, which writes its stacks to `stacks` on SIGUSR1."""
+    """Prepares a forked process to write its stacks to `stacks` on SIGUSR1, and returns its wire."""
     os.set_blocking(stacks.fileno(), False)  # a cluster scheduler may send SIGUSR1, and then nobody reads
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
     return Wire(connection)
@@ -115,7 +115,7 @@ class Child:
         return pickled
 
     def set_up(self, set_up: SetUp) -> None:
-        """Takes over folder, path, environment and log levels of the calling process."""
+        """Takes over folder, path, environment and log levels of the calling process, then calls `set_up.function`."""
         if set_up.environment:
             os.environ.clear()
             os.environ.update(set_up.environment)
@@ -136,7 +136,8 @@ class Child:
         self.workers[context.role] = factory(replace(context, neighbours=neighbours, stopwatch=self.stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of a role's worker. If it yields named tensors, they are written to shared memory."""
+        """The result of a method of a role's worker. Tensors that it yields are written to memory; the result is its
+        `Shared`."""
         call = partial(getattr(self.workers[role], method), *args, **kwargs)
         value = call()
         if not isinstance(value, Iterator):

@@ -27,7 +27,7 @@ _SENT_TO_ALL = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 class ForkServer:
-    """The forking process, as its starter sees it. Killing the starter kills all processes."""
+    """The fork server, for the process that starts it. If that process dies, all forked processes are killed."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         if sys.platform == "win32":

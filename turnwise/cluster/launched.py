@@ -38,11 +38,7 @@ class OwnRank(TrainerProcess):
         self._written = Written()
 
     def _ask(self, name: str, command: Command) -> Any:
-        self._busy_with = name
-        try:
-            return getattr(self, command.method)(*command.args)
-        finally:
-            self._busy_with = ""
+        return getattr(self, command.method)(*command.args)
 
     def begin(self, begin: Callable[[], object]) -> None:
         """Calls `begin`, which sets up the thread that it runs in."""

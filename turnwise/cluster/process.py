@@ -46,7 +46,7 @@ class TrainerProcess(ABC):
         self._watchdog = watchdog
         self._stopwatch = stopwatch
         self._deadline_s = deadline_s
-        self._busy_with = ""  # the call that was sent to the process and isn't answered yet
+        self._busy_with = ""  # the call that runs
         self._late = ""  # the call that is past its deadline
         self._has_ended = False
         self._thread = DaemonThread(name)
@@ -57,7 +57,7 @@ class TrainerProcess(ABC):
             raise DeadlineError(f"{name} can't be called: {self._late} is past its deadline and still runs")
         if self._has_ended:
             raise WorkerError(f"{name} can't be called: {self.name} was ended")
-        return Started(name, self._thread.start(self._ask, name, command), self)
+        return Started(name, self._thread.start(self._run, name, command), self)
 
     def wait_for(self, name: str, call: Awaitable[Any]) -> Any:
         """The result of the call. The event loop runs meanwhile."""
@@ -90,6 +90,13 @@ class TrainerProcess(ABC):
         while self._busy_with and time.monotonic() < end:
             time.sleep(_POLL_S)
         return not self._busy_with
+
+    def _run(self, name: str, command: Command) -> Any:
+        self._busy_with = name
+        try:
+            return self._ask(name, command)
+        finally:
+            self._busy_with = ""
 
     @abstractmethod
     def _ask(self, name: str, command: Command) -> Any:
@@ -138,7 +145,13 @@ class ConnectedProcess(TrainerProcess):
                 f"{name}: its arguments can't be sent to {self.name}: {error}; leave out what can't be pickled "
                 "(locks, open files, connections)"
             ) from error
-        reply = self._answer(name, pickled)
+        try:
+            self._connection.send_bytes(pickled)
+            data = self._received()
+        except (EOFError, OSError):
+            self.is_gone = True
+            raise WorkerError(f"{name}: {self.name} has ended: {self._fate()}") from None
+        reply: Reply = loads(data)
         self._note(reply)
         if reply.error is not None:
             raise reply.error
@@ -149,19 +162,6 @@ class ConnectedProcess(TrainerProcess):
         for track, what, started, ended, details in reply.spans:
             self._stopwatch.add(track, what, started, ended, **details)
         self._stopwatch.did_tokens(reply.tokens)
-
-    def _answer(self, name: str, pickled: bytes) -> Reply:
-        self._busy_with = name
-        try:
-            self._connection.send_bytes(pickled)
-            data = self._received()
-        except (EOFError, OSError):
-            self.is_gone = True
-            raise WorkerError(f"{name}: {self.name} has ended: {self._fate()}") from None
-        finally:
-            self._busy_with = ""
-        answer: Reply = loads(data)
-        return answer
 
     def _received(self) -> bytes:
         """The next reply. Log records and progress that come before it are passed on."""
@@ -229,7 +229,7 @@ class ForkedProcess(ConnectedProcess):
 
 
 def unsendable_part(value: Any, name: str, depth: int = 5) -> str:
-    """The part of a value, `name.attribute` or deeper, that can't be pickled, with its type."""
+    """The part of a value that can't be pickled, as `name.attribute`, at most `depth` attributes deep, with its type."""
     is_plain = is_dataclass(value) and not isinstance(value, type)
     names = [field.name for field in fields(value)] if is_plain else []
     parts = {name: getattr(value, name) for name in names} | (vars(value) if "__dict__" in dir(value) else {})

@@ -1,4 +1,4 @@
-"""Tells the parent process (`cli.guard`) which foreign code this process is in, even after this process has ended."""
+"""Tells the parent process (`cli.guard`) which of a user's functions this process is in, even after this process has ended."""
 
 import mmap
 

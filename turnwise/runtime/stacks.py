@@ -38,14 +38,13 @@ _POOLS = str(Path(__file__).with_name("threads.py"))
 _EVENT_LOOP = str(Path(asyncio.__file__).parent)  # the folder of asyncio, whose own calls don't show who waits for whom
 
 
-def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Thread | None = None) -> str:
-    """The stacks of the busy threads, except `but`, the calling one and watchdogs, and of the suspended tasks of `loop`: at
-    most `MAX_STACKS` of each. Equal stacks are shown once. Every line is indented, so that the text can go below a heading."""
+def describe_stacks(loop: asyncio.AbstractEventLoop | None) -> str:
+    """The stacks of the busy threads, except the calling one and watchdogs, and of the suspended tasks of `loop`: at most
+    `MAX_STACKS` of each. Equal stacks are shown once. Every line is indented, so that the text can go below a heading."""
     running = None if loop is None else asyncio.current_task(loop)
     frames = sys._current_frames()
-    left_out = (but, threading.current_thread())
-    threads = [thread for thread in threading.enumerate() if thread.ident in frames and thread not in left_out]
-    threads = [thread for thread in threads if thread.name != WATCHDOG]
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    threads = [thread for thread in others if thread.ident in frames and thread.name != WATCHDOG]
     threads.sort(key=lambda thread: thread is not threading.main_thread())
     names = {thread: thread.name for thread in threads}
     if running is not None and threading.main_thread() in names:
@@ -61,16 +60,16 @@ def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Threa
 
 
 def describe_error(error: BaseException) -> str:
-    """The exception and the innermost calls that led to it, preferably those of a user's own code."""
+    """The calls of `describe_calls`, and below them the exception itself."""
     return "\n".join([*describe_calls(error), "".join(traceback.format_exception_only(error)).strip()])
 
 
-def describe_calls(error: BaseException, max_calls: int = 3) -> list[str]:
-    """The innermost calls that led to an exception, preferably those of a user's own code; one line each."""
+def describe_calls(error: BaseException) -> list[str]:
+    """The last three calls of a user's code that led to an exception, or the innermost call of any code; one line each."""
     calls = traceback.extract_tb(error.__traceback__)
     # Compiled modules have frames too, but no lines to show.
     foreign = [call for call in calls if call.line and not call.filename.startswith((*_LIBRARIES, _OWN))]
-    shown = (foreign or calls[-1:])[-max_calls:]
+    shown = (foreign or calls[-1:])[-3:]
     return [f"{_relative(call.filename)}:{call.lineno} in {call.name}: {call.line}" for call in shown]
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class TokenCounts(NamedTuple):
-    """Counts of tokens that went through a model.
+    """Counts of the tokens that went through a model.
 
     >>> TokenCounts(given=100, distinct=60, computed=80).padding_share
     0.25

@@ -1,6 +1,7 @@
-"""Why a run may learn nothing: conditions over metrics of finished steps, each reported once, with advice. Nothing here looks
-at a single step alone. A share is compared over several steps in a row, and a rise or fall only counts where it exceeds several
-standard errors, estimated from how neighbouring steps differ: steps play different tasks, so a binomial error is too small."""
+"""Why a run may learn nothing: conditions over metrics of finished steps, each reported once, with advice. No condition looks
+at a single step alone. A share is compared over several steps in a row, and a rise or fall of training success only counts if
+it exceeds several standard errors. They are estimated from how neighbouring steps differ: steps play different tasks, so a
+binomial error would be too small."""
 
 import math
 from collections import deque
@@ -68,7 +69,7 @@ class Validation(NamedTuple):
 
 
 class History:
-    """The input of the conditions, over all steps so far."""
+    """What the conditions look at, over all steps so far."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -77,6 +78,7 @@ class History:
         """The success of every step."""
         self.validations: list[Validation] = []
         self.has_differed = False
+        """Whether any step had groups whose episodes didn't all score alike."""
         self.most_usable, self.lowest_entropy = 0.0, math.inf
         self.best: Sequence[float] = ()
         """The successes of the `BLOCK` consecutive steps with the highest mean."""
@@ -99,6 +101,7 @@ class History:
             self.best = block
 
     def last(self, number: int) -> Sequence[Figures]:
+        """The last steps, at most `BLOCK`; empty if there were fewer than `number`."""
         return list(self.points)[-number:] if len(self.points) >= number else ()
 
     def successes(self, start: int | None = None, stop: int | None = None) -> Sequence[float]:
@@ -106,7 +109,8 @@ class History:
         return [success for success in self.success[start:stop] if math.isfinite(success)]
 
     def error(self, num_steps: int = BLOCK) -> float:
-        """Standard error of the difference of two means over `num_steps` each, by neighbouring steps: no trend inflates it."""
+        """Standard error of the difference between two means of `num_steps` successes each. It is estimated from differences
+        of neighbouring steps, so a trend doesn't inflate it. Infinite if there are fewer than two steps."""
         recent = self.successes(-NUM_FOR_NOISE)
         return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / num_steps) if len(recent) > 1 else math.inf
 
@@ -117,7 +121,7 @@ class History:
 
 
 Check = Callable[[History], str | None]
-"""Returns what it has seen of one possible problem, or None; `health.yaml` has the problem's heading and advice."""
+"""Returns a sentence about one possible problem, or None without it; `health.yaml` has the problem's heading and advice."""
 
 
 def groups_alike(history: History) -> str | None:
@@ -219,7 +223,7 @@ def validation_falls(history: History) -> str | None:
 
 
 def _no_better_than(play: Callable[[], Outcomes | None]) -> Check:
-    """The check against a random player, which plays once, and only if success surely hasn't risen since the start."""
+    """The check against a random player, which plays at most once, and only if success surely hasn't risen since the start."""
     played: list[Outcomes | None] = []
 
     def no_better_than_random(history: History) -> str | None:
@@ -255,7 +259,8 @@ CHECKS: tuple[Check, ...] = (
 
 
 class Health:
-    """Reports each condition once. `play_at_random` gives the success of a player that draws its actions at random, or None."""
+    """Reports each condition once. `play_at_random` returns the success of a player that draws its actions at random, or
+    None."""
 
     def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None) -> None:
         self._checks = (*CHECKS, _no_better_than(play_at_random))
@@ -263,13 +268,13 @@ class Health:
         self._said: set[str] = set()
 
     def replay(self, rows: Iterable[Row]) -> None:
-        """Takes over the steps before a resume, and the sentences that were already reported."""
+        """Takes over the rows of the steps before a resume, and which conditions were reported then."""
         for row in rows:
             self._history.add(row)
             self._said |= {name.removeprefix("health/") for name in row if name.startswith("health/")}
 
     def see(self, step: int, row: Row, groups: Sequence[Group] = ()) -> dict[str, str]:
-        """The sentences that are due after a step, by condition."""
+        """The sentences that are due after a step, by condition. The one about unparsable answers quotes one of `groups`."""
         self._history.add(row)
         sentences = {}
         for check in self._checks:

@@ -27,7 +27,6 @@ class Watcher(Protocol):
 
     def show(self, text: str) -> None:
         """Shows a few lines of text until the next call."""
-        ...
 
 
 @runtime_checkable
@@ -90,7 +89,8 @@ class RunLog:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[PhaseTime]:
-        """Measures what runs inside as `time/step_{name}` (or its published name), in seconds. Then it sets the PhaseTime."""
+        """Measures the seconds of the code inside, as the metric `time/step_{name}` (or the phase's published name). Afterwards
+        the yielded PhaseTime has them too."""
         for watcher in self._watchers:
             watcher.begin_phase(name)
         self._num_phases += 1

@@ -10,6 +10,7 @@ import yaml
 from turnwise.cli.main import main
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS
+from turnwise.tracking.pace import Pace
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.store import StoreTracker, TrackedRun
 from turnwise.tracking.tensorboard import TensorBoardStore
@@ -30,7 +31,7 @@ def test_jsonl_round_trip_drops_a_cut_last_line(tmp_path):
 
 def test_terminal_line_shows_what_the_step_has():
     out = io.StringIO()
-    tracker = TerminalTracker(AGENTIC_COLUMNS, num_steps=20, every=5, file=out)
+    tracker = TerminalTracker(AGENTIC_COLUMNS, Pace(20), every=5, file=out)
     for step in range(7):
         validation = {"val/env/FrozenLake/success": 0.75} if step == 3 else {}
         tracker.log(step, {"env/FrozenLake/success": 0.5, "rollout/score/mean": 0.25} | validation)
@@ -42,7 +43,7 @@ def test_terminal_line_shows_what_the_step_has():
 
 def test_a_validation_is_printed_whatever_it_measures():
     out = io.StringIO()
-    tracker = TerminalTracker(SFT_COLUMNS, num_steps=20, every=10, file=out)
+    tracker = TerminalTracker(SFT_COLUMNS, Pace(20), every=10, file=out)
     for step in range(1, 4):
         tracker.log(step, {"sft/loss": 1.0} | ({"sft/val_loss": 2.0} if step == 2 else {}))
     tracker.log(20, {"sft/val_loss": 1.5})
