@@ -39,13 +39,13 @@ class SamplingParams:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether top-k, top-p, min-p or a penalty changes the distribution, so that exp(old − sampled) isn't its ratio to
-        it."""
+        """Whether top-k, top-p, min-p or a penalty changes the distribution. Log-probs of trainer and sampler then give no
+        importance ratio."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1.0
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether servers that can do so return each token's candidate ids; not with penalties, or in greedy sampling."""
+        """Whether a server that can do so returns each token's candidate ids. With penalties or greedily it returns none."""
         return 0 < self.top_k <= MAX_KEPT and self.repetition_penalty == 1.0 and not self.is_greedy
 
 

@@ -21,7 +21,7 @@ class ModelError(TurnwiseError):
 
 
 class EnvironmentFault(TurnwiseError):
-    """An environment that doesn't exist, or that broke its contract."""
+    """An environment that doesn't exist or broke its contract, or a fault of other code of a user, such as a reward."""
 
 
 class ToolError(TurnwiseError):

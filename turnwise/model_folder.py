@@ -28,23 +28,20 @@ _JSON_FILES = (
     "added_tokens.json",
     _INDEX,
 )
-_RANGES = tuple(
-    (re.compile(names), kind, low, high, told)
-    for names, kind, low, high, told in (
-        ("num_hidden_layers|n_layer", int, 1, 10_000, "a whole number from 1 to 10,000"),
-        (
-            "hidden_size|intermediate_size|head_dim|vocab_size|(original_)?max_position_embeddings|sliding_window"
-            "|num_attention_heads|num_key_value_heads|n_head|n_embd",
-            int,
-            1,
-            math.inf,
-            "a whole number of at least 1",
-        ),
-        ("max_window_layers|chunk_size_feed_forward", int, 0, math.inf, "a whole number of at least 0"),
-        (".*dropout.*|.*_pdrop|.*_eps|.*_epsilon", float, 0, 1, "a number from 0 to 1"),
-        ("initializer_range", float, 0, 1e3, "a number from 0 to 1,000"),
-        ("rope_theta|factor|partial_rotary_factor", float, math.ulp(0), math.inf, "a number above 0"),
-    )
+_RANGES = (
+    ("num_hidden_layers|n_layer", int, 1, 10_000, "a whole number from 1 to 10,000"),
+    (
+        "hidden_size|intermediate_size|head_dim|vocab_size|(original_)?max_position_embeddings|sliding_window"
+        "|num_attention_heads|num_key_value_heads|n_head|n_embd",
+        int,
+        1,
+        math.inf,
+        "a whole number of at least 1",
+    ),
+    ("max_window_layers|chunk_size_feed_forward", int, 0, math.inf, "a whole number of at least 0"),
+    (".*dropout.*|.*_pdrop|.*_eps|.*_epsilon", float, 0, 1, "a number from 0 to 1"),
+    ("initializer_range", float, 0, 1e3, "a number from 0 to 1,000"),
+    ("rope_theta|factor|partial_rotary_factor", float, math.ulp(0), math.inf, "a number above 0"),
 )
 """For a config's numbers: name pattern, type, lowest and highest value, and wording for messages."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
@@ -63,7 +60,7 @@ class Trust:
     """Weights may be unpickled if there are no safetensors (`model_args.allow_pickle`)."""
 
     def folder(self, name: str | Path) -> Path:
-        """`model_folder` under this trust."""
+        """Calls `model_folder` with these permissions."""
         return model_folder(name, self.remote_code, self.pickle)
 
 
@@ -191,7 +188,7 @@ def check_sizes(file: str | Path, config: Mapping[str, Any]) -> None:
         if name.startswith("rope_") and isinstance(value, dict):
             check_sizes(f"{file}: {name}", value)
         for names, kind, low, high, told in _RANGES:
-            if not names.fullmatch(name) or isinstance(value, list | None):
+            if not re.fullmatch(names, name) or isinstance(value, list | None):
                 continue
             # `true` isn't 1, and NaN is within no bounds.
             if isinstance(value, bool) or not isinstance(value, (kind, int)) or not low <= value <= high:

@@ -29,8 +29,8 @@ class Taken(NamedTuple):
 
 
 class ReplayLog:
-    """Writes events to `file`. If there is a file `recorded` to follow, it says what happens next; past the record's end, and
-    where the run does something else than the recorded one, it raises DataError.
+    """Writes a run's events to `file`. If the run follows a `recorded` one, reads what that run did. Raises DataError past the
+    end of the record, and where the two runs differ.
 
     >>> replay_log = ReplayLog()
     >>> replay_log.is_followed, replay_log.batch(0)

@@ -130,6 +130,10 @@ def test_with_the_sign_flipped_both_are_unlearnt(name):
     assert max(train(name, world_of(name), sign=-1.0)) < 0.05
 
 
+def test_without_a_signal_nothing_is_learnt():
+    assert train("grpo", World(luck=LUCK), sign=0.0) == pytest.approx([0.25, 0.25])
+
+
 @pytest.mark.parametrize("part", ["episode", "step"])
 @pytest.mark.parametrize("is_stepwise", [False, True], ids=["one context", "a context a turn"])
 def test_each_part_of_gigpo_learns_by_itself(part, is_stepwise):

@@ -136,8 +136,7 @@ class Child:
         self.workers[context.role] = factory(replace(context, neighbours=neighbours, stopwatch=self.stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a method of a role's worker. Tensors that it yields are written to memory; the result is its
-        `Shared`."""
+        """Calls a method of a role's worker. Named tensors that it yields go to shared memory, described by the result."""
         call = partial(getattr(self.workers[role], method), *args, **kwargs)
         value = call()
         if not isinstance(value, Iterator):

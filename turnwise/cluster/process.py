@@ -34,7 +34,7 @@ _POLL_S = 0.05
 
 
 class TrainerProcess(ABC):
-    """A process that holds ranks, and the thread that talks to it. A call past its deadline blocks new ones."""
+    """A process that holds ranks, and the thread that talks to it. While a late call still runs, new calls are refused."""
 
     def __init__(
         self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None, name: str
@@ -111,7 +111,7 @@ class TrainerProcess(ABC):
 
 
 class ConnectedProcess(TrainerProcess):
-    """A process at the other end of a connection. Somebody else has started it; it ends when the connection closes."""
+    """A process at the other end of a connection, which a launcher has started; it ends when the connection closes."""
 
     def __init__(self, connection: Connection, process_id: int, *talk: Any) -> None:
         super().__init__(*talk)

@@ -8,7 +8,7 @@ _IS_DONE, _LAST, _STATUS = 0, 1, 2
 
 
 class CallBoard:
-    """Shared memory with one line for each running call, and one for the call that began last."""
+    """Shared memory with one line for each running call. It also knows which call began last."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, (_NUM_LINES + 1) * _WIDTH)

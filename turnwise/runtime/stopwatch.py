@@ -82,7 +82,8 @@ class Stopwatch:
         """Tokens of all passes of the trained models."""
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
-        """Records that `name` ran on `track` from `started` to `ended` (times of `now()`; None = now). One thread per track."""
+        """Records that `name` ran on `track` from `started` to `ended` (times of `now()`; None = now). Only one thread may add
+        to a track."""
         self._spent(track, (self.now() if ended is None else ended) - started)
 
     def did_batch(self, num_tokens: int) -> None:

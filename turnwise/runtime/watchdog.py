@@ -1,4 +1,4 @@
-"""No silent hang: every wait has an owner and a deadline, and past it an error says who waits for whom, with stacks.
+"""Deadlines of waits. Past its deadline a wait ends with an error that says who waits for whom, and shows the stacks.
 `docs/design/watchdog.md` lists the waits of a run and their deadlines."""
 
 from __future__ import annotations

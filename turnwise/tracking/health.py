@@ -1,7 +1,6 @@
 """Why a run may learn nothing: conditions over metrics of finished steps, each reported once, with advice. No condition looks
-at a single step alone. A share is compared over several steps in a row, and a rise or fall of training success only counts if
-it exceeds several standard errors. They are estimated from how neighbouring steps differ: steps play different tasks, so a
-binomial error would be too small."""
+at a single step alone. A change of training success only counts if it exceeds several standard errors, estimated from how
+neighbouring steps differ: steps play different tasks, so a binomial error would be too small."""
 
 import math
 from collections import deque
@@ -109,8 +108,8 @@ class History:
         return [success for success in self.success[start:stop] if math.isfinite(success)]
 
     def error(self, num_steps: int = BLOCK) -> float:
-        """Standard error of the difference between two means of `num_steps` successes each. It is estimated from differences
-        of neighbouring steps, so a trend doesn't inflate it. Infinite if there are fewer than two steps."""
+        """Standard error of the difference between two means of `num_steps` successes each. Estimated from differences of
+        neighbouring steps, so that no trend inflates it."""
         recent = self.successes(-NUM_FOR_NOISE)
         return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / num_steps) if len(recent) > 1 else math.inf
 
@@ -259,8 +258,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 class Health:
-    """Reports each condition once. `play_at_random` returns the success of a player that draws its actions at random, or
-    None."""
+    """Reports each condition once. `play_at_random` returns the success of a player that draws its actions, or None."""
 
     def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None) -> None:
         self._checks = (*CHECKS, _no_better_than(play_at_random))

@@ -31,7 +31,7 @@ class Watcher(Protocol):
 
 @runtime_checkable
 class TakesSentences(Protocol):
-    """Extra method of a tracker that keeps text: it gets a step's sentences before the step's metrics."""
+    """Extra method of a tracker that keeps the sentences about a step's health, by condition. It is called before `log`."""
 
     def say(self, sentences: Mapping[str, str]) -> None: ...
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import logging
 
-import yaml
+from small_runs import run_small, small_config
 
-from turnwise.cli.main import main
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS
 from turnwise.tracking.pace import Pace
@@ -135,19 +134,7 @@ def test_a_training_run_leaves_settings_and_sample_texts_in_tensorboard(tiny_mod
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    values = {
-        "pretrain": str(tiny_model),
-        "output_dir": str(tmp_path),
-        "max_steps": 2,
-        "seed": 7,
-        "sequence_length": 384,
-        "rollout_batch_size": 4,
-        "track_with": ["tensorboard"],
-        "train_env_manager": {"num_env_groups": 1, "group_size": 4},
-        "custom_envs": {"Toy": {"env_type": "toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
-    }
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values))
-    assert main(["train", str(tmp_path / "toy.yaml")]) == 0
+    run_small(small_config(tiny_model, tmp_path, max_steps=2, seed=7, track_with=["tensorboard"]))
     [folder] = tmp_path.glob("*/*/tensorboard")
     events = EventAccumulator(str(folder))
     events.Reload()
