@@ -5,7 +5,6 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -110,7 +109,7 @@ def episodes(
 ) -> Iterator[Episode]:
     """One episode per task, in the order of the tasks, `num_at_once` at a time."""
     calls = settings.calls
-    with closing(WatchedRunner(calls.watchdog, calls.place_timeout_s)) as runner:
+    with WatchedRunner(calls.watchdog, calls.place_timeout_s) as runner:
         yield from played_by(runner, partial(_episode, make_env, settings, converse), tasks, num_at_once)
 
 

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CoroutineType, FrameType
 from typing import Any, NamedTuple
@@ -51,10 +51,10 @@ def describe_stacks(loop: asyncio.AbstractEventLoop | None) -> str:
         names[threading.main_thread()] += f" in task {running.get_name()!r}"
     tasks = [] if loop is None else [task for task in asyncio.all_tasks(loop) if task is not running]
     tasks.sort(key=lambda task: task.get_name())
-    stacks = {thread: _walk(frames[thread.ident or 0], lambda found: found.f_back)[::-1] for thread in threads}
+    stacks = {thread: _stack(traceback.walk_stack(frames[thread.ident or 0]))[::-1] for thread in threads}
     lines = [
         *_groups("thread", ((names[thread], stack) for thread, stack in stacks.items() if not _waits_for_work(stack))),
-        *_groups("task", ((task.get_name(), _of_task(task)) for task in tasks)),
+        *_groups("task", ((task.get_name(), _stack(_awaited(task))) for task in tasks)),
     ]
     return "\n".join(f"  {line}" for line in lines)
 
@@ -86,23 +86,17 @@ def _waits_for_work(stack: Stack) -> bool:
     return is_of_libraries or (stack[-1].file == _POOLS and stack[-1].function == "_next")
 
 
-def _walk(frame: FrameType | None, following: Callable[[FrameType], FrameType | None]) -> Stack:
-    places = []
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_EVENT_LOOP):
-            places.append(StackCall(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
-        frame = following(frame)
-    return tuple(places)
+def _stack(frames: Iterable[tuple[FrameType, int]]) -> Stack:
+    calls = (StackCall(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
+    return tuple(call for call in calls if not call.file.startswith(_EVENT_LOOP))
 
 
-def _of_task(task: asyncio.Task[Any]) -> Stack:
-    """The awaited coroutines of a suspended task (`Task.get_stack` shows the first one only)."""
-    places: list[StackCall] = []
+def _awaited(task: asyncio.Task[Any]) -> Iterator[tuple[FrameType, int]]:
+    """The frames and lines of a suspended task's awaited coroutines (`Task.get_stack` shows the first one only)."""
     awaited: Any = task.get_coro()
     while isinstance(awaited, CoroutineType) and awaited.cr_frame is not None:
-        places += _walk(awaited.cr_frame, lambda _: None)
+        yield awaited.cr_frame, awaited.cr_frame.f_lineno
         awaited = awaited.cr_await
-    return tuple(places)
 
 
 def _groups(kind: str, stacks: Iterable[tuple[str, Stack]]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from drawn import plain
@@ -98,7 +99,7 @@ def test_a_sample_is_short_and_commands_no_terminal():
     assert len(lines) <= 20
 
 
-def written(console_width=100, **steps):
+def written(console_width=100):
     out = io.StringIO()
     tracker = LiveTracker(Screen("lake", AGENTIC_COLUMNS, Pace(8)), Console(file=out, force_terminal=True, width=console_width))
     tracker.begin_phase("rollout")
@@ -171,14 +172,9 @@ def in_a_terminal(**environment):
     process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=slave, stderr=slave, env=os.environ | environment)
     os.close(slave)
     chunks = []
-    while True:
-        try:
-            chunk = os.read(master, 65536)
-        except OSError:  # Linux says that the other end is closed by an error.
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
+    with suppress(OSError):  # Linux says that the other end is closed by an error.
+        while chunk := os.read(master, 65536):
+            chunks.append(chunk)
     assert process.wait() == 1
     os.close(master)
     return b"".join(chunks).decode()
