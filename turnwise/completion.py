@@ -39,8 +39,8 @@ class SamplingParams:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether top-k, top-p, min-p or a penalty changes the distribution. Log-probs of trainer and sampler then give no
-        importance ratio."""
+        """Whether top-k, top-p, min-p or a penalty changes the distribution of the tokens. Without the kept ids, exp(old −
+        sampled log-prob) is then no importance ratio."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1.0
 
     @property

@@ -28,16 +28,13 @@ _JSON_FILES = (
     "added_tokens.json",
     _INDEX,
 )
+_SIZES = (
+    "hidden_size|intermediate_size|head_dim|vocab_size|(original_)?max_position_embeddings|sliding_window"
+    "|num_attention_heads|num_key_value_heads|n_head|n_embd"
+)
 _RANGES = (
     ("num_hidden_layers|n_layer", int, 1, 10_000, "a whole number from 1 to 10,000"),
-    (
-        "hidden_size|intermediate_size|head_dim|vocab_size|(original_)?max_position_embeddings|sliding_window"
-        "|num_attention_heads|num_key_value_heads|n_head|n_embd",
-        int,
-        1,
-        math.inf,
-        "a whole number of at least 1",
-    ),
+    (_SIZES, int, 1, math.inf, "a whole number of at least 1"),
     ("max_window_layers|chunk_size_feed_forward", int, 0, math.inf, "a whole number of at least 0"),
     (".*dropout.*|.*_pdrop|.*_eps|.*_epsilon", float, 0, 1, "a number from 0 to 1"),
     ("initializer_range", float, 0, 1e3, "a number from 0 to 1,000"),

@@ -231,7 +231,8 @@ class Algorithm(Protocol):
 @runtime_checkable
 class StreamsStep(Protocol):
     """A loss whose optimiser step may come in parts: a sum of one term per sample, divided by *one* of the step's denominators.
-    In a part all denominators are 1, since the step's aren't known yet. `NeedsWholeStep.prepare` is called for each part."""
+    In a part all denominators but `max_length` are 1, since the step's aren't known yet. `NeedsWholeStep.prepare` is called
+    for each part."""
 
     def divisor(self, denominators: Denominators) -> float:
         """The divisor of the summed gradients of the parts."""

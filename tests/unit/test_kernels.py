@@ -26,11 +26,17 @@ def lib():
 def quick(monkeypatch, tmp_path_factory):
     """A compiler that doesn't optimise, which would take twenty times as long."""
     [compiler, *options] = next(build._compilers())
-    script = tmp_path_factory.mktemp("compiler") / "quick"
-    script.write_text(f'#!/bin/sh\nexec {shlex.join([compiler, *options])} "$@" -O0\n')
+    folder = tmp_path_factory.mktemp("compiler")
+    return [use_compiler(monkeypatch, folder, f'exec {shlex.join([compiler, *options])} "$@" -O0')]
+
+
+def use_compiler(monkeypatch, folder, does):
+    """Makes a script the compiler, and returns its path."""
+    script = folder / "compiler"
+    script.write_text(f"#!/bin/sh\n{does}\n")
     script.chmod(0o755)
     monkeypatch.setenv("CC", str(script))
-    return [str(script)]
+    return str(script)
 
 
 @pytest.fixture(autouse=True)
@@ -108,10 +114,7 @@ def test_without_a_compiler_there_are_none(monkeypatch, tmp_path, caplog):
 
 @pytest.mark.parametrize("said", ["march: unknown processor", r"march: \351trange"])
 def test_a_compiler_that_refuses_is_quoted(monkeypatch, tmp_path, caplog, said):
-    compiler = tmp_path / "compiler"
-    compiler.write_text(f"#!/bin/sh\n[ $1 = --version ] && exit 0\nprintf '{said}' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
+    use_compiler(monkeypatch, tmp_path, f"[ $1 = --version ] && exit 0\nprintf '{said}' >&2\nexit 1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert build.load_kernels() is None
     assert "march:" in caplog.text
@@ -155,10 +158,8 @@ def test_a_cache_under_a_folder_that_others_can_write_is_left_alone(monkeypatch,
 
 
 def test_what_can_not_be_loaded_is_no_lack_of_a_compiler(monkeypatch, tmp_path, caplog):
-    compiler = tmp_path / "compiler"
-    compiler.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\nwhile [ $1 != -o ]; do shift; done\necho no library > $2\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
+    does = "[ $1 = --version ] && exit 0\nwhile [ $1 != -o ]; do shift; done\necho no library > $2"
+    use_compiler(monkeypatch, tmp_path, does)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert build.load_kernels() is None
     assert "a folder where programs may run" in caplog.text and "nstall gcc" not in caplog.text

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from textwrap import indent
 from typing import Any
 
@@ -179,15 +178,13 @@ class ForkedProcess(ConnectedProcess):
     _entry = "turnwise.cluster.child:serve"
 
     def __init__(self, *talk: Any) -> None:
-        ours, theirs = socket.socketpair()
-        readable, writable = os.pipe()
-        connection = Connection(theirs.detach())
-        self._stacks, stacks = Connection(readable, writable=False), Connection(writable, readable=False)
+        ours, theirs = Pipe()
+        self._stacks, stacks = Pipe(duplex=False)
         self._exit_code: int | None = None
         self._fork_server = prepare_processes()
-        process_id = self._fork_server.fork(self._entry, [connection, stacks])
-        super().__init__(Connection(ours.detach()), process_id, *talk)
-        connection.close()
+        process_id = self._fork_server.fork(self._entry, [theirs, stacks])
+        super().__init__(ours, process_id, *talk)
+        theirs.close()
         stacks.close()
 
     def _end(self) -> None:

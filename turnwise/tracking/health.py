@@ -3,7 +3,7 @@ at a single step alone. A change of training success only counts if it exceeds s
 neighbouring steps differ: steps play different tasks, so a binomial error would be too small."""
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
@@ -42,6 +42,8 @@ RANDOM_AFTER, RANDOM_MARGIN, RISE_MARGIN = 20, 0.05, 0.03
 if a rise by more than the third number is ruled out: a run that learns slowly begins at a random player's success, too."""
 
 Row = Mapping[str, float]
+Figures = defaultdict[str, float]
+"""A step's metrics. A metric that wasn't measured reads as NaN, so every comparison with it is false."""
 TEXTS = read_table(__file__, "health.yaml")
 
 
@@ -50,13 +52,6 @@ class Outcomes(NamedTuple):
 
     success: float
     num_episodes: int
-
-
-class Figures(dict[str, float]):
-    """A step's metrics. A metric that wasn't measured reads as NaN, so every comparison with it is false."""
-
-    def __missing__(self, name: str) -> float:
-        return math.nan
 
 
 class Validation(NamedTuple):
@@ -288,7 +283,7 @@ class Health:
 
 def _figures(row: Row) -> Figures:
     """The row with `alike` (no token has an advantage), `usable` (share of valid answers), `success` and `entropy` added."""
-    figures = Figures(row)
+    figures: Figures = defaultdict(lambda: math.nan, row)
     figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
     # The advantages of a critic are never all 0: its errors are in them.
     figures["is_critic"] = "critic/values/mean" in row
