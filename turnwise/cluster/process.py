@@ -161,6 +161,7 @@ class ConnectedProcess(TrainerProcess):
         for track, what, started, ended, details in reply.spans:
             self._stopwatch.add(track, what, started, ended, **details)
         self._stopwatch.did_tokens(reply.tokens)
+        self._stopwatch.num_sampled += reply.num_sampled
 
     def _received(self) -> bytes:
         """The next reply. Log records and progress that come before it are passed on."""
