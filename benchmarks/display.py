@@ -35,6 +35,7 @@ from turnwise.rollout.measure import rollout_metrics, system_metrics
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.live import REFRESH_PER_S, LiveTracker, Screen
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
+from turnwise.tracking.pace import Pace
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.store import StoreTracker, TrackedRun
 from turnwise.tracking.tensorboard import TensorBoardStore
@@ -90,7 +91,8 @@ def batches_of(path: Path) -> dict[int, list[Group]]:
 
 def step_costs(rows: list[dict[str, float]], batches: dict[int, list[Group]], folder: Path) -> dict[str, float]:
     """Mean processor seconds a step of everything that happens once a step."""
-    live = LiveTracker(Screen("run", AGENTIC_COLUMNS, len(rows)), Console(file=(folder / "terminal").open("w"), **TERMINAL))
+    screen = Screen("run", AGENTIC_COLUMNS, Pace(len(rows)))
+    live = LiveTracker(screen, Console(file=(folder / "terminal").open("w"), **TERMINAL))
     parts: dict[str, list[Any]] = {
         "metrics.jsonl": [JsonlTracker(folder / "metrics.jsonl")],
         "tensorboard": [StoreTracker("tensorboard", lambda: TensorBoardStore(TrackedRun(folder, "", "")))],
@@ -123,7 +125,7 @@ def measure(log: RunLog, groups: list[Group], others: list[Metric]) -> None:
 
 def drawing_cost(rows: list[dict[str, float]], num_drawings: int = 200) -> float:
     """Processor seconds of one drawing of the full screen."""
-    screen = Screen("run", AGENTIC_COLUMNS, len(rows))
+    screen = Screen("run", AGENTIC_COLUMNS, Pace(len(rows)))
     screen.pace.begin_phase("rollout", 0.0)
     for row in rows[:-1]:
         screen.log(int(row["step"]), row, row["step"] * 2.0)

@@ -39,12 +39,13 @@ class SamplingParams:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether part of the policy's mass can't be sampled, so that exp(old − sampled) isn't an importance ratio."""
+        """Whether top-k, top-p, min-p or a penalty changes the distribution of the tokens. Without the kept ids, exp(old −
+        sampled log-prob) is then no importance ratio."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1.0
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether a server returns the ids that each token was drawn from: `top_k` is small, without penalty or greedy."""
+        """Whether a server that can do so returns each token's candidate ids. With penalties or greedily it returns none."""
         return 0 < self.top_k <= MAX_KEPT and self.repetition_penalty == 1.0 and not self.is_greedy
 
 
@@ -76,9 +77,10 @@ class VersionRun(NamedTuple):
 class Completion:
     """A server's answer: `R` sampled tokens with their log-probs under the distribution they were drawn from.
 
-    `versions` are runs that add up to R, because a weight update may come in the middle of a response. If `sampling` has
-    `keeps_ids`, a server that supports it returns the ids that it drew each token from: those of token t are `kept_ids` [K]
-    from `kept_offsets[t]` to `kept_offsets[t + 1]` [R + 1]. A token without kept ids was drawn from the whole vocabulary."""
+    `versions` are runs that add up to R, because a weight update may come in the middle of a response. With
+    `SamplingParams.keeps_ids`, a server that supports it returns the candidate ids that each token was drawn from, in
+    `kept_ids` [K]. Those of token t are `kept_ids[kept_offsets[t]:kept_offsets[t + 1]]`; `kept_offsets` is [R + 1]. A token
+    without kept ids was drawn from the whole vocabulary."""
 
     token_ids: IntArray
     logprobs: FloatArray
@@ -99,7 +101,7 @@ class Completion:
 
 
 def join_kept(parts: Iterable[tuple[KeptIds | None, IntArray | None, int]]) -> tuple[KeptIds | None, IntArray | None]:
-    """Joins the kept ids and offsets of parts `(ids, offsets, number of tokens)`; None if no part has any.
+    """Joins the kept ids and offsets of parts `(ids, offsets, number of tokens)`; `(None, None)` if no part has ids.
 
     >>> ids, offsets = join_kept([(None, None, 2), (np.array([7, 8, 9], np.int32), np.array([0, 1, 3]), 2)])
     >>> ids.tolist(), offsets.tolist()

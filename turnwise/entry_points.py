@@ -6,34 +6,35 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from turnwise.errors import TurnwiseError, nearest
 from turnwise.runtime.call_board import CALLS
+
+T = TypeVar("T")
 
 OBJECT_PREFIX = "object_"
 """Beginning of the entry point of an object that was passed to a Trainer: `object_<hash of its source>.<module>:<name>`."""
 
 
 def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
-    """The class that an entry point names. Raises `error`, whose message names the setting `key`.
+    """The class that an entry point names. If there is none, raises `error` with a message that names the setting `key`.
 
     >>> load_class("collections:OrderedDict", "env_type", TurnwiseError).__name__
     'OrderedDict'
     """
-    found: type = _load(entry_point, key, error, type, "class", "classes")
-    return found
+    return _load(entry_point, key, error, type, "class", "classes")
 
 
 def load_function(
     entry_point: str, key: str, error: type[TurnwiseError], arguments: Iterable[str], named: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """The function that an entry point names. Raises `error` if it can't take positional `arguments` and keywords `named`.
+    """See `load_class`; also raises `error` if the function can't take positional `arguments` and keywords `named`.
 
     >>> load_function("textwrap:dedent", "pg_variant", TurnwiseError, ["text"])("  a")
     'a'
     """
-    found: Callable[..., Any] = _load(entry_point, key, error, FunctionType, "function", "functions")
+    found = _load(entry_point, key, error, FunctionType, "function", "functions")
     try:
         inspect.signature(found).bind(*arguments, **dict.fromkeys(named))
     except TypeError as fault:
@@ -43,11 +44,11 @@ def load_function(
 
 
 def load_object(entry_point: str, key: str, error: type[TurnwiseError]) -> Any:
-    """The object that an entry point names. See `load_class`."""
+    """Any object that an entry point names. See `load_class`."""
     return _load(entry_point, key, error, object, "object", "names")
 
 
-def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, noun: str, nouns: str) -> Any:
+def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type[T], noun: str, nouns: str) -> T:
     module_name, _, name = entry_point.partition(":")
     if not module_name or not name:
         raise error(f"{key} {entry_point!r} must be 'module:{noun.capitalize() if kind is type else noun}'")

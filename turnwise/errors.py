@@ -21,7 +21,7 @@ class ModelError(TurnwiseError):
 
 
 class EnvironmentFault(TurnwiseError):
-    """An environment that doesn't exist, or that broke its contract."""
+    """An environment that doesn't exist or broke its contract, or a fault of other code of a user, such as a reward."""
 
 
 class ToolError(TurnwiseError):
@@ -61,7 +61,7 @@ class ServerError(TurnwiseError):
 
 
 class WorkerError(TurnwiseError):
-    """A process of a role has ended, or can't receive its input."""
+    """A process that holds roles has ended, doesn't find the others, or can't receive its input."""
 
 
 class ReplicasDeadError(ServerError):
@@ -69,7 +69,7 @@ class ReplicasDeadError(ServerError):
 
 
 def nearest(name: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
-    """A hint for a misspelt name; empty if no name is as similar as `likeness` (0 to 1, see difflib).
+    """A hint for a misspelt name; empty if no allowed name is as similar as `likeness` (difflib's ratio, 0 to 1).
 
     >>> nearest("FrozenLak", ["frozen_lake", "FrozenLake"])
     " Did you mean 'FrozenLake'?"

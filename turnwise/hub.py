@@ -1,5 +1,5 @@
 """Turns model names of the Hugging Face hub, `ORG/NAME`, into folders on this machine, downloaded once. A name is looked up
-only if it can't be that of a folder. Only weights, config, tokenizer and template are fetched."""
+only if no folder is at that path or around it. Weights, config, tokenizer and template are fetched, and code if allowed."""
 
 import re
 import sys
@@ -27,7 +27,7 @@ def looks_like_hub_name(name: str) -> bool:
 
 
 def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = False) -> Path | None:
-    """The folder of a hub name in the hub's cache, None if it isn't complete. Nothing is downloaded."""
+    """The folder of a hub name in the hub's cache, None if it lacks files. Nothing is downloaded."""
     if Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return None
     from huggingface_hub import snapshot_download
@@ -39,8 +39,9 @@ def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = Fals
         )
     except (LocalEntryNotFoundError, HFValidationError):
         return None
-    wanted = [*_WEIGHTS, *(_PICKLES if allow_pickle else ())]
-    has_code = not allow_code or any(folder.glob("*.py")) or "auto_map" not in _text(folder / "config.json")
+    wanted, config = [*_WEIGHTS, *(_PICKLES if allow_pickle else ())], folder / "config.json"
+    needs_code = allow_code and config.is_file() and "auto_map" in config.read_text(encoding="utf-8", errors="replace")
+    has_code = not needs_code or any(folder.glob("*.py"))
     return folder if has_code and any(any(folder.glob(pattern)) for pattern in wanted) else None
 
 
@@ -82,10 +83,6 @@ def how_to_fetch(name: str) -> str:
         f"on a machine with network run `hf download {name} --local-dir {folder}`, copy the folder {folder} here and set "
         "`pretrain` to its path"
     )
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
 def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:

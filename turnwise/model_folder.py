@@ -28,23 +28,17 @@ _JSON_FILES = (
     "added_tokens.json",
     _INDEX,
 )
-_RANGES = tuple(
-    (re.compile(names), kind, low, high, told)
-    for names, kind, low, high, told in (
-        ("num_hidden_layers|n_layer", int, 1, 10_000, "a whole number from 1 to 10,000"),
-        (
-            "hidden_size|intermediate_size|head_dim|vocab_size|(original_)?max_position_embeddings|sliding_window"
-            "|num_attention_heads|num_key_value_heads|n_head|n_embd",
-            int,
-            1,
-            math.inf,
-            "a whole number of at least 1",
-        ),
-        ("max_window_layers|chunk_size_feed_forward", int, 0, math.inf, "a whole number of at least 0"),
-        (".*dropout.*|.*_pdrop|.*_eps|.*_epsilon", float, 0, 1, "a number from 0 to 1"),
-        ("initializer_range", float, 0, 1e3, "a number from 0 to 1,000"),
-        ("rope_theta|factor|partial_rotary_factor", float, math.ulp(0), math.inf, "a number above 0"),
-    )
+_SIZES = (
+    "hidden_size|intermediate_size|head_dim|vocab_size|(original_)?max_position_embeddings|sliding_window"
+    "|num_attention_heads|num_key_value_heads|n_head|n_embd"
+)
+_RANGES = (
+    ("num_hidden_layers|n_layer", int, 1, 10_000, "a whole number from 1 to 10,000"),
+    (_SIZES, int, 1, math.inf, "a whole number of at least 1"),
+    ("max_window_layers|chunk_size_feed_forward", int, 0, math.inf, "a whole number of at least 0"),
+    (".*dropout.*|.*_pdrop|.*_eps|.*_epsilon", float, 0, 1, "a number from 0 to 1"),
+    ("initializer_range", float, 0, 1e3, "a number from 0 to 1,000"),
+    ("rope_theta|factor|partial_rotary_factor", float, math.ulp(0), math.inf, "a number above 0"),
 )
 """For a config's numbers: name pattern, type, lowest and highest value, and wording for messages."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
@@ -63,7 +57,7 @@ class Trust:
     """Weights may be unpickled if there are no safetensors (`model_args.allow_pickle`)."""
 
     def folder(self, name: str | Path) -> Path:
-        """`model_folder` under this trust."""
+        """Calls `model_folder` with these permissions."""
         return model_folder(name, self.remote_code, self.pickle)
 
 
@@ -71,7 +65,7 @@ NOTHING = Trust()
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object of a file."""
+    """The JSON object of a file. Raises ModelError if there is none."""
     try:
         content = json.loads(file.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -92,27 +86,26 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder has a file of weights in a form that is read."""
+    """Whether a folder has weights, as safetensors or pickles."""
     return any((folder / name).is_file() for name in (_WEIGHTS, _INDEX, *_PICKLES))
 
 
 def base_of_adapter(path: str | Path) -> str | None:
-    """The base model that a LoRA adapter's folder names; None if the path isn't such a folder."""
-    first = folder = folder_here(path)
-    if folder is None or not (folder / ADAPTER_CONFIG).is_file():
-        return None
-    seen = [folder.resolve()]
-    base = _named_base(folder)
-    found = base
-    while (folder := folder_here(found)) is not None and (folder / ADAPTER_CONFIG).is_file():
+    """The base model that a LoRA adapter's folder names; None if the path isn't the folder of an adapter. The base may be an
+    adapter too. Raises ModelError if an adapter on the way is incomplete, or its base isn't there."""
+    bases: list[str] = []
+    seen: list[Path] = []
+    folder = folder_here(path)
+    while folder is not None and (folder / ADAPTER_CONFIG).is_file():
         if folder.resolve() in seen:
             raise ModelError(
-                f"{first}: its base model leads back to {folder}; write the model that the adapter was trained on into "
+                f"{path}: its base model leads back to {folder}; write the model that the adapter was trained on into "
                 f"base_model_name_or_path of {folder / ADAPTER_CONFIG}"
             )
         seen.append(folder.resolve())
-        found = _named_base(folder)
-    return base
+        bases.append(_named_base(folder))
+        folder = folder_here(bases[-1])
+    return bases[0] if bases else None
 
 
 def _named_base(folder: Path) -> str:
@@ -138,7 +131,7 @@ def folder_here(name: str | Path) -> Path | None:
 
 
 def check_model(name: str, trust: Trust = NOTHING) -> None:
-    """`check_folder` of a model that is on this machine, and of an adapter's base model."""
+    """Runs `check_folder` on a model that is on this machine; for an adapter, on its base model."""
     if not name.strip() or "\0" in name:
         raise ModelError(f"{name!r} names no model; {HOW_TO_NAME}")
     folder = folder_here(name)
@@ -192,7 +185,7 @@ def check_sizes(file: str | Path, config: Mapping[str, Any]) -> None:
         if name.startswith("rope_") and isinstance(value, dict):
             check_sizes(f"{file}: {name}", value)
         for names, kind, low, high, told in _RANGES:
-            if not names.fullmatch(name) or isinstance(value, list | None):
+            if not re.fullmatch(names, name) or isinstance(value, list | None):
                 continue
             # `true` isn't 1, and NaN is within no bounds.
             if isinstance(value, bool) or not isinstance(value, (kind, int)) or not low <= value <= high:
@@ -243,7 +236,7 @@ def _header(file: Path) -> Shapes:
 
 
 def _check_weights(file: Path, sizes: Mapping[str, Any], shapes: Shapes) -> None:
-    """Compares sizes with the weights. Otherwise a mismatch would only show when the whole model is built."""
+    """Compares the config's sizes with the weights. Otherwise a mismatch would only show when the whole model is built."""
     layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
     asked = sizes.get("num_hidden_layers")
     if layers and isinstance(asked, int) and asked > max(layers) + 1:

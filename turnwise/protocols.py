@@ -48,7 +48,6 @@ entropy of its distribution, and the values of the states before and after it.""
 Route = Literal["split", "broadcast", "rank0"]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Environments and agents
 
 
@@ -90,7 +89,7 @@ class Conversation(Protocol):
     """A conversation with the model in one context, as agents see it. `chat.conversation` keeps its exact tokens."""
 
     turns: list[Turn]
-    """One per `generate`, in order. The agent adds action, reward, state key and metrics."""
+    """One per response, in order. The agent adds action, reward, state key and metrics."""
 
     async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
         """Adds the messages, samples a response and returns it as an assistant message. Options may differ from call to call.
@@ -109,6 +108,7 @@ class Conversation(Protocol):
 
 class OpenConversation(Protocol):
     """Opens a context. It is called once per episode in trajectory mode, once per turn in step mode, and once per sub-agent.
+    `parent` is the index of the turn whose context the new one continues. `tools` are the schemas that the prompt shows.
     Without `encode_special_tokens`, special tokens that are spelt out in messages of users and tools stay ordinary text."""
 
     def __call__(
@@ -144,7 +144,6 @@ class Reward(Protocol):
     async def __call__(self, group: Group) -> RewardResult: ...
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Training
 
 
@@ -162,7 +161,7 @@ class StepPart(NamedTuple):
     """Says which part of an optimiser step a call of `train_step` makes, if the step's samples come in parts."""
 
     number: int = 0
-    """Number from 0. Part 0 clears what an earlier step left behind."""
+    """Counts from 0. Part 0 clears what an earlier step left behind."""
     divisor: float | None = 1.0
     """Divisor of the gradients summed over all parts, given with the last part. None = more parts come."""
 
@@ -190,7 +189,8 @@ class TrainStrategy(Protocol):
         """The policy's named tensors, gathered if it is sharded."""
 
     def save(self, folder: Path) -> None:
-        """Writes the whole state. Only the first rank is called, so that it can save after another rank has died."""
+        """Writes the whole state. If each rank holds the whole model, only the first rank is called, so that it can save after
+        another rank has died. If the model is sharded, all ranks are called, and the first one writes."""
 
     def load(self, folder: Path) -> None: ...
 
@@ -231,7 +231,8 @@ class Algorithm(Protocol):
 @runtime_checkable
 class StreamsStep(Protocol):
     """A loss whose optimiser step may come in parts: a sum of one term per sample, divided by *one* of the step's denominators.
-    In a part all denominators are 1, since the step's aren't known yet. `NeedsWholeStep.prepare` is called for each part."""
+    In a part all denominators but `max_length` are 1, since the step's aren't known yet. `NeedsWholeStep.prepare` is called
+    for each part."""
 
     def divisor(self, denominators: Denominators) -> float:
         """The divisor of the summed gradients of the parts."""
@@ -261,7 +262,6 @@ class NeedsWholeStep(Protocol):
         micro-batches, whose denominators count the kept tokens. The loss itself has no state."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Cluster and tracking
 
 

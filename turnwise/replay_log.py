@@ -1,9 +1,9 @@
-"""Records the decisions of an asynchronous run that depend on time, so that a run can repeat it (`turnwise train --replay`).
+"""Records an asynchronous run's decisions that depend on time, so that another run can repeat it (`turnwise train --replay`).
 Tokens and weights follow from the config, except for three things: which requests each engine step admitted and into which
 slot, between which steps the weights changed, and which groups each batch took (`docs/design/asynchronous.md`)."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ Admissions = tuple[tuple[str, int], ...]
 
 
 class EngineSteps(NamedTuple):
-    """Consecutive steps of the inference engine. Only the first may admit requests: its `admissions`."""
+    """`num_steps` consecutive steps of the inference engine. The first one admits `admissions`, the others no requests."""
 
     admissions: Admissions
     num_steps: int
@@ -29,7 +29,8 @@ class Taken(NamedTuple):
 
 
 class ReplayLog:
-    """Writes events to a file and, if there is a `recorded` file to follow, gives the next event.
+    """Writes a run's events to `file`. If the run follows a `recorded` one, reads what that run did. Raises DataError past the
+    end of the record, and where the two runs differ.
 
     >>> replay_log = ReplayLog()
     >>> replay_log.is_followed, replay_log.batch(0)
@@ -41,22 +42,16 @@ class ReplayLog:
         self._recorded = recorded
         self._file = file.open("a", encoding="utf-8") if file else None
         self._pending = EngineSteps((), 0)  # steps that have happened and aren't written yet
-        self._conditions: dict[str, Any] = {}
-        self._batches: dict[int, Taken] = {}
-        self._task_versions: dict[int, int] = {}
-        self._validations: set[int] = set()  # numbers of batches after which the record has a complete validation
         self._num_taken = 0  # number of batches taken
-        self._events: Iterator[EngineSteps | int] = iter(())
-        self._next: EngineSteps | int | None = None  # the next engine steps, or the version of the next weight update
-        if recorded is not None:
-            events = _read(recorded)
-            self._conditions = next((event["on"] for event in events if "on" in event), {})
-            batches = (event for event in events if "batch" in event)
-            self._batches = {e["batch"]: Taken(e.get("parts") or [e["groups"]], e.get("rejected", [])) for e in batches}
-            self._validations = {event["validation"] for event in events if "validation" in event}
-            self._task_versions = {event["task"]: event["version"] for event in events if "task" in event}
-            self._events = (_decode(event) for event in events if not event.keys() & {"batch", "validation", "on", "task"})
-            self._next = next(self._events, None)
+        events = [] if recorded is None else _read(recorded)
+        self._conditions: dict[str, Any] = next((event["on"] for event in events if "on" in event), {})
+        batches = (event for event in events if "batch" in event)
+        self._batches = {e["batch"]: Taken(e.get("parts") or [e["groups"]], e.get("rejected", [])) for e in batches}
+        # Numbers of batches after which the record has a complete validation.
+        self._validations = {event["validation"] for event in events if "validation" in event}
+        self._task_versions = {event["task"]: event["version"] for event in events if "task" in event}
+        self._events = (_decode(event) for event in events if not event.keys() & {"batch", "validation", "on", "task"})
+        self._next = next(self._events, None)  # the next engine steps, or the version of the next weight update
 
     # What is to happen
 
@@ -67,7 +62,7 @@ class ReplayLog:
 
     @property
     def update(self) -> int | None:
-        """The version of the weight update that is due now; None if engine steps come first."""
+        """The version of the weight update that is due now; None if engine steps come first. To be asked in a replay only."""
         if self._next is None:
             raise self._end()
         return self._next if isinstance(self._next, int) else None
@@ -85,6 +80,7 @@ class ReplayLog:
         return any(index in taken.rejected for taken in self._batches.values())
 
     def check(self, index: int, is_rejected: bool) -> None:
+        """Raises DataError if group `index` is rejected here and was trained on in the record, or the other way round."""
         trained_on = any(index in part for taken in self._batches.values() for part in taken.parts)
         if trained_on if is_rejected else self.rejects(index):
             then, now = ("was trained on", "is rejected") if is_rejected else ("was rejected", "would be trained on")
@@ -101,6 +97,7 @@ class ReplayLog:
         return self._task_versions.get(index, 0)
 
     def begin_validation(self) -> None:
+        """Raises DataError if the record has no complete validation at this point."""
         # Old records without conditions have no validations either.
         if self._conditions and self._num_taken not in self._validations:
             raise DataError(

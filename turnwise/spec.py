@@ -12,8 +12,6 @@ from turnwise.package_tables import read_table
 
 KLEstimator = Literal["k1", "abs", "k2", "k3"]
 KL_ALIASES: dict[str, KLEstimator] = {"kl": "k1", "mse": "k2", "low_var": "k3"}
-KL_LOSSES: tuple[KLEstimator, ...] = ("k3", "k2")
-"""Estimators whose gradient is that of a KL: the expected gradient of k1 is zero, and abs doesn't estimate a KL."""
 
 Grouping = Literal["traj_group_id", "tags", "batch"]
 GROUPING_ALIASES: dict[str, Grouping] = {"state": "traj_group_id", "inductive": "tags", "global": "batch"}

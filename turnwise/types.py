@@ -1,8 +1,8 @@
 """The nouns of turnwise: the data that pass between packages.
 
-Standard library and numpy only. Every array is one-dimensional; `N` is a number of tokens, `R` a number of sampled tokens. The
-nesting is `Group → Trajectory → Turn → token`; a `Sample` is the flat view of one context (forward passes, credit and
-training work on samples), and a `Batch` is one micro-batch. Packing is the last thing that happens to data."""
+Standard library and numpy only. Arrays over tokens are one-dimensional; `N` is a number of tokens, `R` a number of sampled
+tokens. The nesting is `Group → Trajectory → Turn → token`; a `Sample` is the flat view of one context (forward passes, credit
+and training work on samples), and a `Batch` is one micro-batch. Packing is the last thing that happens to data."""
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -40,7 +40,7 @@ PooledReduction = Literal["p99", "ess"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem, shared by the siblings of a group: everything random about its start follows from `seed`."""
+    """One problem, which all trajectories of a group play. Everything random about its start follows from `seed`."""
 
     id: str
     tag: str
@@ -256,8 +256,8 @@ class Group(ViewedGroup):
 
 class Denominators(NamedTuple):
     """The divisors of the losses of one *optimiser step*, known before its first micro-batch. `num_tokens` = Σ weight·tokens of
-    the loss mask. `num_sequences` = Σ weight of the samples and `num_turns` = Σ weight·turns that have such a token. All sums
-    are over all micro-batches and ranks. `max_length` is the constant `sequence_length`."""
+    the loss mask. Over the samples and turns that have a token in it, `num_sequences` = Σ weight and `num_turns` = Σ
+    weight·turns. All sums are over all micro-batches and ranks. `max_length` is the constant `sequence_length`."""
 
     num_tokens: float
     num_sequences: float
@@ -279,9 +279,9 @@ class TokenAnnotations(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """Samples packed back to back, as one micro-batch. A closed schema: `[N]` tokens of `S` samples. The arrays are numpy here;
-    a strategy turns them into tensors on its device with `map` and passes these to the loss. Optional arrays are None until the
-    forward pass or the credit assignment that computes them has run."""
+    """`S` samples with `N` tokens in all, packed back to back, as one micro-batch. The arrays are numpy here; a strategy turns
+    them into tensors on its device with `map` and passes these to the loss. Optional arrays are None until the forward pass or
+    the credit assignment that computes them has run."""
 
     token_ids: Any  # int64 [N]
     position_ids: Any  # int64 [N], restarting at 0 with each sample

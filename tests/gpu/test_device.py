@@ -31,15 +31,9 @@ from turnwise.types import Completion, SamplingParams
 BATCHES = toy_batches(toy_samples(6), [[0, 3, 5], [1, 2, 4]])
 
 
-def make_strategy(
-    device: torch.device, dtype: torch.dtype = torch.float32, attention: str = "turnwise_packed"
-) -> TorchStrategy:
-    return TorchStrategy(
-        toy_model(attn_implementation=attention),
-        optimizer=OptimizerSettings(1e-2),
-        dtype=dtype,
-        rank=RankContext(device=str(device)),
-    )
+def make_strategy(device, dtype=torch.float32, attention="turnwise_packed"):
+    model, rank = toy_model(attn_implementation=attention), RankContext(device=str(device))
+    return TorchStrategy(model, optimizer=OptimizerSettings(1e-2), dtype=dtype, rank=rank)
 
 
 def sampled(server: InferenceServer, sampling: SamplingParams, prompts: list[list[int]]) -> list[Completion]:

@@ -20,7 +20,7 @@ from turnwise.errors import ConfigError
 from turnwise.spec import ESTIMATORS
 from turnwise.types import Group, ModelOutputs, Sample, Task, Trajectory, Turn, samples_of
 
-NUM_SYMBOLS, NUM_TURNS, NUM_GROUPS, GROUP_SIZE, NUM_STEPS = 4, 2, 8, 4, 20
+NUM_SYMBOLS, NUM_TURNS, NUM_GROUPS, GROUP_SIZE, NUM_STEPS, PPO_STEPS = 4, 2, 8, 4, 20, 60
 LUCK = 100.0
 
 
@@ -88,12 +88,20 @@ def with_values(samples: list[Sample], values: torch.Tensor) -> None:
 
 def train(name: str, world: World, sign: float = 1.0, **settings) -> list[float]:
     """Probability of the right symbol in each turn after training; it starts at 0.25."""
+    return learn(name, world, sign, **settings)[0]
+
+
+def learn(
+    name: str, world: World, sign: float = 1.0, value_sign: float = 1.0, num_steps: int = NUM_STEPS, **settings
+) -> tuple[list[float], list[float]]:
+    """What `train` returns, and the critic's value before each turn's first token. The signs are those of the advantages and of
+    the critic's loss."""
     found = load_class(ESTIMATORS[name].entry, "adv_estimator", ConfigError)
     algorithm = found(AlgorithmSettings(adv_estimator=name, **settings))
     logits = torch.zeros(NUM_TURNS, NUM_SYMBOLS, 2, NUM_SYMBOLS, requires_grad=True)
     values = torch.zeros(NUM_TURNS, NUM_SYMBOLS, 2, requires_grad=True)
     optimizer = torch.optim.Adam([logits, values], lr=0.2)
-    for _ in range(NUM_STEPS):
+    for _ in range(num_steps):
         groups = world.play(logits)
         samples = samples_of(groups)
         turn, symbol, position = contexts(groups).unbind(-1)
@@ -107,12 +115,12 @@ def train(name: str, world: World, sign: float = 1.0, **settings) -> list[float]
         loss, _ = algorithm.loss(ModelOutputs(logprobs=logprobs), batch)
         if algorithm.value_loss is not None:
             value_loss, _ = algorithm.value_loss(ModelOutputs(values=values[turn, symbol, position]), batch)
-            loss = loss + value_loss
+            loss = loss + value_sign * value_loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     right = torch.softmax(logits, -1)[:, torch.arange(NUM_SYMBOLS), 0, torch.arange(NUM_SYMBOLS)]
-    return right.mean(-1).tolist()
+    return right.mean(-1).tolist(), values.detach()[:, :, 0].mean(-1).tolist()
 
 
 def world_of(name: str) -> World:
@@ -128,6 +136,27 @@ def test_both_turns_are_learnt(name):
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_with_the_sign_flipped_both_are_unlearnt(name):
     assert max(train(name, world_of(name), sign=-1.0)) < 0.05
+
+
+def test_without_a_signal_nothing_is_learnt():
+    assert train("grpo", World(luck=LUCK), sign=0.0) == pytest.approx([0.25, 0.25])
+
+
+@pytest.mark.parametrize("granularity", ["token", "turn"])
+@pytest.mark.parametrize("settings", [{}, {"whiten_advantages": True, "value_clip": 0.5}], ids=["plain", "whitened"])
+def test_ppo_learns_the_values_too(granularity, settings):
+    """A right turn is worth 1: two are to come before the first turn, and one before the second."""
+    right, values = learn("gae", World(), num_steps=PPO_STEPS, gae_granularity=granularity, **settings)
+    assert min(right) > 0.9
+    assert values == pytest.approx([2.0, 1.0], abs=0.25)
+
+
+@pytest.mark.parametrize("granularity", ["token", "turn"])
+def test_ppo_with_the_sign_of_one_of_its_losses_flipped_unlearns(granularity):
+    options = {"num_steps": PPO_STEPS, "gae_granularity": granularity}
+    assert max(train("gae", World(), sign=-1.0, **options)) < 0.05
+    _, values = learn("gae", World(), value_sign=-1.0, **options)
+    assert min(abs(values[0] - 2.0), abs(values[1] - 1.0)) > 1.0, "they run away"
 
 
 @pytest.mark.parametrize("part", ["episode", "step"])

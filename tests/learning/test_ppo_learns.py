@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from small_runs import LETTERS, run_small, small_config, training
+from small_runs import LETTERS, climb, run_small, small_config, training
 
 from turnwise import RLTrainingTool
 from turnwise.tracking.jsonl import read_metrics
-
-
-class Flipped:
-    """A loss that is climbed instead of descended."""
-
-    def __init__(self, loss):
-        self._loss = loss
-        self.outputs = loss.outputs
-
-    def __call__(self, outputs, batch):
-        value, metrics = self._loss(outputs, batch)
-        return -value, metrics
 
 
 def train(tiny_model, tmp_path, granularity, flip):
@@ -39,12 +27,7 @@ def train(tiny_model, tmp_path, granularity, flip):
         train_env_manager={"num_env_groups": 64, "group_size": 1},
         custom_envs={"Letters": {**LETTERS, "max_tokens_per_step": 1, "agent_system_template": ""}},
     )
-
-    def change(pipeline):
-        if flip:
-            pipeline.algorithm.loss = Flipped(pipeline.algorithm.loss)
-
-    return read_metrics(run_small(config, change).folder.metrics)
+    return read_metrics(run_small(config, climb if flip else None).folder.metrics)
 
 
 @pytest.mark.parametrize(("granularity", "flip"), [("token", False), ("turn", False), ("turn", True)])

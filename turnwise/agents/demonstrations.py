@@ -5,7 +5,6 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -94,7 +93,7 @@ def episodes(
 ) -> Iterator[Episode]:
     """Plays one episode per task, `num_at_once` at a time, and yields them in the order of the tasks."""
     calls = settings.calls
-    with closing(WatchedRunner(calls.watchdog, calls.place_timeout_s)) as runner:
+    with WatchedRunner(calls.watchdog, calls.place_timeout_s) as runner:
         yield from played_by(runner, partial(_episode, make_env, settings, converse), tasks, num_at_once)
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -87,7 +86,7 @@ def _of_rows(config: AgenticConfig, demonstrator: Demonstrator, num_rows: int, s
         )
     converse, sampling = _asked(config, demonstrator, split), sampling_params(config, split)
     tasks = row_tasks(config, split)[:num_rows]
-    with closing(WatchedRunner()) as runner:
+    with WatchedRunner() as runner:
         score = build_reward_stage(config, None, runner)
         agents = {name: build_row_agent(config, split, name, runner) for name in {task.agent for task in tasks}}
 

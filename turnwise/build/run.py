@@ -60,7 +60,7 @@ def build_trackers(
         # Asynchronous rollouts also sample tokens of later batches, so their number says nothing about this batch.
         most = most_sampled(config) if isinstance(config, AgenticConfig) and not config.plays_ahead else 0
         pace = Pace(num_steps, folder.num_done, stopwatch, most, smaller_steps(config))
-        trackers.append(stdout_tracker(config.exp_name, columns, num_steps, every=config.logging_steps, pace=pace))
+        trackers.append(stdout_tracker(config.exp_name, columns, pace, every=config.logging_steps))
     return trackers
 
 

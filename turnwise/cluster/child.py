@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, dumps, loads
-from turnwise.cluster.shared_tensors import Written
+from turnwise.cluster.shared_tensors import SharedTensors, Written
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch, TokenCounts
@@ -75,7 +75,7 @@ def serve(connection: Connection, stacks: Connection) -> None:
 
 
 def begin(connection: Connection, stacks: Connection) -> Wire:
-    """The wire of a forked process, which writes its stacks to `stacks` on SIGUSR1."""
+    """Prepares a forked process to write its stacks to `stacks` on SIGUSR1, and returns its wire."""
     os.set_blocking(stacks.fileno(), False)  # a cluster scheduler may send SIGUSR1, and then nobody reads
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
     return Wire(connection)
@@ -91,15 +91,35 @@ def answer_all(wire: Wire) -> None:
             return
 
 
-class Child:
-    """The workers of this process by role. Its log records go through the wire."""
+class Ranks:
+    """The ranks of this process, one per role. They report to `stopwatch`."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self.workers: dict[str, Any] = {}
+        self._stopwatch = stopwatch
+        self._written: dict[tuple[str, str], Written] = {}
+
+    def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
+        """Makes a rank of a role."""
+        neighbours = dict(self.workers)
+        self.workers[context.role] = factory(replace(context, neighbours=neighbours, stopwatch=self._stopwatch))
+
+    def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a method of a role's worker. If it yields named tensors, they are written to shared memory at once, in all
+        processes alike: gathering a sharded tensor needs all of them at the same time."""
+        call = partial(getattr(self.workers[role], method), *args, **kwargs)
+        value = call()
+        return self._written.setdefault((role, method), Written())(call) if isinstance(value, Iterator) else value
+
+
+class Child(Ranks):
+    """Answers the messages of the calling process. The log records of this process go through the wire."""
 
     def __init__(self, wire: Wire) -> None:
         logging.getLogger().handlers[:] = [SentRecords(wire)]
         logging.captureWarnings(True)
-        self.workers: dict[str, Any] = {}
         self.stopwatch = KeptStopwatch(wire.send)
-        self._written: dict[tuple[str, str], Written] = {}
+        super().__init__(self.stopwatch)
 
     def answer(self, message: bytes) -> bytes:
         """The pickled Reply to a pickled message."""
@@ -115,7 +135,7 @@ class Child:
         return pickled
 
     def set_up(self, set_up: SetUp) -> None:
-        """Takes over folder, path, environment and log levels of the calling process."""
+        """Takes over folder, path, environment and log levels of the calling process, then calls `set_up.function`."""
         if set_up.environment:
             os.environ.clear()
             os.environ.update(set_up.environment)
@@ -130,18 +150,9 @@ class Child:
         join_processes(meeting, rank, world_size, device)
         form_groups(groups)
 
-    def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
-        """Makes a rank of a role."""
-        neighbours = dict(self.workers)
-        self.workers[context.role] = factory(replace(context, neighbours=neighbours, stopwatch=self.stopwatch))
-
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of a role's worker. If it yields named tensors, they are written to shared memory."""
-        call = partial(getattr(self.workers[role], method), *args, **kwargs)
-        value = call()
-        if not isinstance(value, Iterator):
-            return value
-        return self._written.setdefault((role, method), Written())(call).shared
+        value = super().ask(role, method, args, kwargs)
+        return value.shared if isinstance(value, SharedTensors) else value
 
     def take(self, value: Any) -> None:
         """Does nothing: that the call arrives shows that the value can be pickled and unpickled."""

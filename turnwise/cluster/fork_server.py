@@ -4,7 +4,6 @@ its daemons may have no children. This module is light to import, so the fork se
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,12 +11,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import recv_handle, send_handle
 
 from turnwise.errors import NotAvailableError, WorkerError
 
-_FORK, _REAP = b"f", b"r"
-_NUMBER = 8  # bytes of a number in a message
 _END_S = 5.0  # seconds until a fork server ends by itself after its connection is closed
 _ANSWER_S = 600.0  # seconds to wait for a fork server's answer, imports included
 _IS_STARTER_THERE_S = 1.0
@@ -27,14 +25,13 @@ _SENT_TO_ALL = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 class ForkServer:
-    """The forking process, as its starter sees it. Killing the starter kills all processes."""
+    """Starts a fork server and talks to it. If this process dies, all forked processes are killed."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         if sys.platform == "win32":
             raise NotAvailableError("async_generation_ratio above 0 forks processes, which needs Unix; set it to 0")
         self.modules = modules
-        self._control, theirs = socket.socketpair()
-        self._control.settimeout(_ANSWER_S)
+        self._control, theirs = Pipe()
         self._lock = threading.Lock()
         self._exit_codes: dict[int, int] = {}  # exit code by process that was waited for; the system tells it once
         code = (
@@ -63,15 +60,16 @@ class ForkServer:
         Raises WorkerError if the fork server has ended or doesn't answer."""
         try:
             with self._talking():
-                socket.send_fds(self._control, [_FORK], [connection.fileno() for connection in connections])
-                self._control.sendall(main.encode().ljust(256))
-                return self._number()
+                self._control.send((main, len(connections)))
+                for connection in connections:
+                    send_handle(self._control, connection.fileno(), self._process.pid)
+                return self._answer()
         except TimeoutError:
             raise WorkerError(
                 f"the process that starts others imports torch and didn't answer within {_ANSWER_S:g} s; "
                 "async_generation_ratio: 0 needs no such process"
             ) from None
-        except OSError:
+        except (OSError, EOFError):
             raise WorkerError(
                 f"the process that starts others has ended with exit code {self._process.wait()} (-9 if memory ran out); "
                 "there may be a message above; async_generation_ratio: 0 needs no such process"
@@ -83,10 +81,10 @@ class ForkServer:
         try:
             with self._talking():
                 if process_id not in self._exit_codes:
-                    self._control.sendall(_REAP + process_id.to_bytes(_NUMBER, "big"))
-                    self._exit_codes[process_id] = os.waitstatus_to_exitcode(self._number())
+                    self._control.send(process_id)
+                    self._exit_codes[process_id] = os.waitstatus_to_exitcode(self._answer())
                 return self._exit_codes[process_id]
-        except OSError:
+        except (OSError, EOFError):
             return None
 
     @contextmanager
@@ -96,14 +94,16 @@ class ForkServer:
             try:
                 yield
             except BaseException as error:
-                if isinstance(error, ConnectionError):
+                if isinstance(error, ConnectionError | EOFError):
                     with suppress(subprocess.TimeoutExpired):
                         self._process.wait(_END_S)
                 self.kill()
                 raise
 
-    def _number(self) -> int:
-        return int.from_bytes(_exactly(self._control, _NUMBER), "big")
+    def _answer(self) -> int:
+        if not self._control.poll(_ANSWER_S):
+            raise TimeoutError
+        return int(self._control.recv())
 
 
 _fork_servers: dict[int, ForkServer] = {}  # fork servers by starting process: a fork of that process needs its own
@@ -133,7 +133,7 @@ def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
             signal.signal(signal.Signals[name], lambda *_: None)
     # The parent may ignore SIGCHLD and pass that on; then waiting for children would fail.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    control = socket.socket(fileno=descriptor)
+    control = Connection(descriptor)
     for module in modules:
         try:
             import_module(module)
@@ -142,29 +142,26 @@ def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
     children: set[int] = set()
     try:
         while True:
-            if not wait([control], _IS_STARTER_THERE_S):
+            if not control.poll(_IS_STARTER_THERE_S):
                 if os.getppid() != starter:
                     return
                 continue
-            kind, descriptors, *_ = socket.recv_fds(control, 1, 8)
-            if kind == _FORK:
-                name = _exactly(control, 256).decode().strip()
-                child = os.fork()
-                if child == 0:
-                    control.close()
-                    _run(name, descriptors)
-                children.add(child)
-                for number in descriptors:
-                    os.close(number)
-                control.sendall(child.to_bytes(_NUMBER, "big"))
-            elif kind == _REAP:
-                child = int.from_bytes(_exactly(control, _NUMBER), "big")
-                _, status = os.waitpid(child, 0)
-                children.discard(child)
-                control.sendall(status.to_bytes(_NUMBER, "big"))
-            else:
-                return
-    except OSError:
+            match control.recv():
+                case name, num_connections:
+                    descriptors = [recv_handle(control) for _ in range(num_connections)]
+                    child = os.fork()
+                    if child == 0:
+                        control.close()
+                        _run(name, descriptors)
+                    children.add(child)
+                    for number in descriptors:
+                        os.close(number)
+                    control.send(child)
+                case child:
+                    _, status = os.waitpid(child, 0)
+                    children.discard(child)
+                    control.send(status)
+    except (OSError, EOFError):
         return
     finally:
         for child in children:
@@ -184,14 +181,3 @@ def _run(name: str, descriptors: Sequence[int]) -> None:
         traceback.print_exc()
     finally:
         os._exit(status)
-
-
-def _exactly(control: socket.socket, num_bytes: int) -> bytes:
-    """Reads this number of bytes. Raises OSError if the other end is closed."""
-    data = b""
-    while len(data) < num_bytes:
-        more = control.recv(num_bytes - len(data))
-        if not more:
-            raise ConnectionError("closed")
-        data += more
-    return data

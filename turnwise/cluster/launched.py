@@ -7,9 +7,7 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from importlib.metadata import version
 from multiprocessing.connection import Client, Connection, Listener
 from queue import SimpleQueue
@@ -19,54 +17,40 @@ import torch
 import torch.distributed as dist
 
 from turnwise import __version__
-from turnwise.cluster.child import Wire, answer_all
+from turnwise.cluster.child import Ranks, Wire, answer_all
 from turnwise.cluster.messages import Command, SetUp
 from turnwise.cluster.process import ConnectedProcess, TrainerProcess
 from turnwise.cluster.process_cluster import ProcessCluster
-from turnwise.cluster.shared_tensors import Written
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext, launched
 from turnwise.runtime.torch_group import form_groups, join_processes
 
 
-class OwnRank(TrainerProcess):
+class OwnRank(TrainerProcess, Ranks):
     """The ranks of this process. Their calls run in a thread, so the event loop runs while they wait for other ranks."""
 
     def __init__(self, *talk: Any) -> None:
-        super().__init__(*talk)
-        self._workers: dict[str, Any] = {}
-        self._written = Written()
+        TrainerProcess.__init__(self, *talk)
+        Ranks.__init__(self, self._stopwatch)
 
     def _ask(self, name: str, command: Command) -> Any:
-        self._busy_with = name
-        try:
-            return getattr(self, command.method)(*command.args)
-        finally:
-            self._busy_with = ""
+        return getattr(self, command.method)(*command.args)
 
     def begin(self, begin: Callable[[], object]) -> None:
         """Calls `begin`, which sets up the thread that it runs in."""
         begin()
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
-        """Makes a rank of a role."""
         if context.device.startswith("cuda"):
             torch.cuda.set_device(context.device)  # of this thread
-        self._workers[context.role] = factory(replace(context, stopwatch=self._stopwatch))
-
-    def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of a role's worker. If it yields named tensors, they are written to shared memory at once. The other
-        processes do the same: gathering a sharded tensor needs all of them at the same time."""
-        call = partial(getattr(self._workers[role], method), *args, **kwargs)
-        value = call()
-        return self._written(call) if isinstance(value, Iterator) else value
+        super().make(factory, context)
 
     def _stack(self) -> str:
         return "it is this process, whose stacks are above"
 
     def _end(self) -> None:
         self._thread.end()
-        self._workers.clear()
+        self.workers.clear()
 
 
 class LaunchedCluster(ProcessCluster):

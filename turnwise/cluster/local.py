@@ -52,7 +52,6 @@ class LocalCluster:
 
     @property
     def neighbours(self) -> dict[str, Any]:
-        """The workers by role."""
         return {role: workers.worker for role, workers in self._roles.items()}
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> LocalWorkers:

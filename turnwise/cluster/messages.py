@@ -41,12 +41,13 @@ class SetUp(NamedTuple):
 
 @dataclass(slots=True)
 class Reply:
-    """The result of a command, and what the stopwatch noted meanwhile: `spans` are arguments of `Stopwatch.add`."""
+    """The result of a call, and what the stopwatch noted since the last reply: `spans` are arguments of `Stopwatch.add`."""
 
     value: Any = None
     error: BaseException | None = None
     spans: list[tuple[str, str, float, float, dict[str, Any]]] = field(default_factory=list)
     tokens: TokenCounts = field(default_factory=TokenCounts)
+    num_sampled: int = 0
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from textwrap import indent
 from typing import Any
 
@@ -34,7 +33,7 @@ _POLL_S = 0.05
 
 
 class TrainerProcess(ABC):
-    """A process that holds ranks, and the thread that talks to it. A call past its deadline blocks new ones."""
+    """A process that holds ranks, and the thread that talks to it. While a late call still runs, new calls are refused."""
 
     def __init__(
         self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None, name: str
@@ -46,7 +45,7 @@ class TrainerProcess(ABC):
         self._watchdog = watchdog
         self._stopwatch = stopwatch
         self._deadline_s = deadline_s
-        self._busy_with = ""  # the call that was sent to the process and isn't answered yet
+        self._busy_with = ""  # the call that runs
         self._late = ""  # the call that is past its deadline
         self._has_ended = False
         self._thread = DaemonThread(name)
@@ -57,7 +56,7 @@ class TrainerProcess(ABC):
             raise DeadlineError(f"{name} can't be called: {self._late} is past its deadline and still runs")
         if self._has_ended:
             raise WorkerError(f"{name} can't be called: {self.name} was ended")
-        return Started(name, self._thread.start(self._ask, name, command), self)
+        return Started(name, self._thread.start(self._run, name, command), self)
 
     def wait_for(self, name: str, call: Awaitable[Any]) -> Any:
         """The result of the call. The event loop runs meanwhile."""
@@ -91,6 +90,13 @@ class TrainerProcess(ABC):
             time.sleep(_POLL_S)
         return not self._busy_with
 
+    def _run(self, name: str, command: Command) -> Any:
+        self._busy_with = name
+        try:
+            return self._ask(name, command)
+        finally:
+            self._busy_with = ""
+
     @abstractmethod
     def _ask(self, name: str, command: Command) -> Any:
         """The result of a command. Runs in the thread."""
@@ -104,7 +110,7 @@ class TrainerProcess(ABC):
 
 
 class ConnectedProcess(TrainerProcess):
-    """A process at the other end of a connection. Somebody else has started it; it ends when the connection closes."""
+    """A process at the other end of a connection, which a launcher has started; it ends when the connection closes."""
 
     def __init__(self, connection: Connection, process_id: int, *talk: Any) -> None:
         super().__init__(*talk)
@@ -138,7 +144,13 @@ class ConnectedProcess(TrainerProcess):
                 f"{name}: its arguments can't be sent to {self.name}: {error}; leave out what can't be pickled "
                 "(locks, open files, connections)"
             ) from error
-        reply = self._answer(name, pickled)
+        try:
+            self._connection.send_bytes(pickled)
+            data = self._received()
+        except (EOFError, OSError):
+            self.is_gone = True
+            raise WorkerError(f"{name}: {self.name} has ended: {self._fate()}") from None
+        reply: Reply = loads(data)
         self._note(reply)
         if reply.error is not None:
             raise reply.error
@@ -149,19 +161,7 @@ class ConnectedProcess(TrainerProcess):
         for track, what, started, ended, details in reply.spans:
             self._stopwatch.add(track, what, started, ended, **details)
         self._stopwatch.did_tokens(reply.tokens)
-
-    def _answer(self, name: str, pickled: bytes) -> Reply:
-        self._busy_with = name
-        try:
-            self._connection.send_bytes(pickled)
-            data = self._received()
-        except (EOFError, OSError):
-            self.is_gone = True
-            raise WorkerError(f"{name}: {self.name} has ended: {self._fate()}") from None
-        finally:
-            self._busy_with = ""
-        answer: Reply = loads(data)
-        return answer
+        self._stopwatch.num_sampled += reply.num_sampled
 
     def _received(self) -> bytes:
         """The next reply. Log records and progress that come before it are passed on."""
@@ -179,15 +179,13 @@ class ForkedProcess(ConnectedProcess):
     _entry = "turnwise.cluster.child:serve"
 
     def __init__(self, *talk: Any) -> None:
-        ours, theirs = socket.socketpair()
-        readable, writable = os.pipe()
-        connection = Connection(theirs.detach())
-        self._stacks, stacks = Connection(readable, writable=False), Connection(writable, readable=False)
+        ours, theirs = Pipe()
+        self._stacks, stacks = Pipe(duplex=False)
         self._exit_code: int | None = None
         self._fork_server = prepare_processes()
-        process_id = self._fork_server.fork(self._entry, [connection, stacks])
-        super().__init__(Connection(ours.detach()), process_id, *talk)
-        connection.close()
+        process_id = self._fork_server.fork(self._entry, [theirs, stacks])
+        super().__init__(ours, process_id, *talk)
+        theirs.close()
         stacks.close()
 
     def _end(self) -> None:
@@ -229,7 +227,7 @@ class ForkedProcess(ConnectedProcess):
 
 
 def unsendable_part(value: Any, name: str, depth: int = 5) -> str:
-    """The part of a value, `name.attribute` or deeper, that can't be pickled, with its type."""
+    """The part of a value that can't be pickled, as `name.attribute`, at most `depth` attributes deep, with its type."""
     is_plain = is_dataclass(value) and not isinstance(value, type)
     names = [field.name for field in fields(value)] if is_plain else []
     parts = {name: getattr(value, name) for name in names} | (vars(value) if "__dict__" in dir(value) else {})

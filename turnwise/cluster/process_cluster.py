@@ -157,7 +157,8 @@ class ProcessCluster:
         StartedAll([process.start(name, command) for process, command in told], itemgetter(0)).result()
 
     def take(self, value: Any) -> None:
-        """Sends a value to a process, to find out early whether it arrives. Raises whatever pickle raises, on either side."""
+        """Sends a value to a process, to find out early whether it arrives. Raises WorkerError if the value can't be pickled
+        here, and whatever pickle raises there."""
         self._processes[-1].start("a trial", Command("take", (value,))).result()
 
     def keep_first_ranks(self) -> bool:

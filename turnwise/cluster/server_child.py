@@ -19,14 +19,6 @@ class ServerCall(NamedTuple):
     args: tuple[Any, ...] = ()
 
 
-class ServerReply(NamedTuple):
-    """The reply to a call, and how many tokens the server has sampled since the last reply."""
-
-    number: int
-    reply: Reply
-    num_sampled: int
-
-
 def serve(connection: Any, stacks: Any) -> None:
     """Answers commands one by one until a server is made, then calls of the server until the other end is closed."""
     wire = begin(connection, stacks)
@@ -86,5 +78,5 @@ class _Calls:
         watch = self._stopwatch
         reply.spans, watch.spans = watch.spans, []
         reply.tokens, watch.tokens = watch.tokens, TokenCounts()
-        num_sampled, watch.num_sampled = watch.num_sampled, 0
-        self._wire.send(dumps(ServerReply(call.number, reply, num_sampled)))
+        reply.num_sampled, watch.num_sampled = watch.num_sampled, 0
+        self._wire.send(dumps((call.number, reply)))

@@ -116,8 +116,7 @@ class ServerProcess(ForkedProcess):
         """Runs in the thread: passes replies to the event loops that wait for them."""
         try:
             while True:
-                number, reply, num_sampled = loads(self._received())
-                self._resolve(number, reply, num_sampled)
+                self._resolve(*loads(self._received()))
         except (EOFError, OSError, TypeError):  # TypeError: `end` closed the connection in the middle of a read
             self.is_gone = True
             for number in list(self._waiting):
@@ -128,7 +127,7 @@ class ServerProcess(ForkedProcess):
         reply.spans = [(f"{self.name}: {track}", *rest) for track, *rest in reply.spans]  # type: ignore[misc]
         super()._note(reply)
 
-    def _resolve(self, number: int, reply: Reply, num_sampled: int = 0) -> None:
+    def _resolve(self, number: int, reply: Reply) -> None:
         """Gives call `number` its reply, on the caller's event loop. Does nothing if nobody waits for it any more."""
         answered = self._waiting.get(number)
         if answered is None:
@@ -136,7 +135,6 @@ class ServerProcess(ForkedProcess):
 
         def resolve() -> None:
             self._note(reply)
-            self._stopwatch.num_sampled += num_sampled
             if answered.done():
                 return
             if reply.error is None:

@@ -37,7 +37,7 @@ class Shared:
 
 
 class SharedTensors:
-    """`(name, tensor)` pairs in memory that several processes map. It doesn't use /dev/shm, which is small in containers.
+    """`(name, tensor)` pairs in memory that several processes map, outside /dev/shm, which is small in containers.
 
     >>> tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
     >>> here = SharedTensors.of(tensors)
@@ -91,7 +91,7 @@ class SharedTensors:
 
 
 def opened_once() -> Callable[[Shared], SharedTensors]:
-    """A function that maps shared tensors. If it gets the same ones again, it returns the earlier mapping."""
+    """A function that maps shared tensors, each memory once: a second call with the same `Shared` returns the same object."""
     opened: dict[str, SharedTensors] = {}
     return lambda shared: opened.get(shared.path) or opened.setdefault(shared.path, SharedTensors(shared))
 

@@ -1,4 +1,4 @@
-"""Tells the parent process (`cli.guard`) which foreign code this process is in, even after this process has ended."""
+"""Tells the parent process (`cli.guard`) which of a user's functions this process is in, even after this process has ended."""
 
 import mmap
 
@@ -8,7 +8,7 @@ _IS_DONE, _LAST, _STATUS = 0, 1, 2
 
 
 class CallBoard:
-    """Shared memory with one line for each running call, and one for the call that began last."""
+    """Shared memory with one line for each running call. It also knows which call began last."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, (_NUM_LINES + 1) * _WIDTH)

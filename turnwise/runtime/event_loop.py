@@ -17,6 +17,7 @@ from turnwise.runtime.watchdog import Wait, Watchdog
 
 T = TypeVar("T")
 
+_SETTING = "deadlines.env_s"
 _BEAT_S = 1.0  # seconds between two signs that the loop turns
 _COLLECTOR = (50_000, 20, 10)
 """Thresholds of Python's garbage collector while the loop turns. With its defaults (700, 10, 10) it scans the live objects of
@@ -58,17 +59,12 @@ class WatchedRunner:
     The `stopwatch` records how long the loop turned and how long it was idle."""
 
     def __init__(
-        self,
-        watchdog: Watchdog | None = None,
-        turn_s: float | None = None,
-        setting: str = "deadlines.env_s",
-        stopwatch: Stopwatch | None = None,
+        self, watchdog: Watchdog | None = None, turn_s: float | None = None, stopwatch: Stopwatch | None = None
     ) -> None:
         self.watchdog = watchdog or Watchdog()
         self.stopwatch = stopwatch or Stopwatch()
         self._runner = asyncio.Runner(loop_factory=partial(new_loop, self.stopwatch))
         self._turn_s = turn_s
-        self._setting = setting
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """The result of `main`. Raises DeadlineError if a task blocked the loop."""
@@ -76,7 +72,7 @@ class WatchedRunner:
         watchdog.start()
         watchdog.loop = self._runner.get_loop()
         doing = "the event loop", "a task that blocks it"
-        with LoopIteration(watchdog, *doing, self._turn_s, self._setting, DeadlineError) as turn:
+        with LoopIteration(watchdog, *doing, self._turn_s, _SETTING, DeadlineError) as turn:
             watchdog.turn = turn
             results: list[T] = []
             started = self.stopwatch.now()
@@ -97,7 +93,7 @@ class WatchedRunner:
     def close(self) -> None:
         """Cancels what still runs on the loop. Raises DeadlineError if it doesn't end in time."""
         try:
-            end = self.watchdog.waiting("the end of the run", "its event loop to close", self._turn_s, self._setting)
+            end = self.watchdog.waiting("the end of the run", "its event loop to close", self._turn_s, _SETTING)
             with end, outer_loop_aside():
                 self._runner.close()
         finally:
@@ -112,8 +108,8 @@ class WatchedRunner:
 
 @contextmanager
 def outer_loop_aside() -> Iterator[None]:
-    """Lets another event loop run in a thread whose own loop is running, such as a notebook's. The outer loop pauses meanwhile;
-    asyncio refuses to nest loops by itself, since few programs want their loop to pause."""
+    """Lets another event loop run in a thread that runs one already, such as a notebook's, which pauses meanwhile. asyncio
+    itself refuses to nest loops, since few programs want their loop to pause."""
     outer = asyncio._get_running_loop()
     if outer is None:
         yield

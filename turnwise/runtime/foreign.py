@@ -1,5 +1,5 @@
-"""Calls of users' code. If such code harms the process, the report names the code. `call_board` lists running calls in case one
-ends the process. An exception outside `Exception`, such as SystemExit, becomes an ordinary error, which doesn't end the run."""
+"""Calls of users' code. `call_board` lists the running ones, so that the report names the call if one ends the process. An
+exception outside `Exception`, such as SystemExit, becomes an ordinary error, which doesn't end the run."""
 
 import asyncio
 import dis
@@ -15,9 +15,9 @@ _HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")  # the signal ha
 
 
 class Foreign:
-    """Surrounds a call: lists it on the `call_board` if it has an `episode`, and turns exceptions that would end the process
-    into an `EnvironmentFault`. Ctrl-C, cancellation and deadlines pass through. So do ordinary exceptions, unless `are_faults`.
-    StopIteration never passes, since no coroutine or future can carry it."""
+    """Surrounds a call of a user's code: lists it on the `call_board` if `episode` says where it belongs, and turns exceptions
+    outside `Exception` into an `EnvironmentFault`, which names the call. Ctrl-C, cancellation, deadlines and turnwise's own
+    errors pass unchanged. So do other exceptions unless `are_faults`, but not StopIteration, which no coroutine can raise."""
 
     __slots__ = ("_are_faults", "_call", "_episode", "_line")
 
@@ -52,19 +52,20 @@ def _is_from_outside(fault: BaseException) -> bool:
         case TurnwiseError() | Interrupt():
             return True
         case asyncio.CancelledError():
-            return _num_cancels() > 0
+            return _is_cancelled()
         case KeyboardInterrupt() | GeneratorExit():
             return not _is_raised(fault)
         case _:
             return False
 
 
-def _num_cancels() -> int:
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled the running task. False outside an event loop."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
-        return 0
-    return task.cancelling() if task else 0
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def _is_raised(fault: BaseException) -> bool:

@@ -48,7 +48,7 @@ class RankContext:
     layout: Mapping[str, int] = field(default_factory=lambda: {"dp": 1})
     """Sizes of the parallel dimensions; their product is `world_size`."""
     peers: tuple[int, ...] = (0,)
-    """For each rank of the role, in order: the rank in torch's default process group of the process that hosts it."""
+    """For each rank of the role: the number of its process in torch's default process group."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)
     """Workers of other roles in this process, by role: a server here can read its trainer's tensors without a copy."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)

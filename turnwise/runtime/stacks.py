@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CoroutineType, FrameType
 from typing import Any, NamedTuple
@@ -38,39 +38,38 @@ _POOLS = str(Path(__file__).with_name("threads.py"))
 _EVENT_LOOP = str(Path(asyncio.__file__).parent)  # the folder of asyncio, whose own calls don't show who waits for whom
 
 
-def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Thread | None = None) -> str:
-    """The stacks of the busy threads, except `but`, the calling one and watchdogs, and of the suspended tasks of `loop`: at
-    most `MAX_STACKS` of each. Equal stacks are shown once. Every line is indented, so that the text can go below a heading."""
+def describe_stacks(loop: asyncio.AbstractEventLoop | None) -> str:
+    """The stacks of the busy threads, except the calling one and watchdogs, and of the suspended tasks of `loop`: at most
+    `MAX_STACKS` of each. Equal stacks are shown once. Every line is indented, so that the text can go below a heading."""
     running = None if loop is None else asyncio.current_task(loop)
     frames = sys._current_frames()
-    left_out = (but, threading.current_thread())
-    threads = [thread for thread in threading.enumerate() if thread.ident in frames and thread not in left_out]
-    threads = [thread for thread in threads if thread.name != WATCHDOG]
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    threads = [thread for thread in others if thread.ident in frames and thread.name != WATCHDOG]
     threads.sort(key=lambda thread: thread is not threading.main_thread())
     names = {thread: thread.name for thread in threads}
     if running is not None and threading.main_thread() in names:
         names[threading.main_thread()] += f" in task {running.get_name()!r}"
     tasks = [] if loop is None else [task for task in asyncio.all_tasks(loop) if task is not running]
     tasks.sort(key=lambda task: task.get_name())
-    stacks = {thread: _walk(frames[thread.ident or 0], lambda found: found.f_back)[::-1] for thread in threads}
+    stacks = {thread: _stack(traceback.walk_stack(frames[thread.ident or 0]))[::-1] for thread in threads}
     lines = [
         *_groups("thread", ((names[thread], stack) for thread, stack in stacks.items() if not _waits_for_work(stack))),
-        *_groups("task", ((task.get_name(), _of_task(task)) for task in tasks)),
+        *_groups("task", ((task.get_name(), _stack(_awaited(task))) for task in tasks)),
     ]
     return "\n".join(f"  {line}" for line in lines)
 
 
 def describe_error(error: BaseException) -> str:
-    """The exception and the innermost calls that led to it, preferably those of a user's own code."""
+    """The calls of `describe_calls`, and below them the exception itself."""
     return "\n".join([*describe_calls(error), "".join(traceback.format_exception_only(error)).strip()])
 
 
-def describe_calls(error: BaseException, max_calls: int = 3) -> list[str]:
-    """The innermost calls that led to an exception, preferably those of a user's own code; one line each."""
+def describe_calls(error: BaseException) -> list[str]:
+    """The last three calls outside of libraries that led to an exception, or else the innermost call; one line each."""
     calls = traceback.extract_tb(error.__traceback__)
     # Compiled modules have frames too, but no lines to show.
     foreign = [call for call in calls if call.line and not call.filename.startswith((*_LIBRARIES, _OWN))]
-    shown = (foreign or calls[-1:])[-max_calls:]
+    shown = (foreign or calls[-1:])[-3:]
     return [f"{_relative(call.filename)}:{call.lineno} in {call.name}: {call.line}" for call in shown]
 
 
@@ -87,23 +86,17 @@ def _waits_for_work(stack: Stack) -> bool:
     return is_of_libraries or (stack[-1].file == _POOLS and stack[-1].function == "_next")
 
 
-def _walk(frame: FrameType | None, following: Callable[[FrameType], FrameType | None]) -> Stack:
-    places = []
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_EVENT_LOOP):
-            places.append(StackCall(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
-        frame = following(frame)
-    return tuple(places)
+def _stack(frames: Iterable[tuple[FrameType, int]]) -> Stack:
+    calls = (StackCall(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
+    return tuple(call for call in calls if not call.file.startswith(_EVENT_LOOP))
 
 
-def _of_task(task: asyncio.Task[Any]) -> Stack:
-    """The awaited coroutines of a suspended task (`Task.get_stack` shows the first one only)."""
-    places: list[StackCall] = []
+def _awaited(task: asyncio.Task[Any]) -> Iterator[tuple[FrameType, int]]:
+    """The frames and lines of a suspended task's awaited coroutines (`Task.get_stack` shows the first one only)."""
     awaited: Any = task.get_coro()
     while isinstance(awaited, CoroutineType) and awaited.cr_frame is not None:
-        places += _walk(awaited.cr_frame, lambda _: None)
+        yield awaited.cr_frame, awaited.cr_frame.f_lineno
         awaited = awaited.cr_await
-    return tuple(places)
 
 
 def _groups(kind: str, stacks: Iterable[tuple[str, Stack]]) -> Iterator[str]:

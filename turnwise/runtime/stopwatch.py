@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class TokenCounts(NamedTuple):
-    """Counts of tokens that went through a model.
+    """Counts of the tokens that went through a model.
 
     >>> TokenCounts(given=100, distinct=60, computed=80).padding_share
     0.25
@@ -82,7 +82,8 @@ class Stopwatch:
         """Tokens of all passes of the trained models."""
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
-        """Records that `name` ran on `track` from `started` to `ended` (times of `now()`; None = now). One thread per track."""
+        """Records that `name` ran on `track` from `started` to `ended` (times of `now()`; None = now). Only one thread may add
+        to a track."""
         self._spent(track, (self.now() if ended is None else ended) - started)
 
     def did_batch(self, num_tokens: int) -> None:

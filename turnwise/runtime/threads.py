@@ -1,5 +1,5 @@
-"""Threads for calls that may never return. They are daemons, so none of them keeps the process alive. The standard executor's
-threads are joined at exit: one stuck call hangs the process for ever."""
+"""Threads for calls that may never return. They are daemons, so none of them keeps the process alive. Python joins the threads
+of its own executor at exit, where one stuck call would hang the process for ever."""
 
 import asyncio
 import ctypes
@@ -38,9 +38,8 @@ class DaemonThread:
 
     def interrupt(self) -> None:
         """Raises SystemExit in the running call. A Python loop ends at once; a wait in C code ends when the C code returns."""
-        ident = self._thread.ident
-        if ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(SystemExit))
+        ident = ctypes.c_ulong(self._thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
 
     def join(self, timeout_s: float) -> None:
         """Waits at most `timeout_s` seconds for the thread to finish; call `end` first."""
@@ -75,17 +74,15 @@ class DaemonPool:
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """The result of a call in a thread. If nobody waits any more (cancelled, past a deadline), the call is interrupted."""
         thread = self._idle.pop() if self._idle else DaemonThread(self._name)
+        result = thread.start(function, *args)
         try:
-            result = await asyncio.wrap_future(thread.start(function, *args))
-        except asyncio.CancelledError:
-            thread.end()
-            thread.interrupt()
-            raise
-        except BaseException:
-            self._idle.append(thread)
-            raise
-        self._idle.append(thread)
-        return result
+            return await asyncio.wrap_future(result)
+        finally:
+            if result.done():
+                self._idle.append(thread)
+            else:
+                thread.end()
+                thread.interrupt()
 
 
 def _end_all(threads: list[DaemonThread]) -> None:

@@ -22,7 +22,7 @@ _groups: dict[tuple[int, ...], Any] = {}  # the groups of some of the processes,
 
 
 def form_groups(groups: Sequence[tuple[int, ...]]) -> None:
-    """Makes a process group for each tuple of ranks. All processes must call this with the same groups, members or not."""
+    """Makes a process group for each tuple of ranks. Every process must call this with the same groups, member or not."""
     _groups.clear()
     for ranks in groups:
         _groups[ranks] = dist.new_group(list(ranks))
@@ -34,10 +34,12 @@ def group_of(ranks: tuple[int, ...]) -> Any:
 
 
 def join_processes(meeting: str | None, rank: int, world_size: int, device: str) -> None:
-    """Joins the default process group of this machine's processes. They meet through the file `meeting`, or at their
-    launcher's address if it is None. NCCL connects GPUs, gloo the rest (loopback only). Raises WorkerError if joining fails."""
+    """Joins the default process group of the run's processes, all on this machine. They meet through the file `meeting`, or at
+    their launcher's address if it is None. NCCL connects GPUs, gloo the rest (over the loopback interface, unless
+    GLOO_SOCKET_IFNAME names another). Raises WorkerError if joining fails."""
     if not os.environ.get("GLOO_SOCKET_IFNAME"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    backend = "gloo"
     if device.startswith("cuda"):
         if not (torch.cuda.is_available() and dist.is_nccl_available()):
             raise WorkerError(
@@ -45,11 +47,10 @@ def join_processes(meeting: str | None, rank: int, world_size: int, device: str)
                 "or has no NCCL; give all processes the same torch and the same CUDA_VISIBLE_DEVICES"
             )
         torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+        backend = "cpu:gloo,cuda:nccl"
     try:
         if meeting is None:
-            found = dist.rendezvous("env://", rank, world_size, timeout=timedelta(seconds=_JOIN_S))
-            store, *_ = next(iter(found))
+            store, *_ = next(dist.rendezvous("env://", rank, world_size, timeout=timedelta(seconds=_JOIN_S)))
         else:
             store = dist.FileStore(meeting, world_size)
         _meet(store, rank, world_size)

@@ -1,4 +1,4 @@
-"""No silent hang: every wait has an owner and a deadline, and past it an error says who waits for whom, with stacks.
+"""Deadlines of waits. Past its deadline a wait ends with an error that says who waits for whom, and shows the stacks.
 `docs/design/watchdog.md` lists the waits of a run and their deadlines."""
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ class Interrupt(asyncio.CancelledError):
 
 
 class Wait:
-    """One wait, used once: by `with` if the main thread blocks in it (the body must not await), by `async with` if it awaits.
-    It raises DeadlineError, or the given `error`, when it is left after its deadline."""
+    """One wait, used once: by `with` around code that blocks the main thread (and must not await), by `async with` around code
+    that awaits. It raises `error` when it is left after its deadline."""
 
     deadline = float("inf")
     """A time of `time.monotonic()`. Past it the wait is interrupted and gets a new deadline, the end of a grace period."""
     report: str | None = None
     """Text of the error; None until the deadline has passed."""
     outer: Wait | None = None
+    """The wait around this one."""
     is_interrupted = False
     _has_cancelled = False
 
@@ -233,7 +234,7 @@ class Watchdog:
     def describe(self, wait: Wait, loop: asyncio.AbstractEventLoop | None) -> str:
         """A text that says who waits for whom, with the stacks of all other threads and tasks."""
         if time.monotonic() - self._stacks_at > _SAME_STACKS_S:
-            self._stacks, self._stacks_at = describe_stacks(loop, but=self._thread), time.monotonic()
+            self._stacks, self._stacks_at = describe_stacks(loop), time.monotonic()
         return f"{wait}\n{self._stacks}"
 
     def _waits(self) -> list[Wait]:

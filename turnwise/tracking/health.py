@@ -1,9 +1,9 @@
-"""Why a run may learn nothing: conditions over metrics of finished steps, each reported once, with advice. Nothing here looks
-at a single step alone. A share is compared over several steps in a row, and a rise or fall only counts where it exceeds several
-standard errors, estimated from how neighbouring steps differ: steps play different tasks, so a binomial error is too small."""
+"""Why a run may learn nothing: conditions over metrics of finished steps, each reported once, with advice. No condition looks
+at a single step alone. A change of training success only counts if it exceeds several standard errors, estimated from how
+neighbouring steps differ: steps play different tasks, so a binomial error would be too small."""
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
@@ -42,6 +42,8 @@ RANDOM_AFTER, RANDOM_MARGIN, RISE_MARGIN = 20, 0.05, 0.03
 if a rise by more than the third number is ruled out: a run that learns slowly begins at a random player's success, too."""
 
 Row = Mapping[str, float]
+Figures = defaultdict[str, float]
+"""A step's metrics. A metric that wasn't measured reads as NaN, so every comparison with it is false."""
 TEXTS = read_table(__file__, "health.yaml")
 
 
@@ -50,13 +52,6 @@ class Outcomes(NamedTuple):
 
     success: float
     num_episodes: int
-
-
-class Figures(dict[str, float]):
-    """A step's metrics. A metric that wasn't measured reads as NaN, so every comparison with it is false."""
-
-    def __missing__(self, name: str) -> float:
-        return math.nan
 
 
 class Validation(NamedTuple):
@@ -68,7 +63,7 @@ class Validation(NamedTuple):
 
 
 class History:
-    """The input of the conditions, over all steps so far."""
+    """What the conditions look at, over all steps so far."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -77,6 +72,7 @@ class History:
         """The success of every step."""
         self.validations: list[Validation] = []
         self.has_differed = False
+        """Whether any step had groups whose episodes didn't all score alike."""
         self.most_usable, self.lowest_entropy = 0.0, math.inf
         self.best: Sequence[float] = ()
         """The successes of the `BLOCK` consecutive steps with the highest mean."""
@@ -99,6 +95,7 @@ class History:
             self.best = block
 
     def last(self, number: int) -> Sequence[Figures]:
+        """The last steps, at most `BLOCK`; empty if there were fewer than `number`."""
         return list(self.points)[-number:] if len(self.points) >= number else ()
 
     def successes(self, start: int | None = None, stop: int | None = None) -> Sequence[float]:
@@ -106,7 +103,8 @@ class History:
         return [success for success in self.success[start:stop] if math.isfinite(success)]
 
     def error(self, num_steps: int = BLOCK) -> float:
-        """Standard error of the difference of two means over `num_steps` each, by neighbouring steps: no trend inflates it."""
+        """Standard error of the difference between two means of `num_steps` successes each. Estimated from differences of
+        neighbouring steps, so that no trend inflates it."""
         recent = self.successes(-NUM_FOR_NOISE)
         return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / num_steps) if len(recent) > 1 else math.inf
 
@@ -117,7 +115,7 @@ class History:
 
 
 Check = Callable[[History], str | None]
-"""Returns what it has seen of one possible problem, or None; `health.yaml` has the problem's heading and advice."""
+"""Returns a sentence about one possible problem, or None without it; `health.yaml` has the problem's heading and advice."""
 
 
 def groups_alike(history: History) -> str | None:
@@ -219,7 +217,7 @@ def validation_falls(history: History) -> str | None:
 
 
 def _no_better_than(play: Callable[[], Outcomes | None]) -> Check:
-    """The check against a random player, which plays once, and only if success surely hasn't risen since the start."""
+    """The check against a random player, which plays at most once, and only if success surely hasn't risen since the start."""
     played: list[Outcomes | None] = []
 
     def no_better_than_random(history: History) -> str | None:
@@ -255,7 +253,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 class Health:
-    """Reports each condition once. `play_at_random` gives the success of a player that draws its actions at random, or None."""
+    """Reports each condition once. `play_at_random` returns the success of a player that draws its actions, or None."""
 
     def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None) -> None:
         self._checks = (*CHECKS, _no_better_than(play_at_random))
@@ -263,13 +261,13 @@ class Health:
         self._said: set[str] = set()
 
     def replay(self, rows: Iterable[Row]) -> None:
-        """Takes over the steps before a resume, and the sentences that were already reported."""
+        """Takes over the rows of the steps before a resume, and which conditions were reported then."""
         for row in rows:
             self._history.add(row)
             self._said |= {name.removeprefix("health/") for name in row if name.startswith("health/")}
 
     def see(self, step: int, row: Row, groups: Sequence[Group] = ()) -> dict[str, str]:
-        """The sentences that are due after a step, by condition."""
+        """The sentences that are due after a step, by condition. The one about unparsable answers quotes one of `groups`."""
         self._history.add(row)
         sentences = {}
         for check in self._checks:
@@ -285,7 +283,7 @@ class Health:
 
 def _figures(row: Row) -> Figures:
     """The row with `alike` (no token has an advantage), `usable` (share of valid answers), `success` and `entropy` added."""
-    figures = Figures(row)
+    figures: Figures = defaultdict(lambda: math.nan, row)
     figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
     # The advantages of a critic are never all 0: its errors are in them.
     figures["is_critic"] = "critic/values/mean" in row

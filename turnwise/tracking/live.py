@@ -29,10 +29,10 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Screen:
-    """The state of one run and its picture. Times are seconds of any clock, passed in by the caller."""
+    """What the live view shows of one run. Times are seconds of any clock, passed in by the caller."""
 
-    def __init__(self, title: str, columns: MetricColumns, num_steps: int, num_done: int = 0, pace: Pace | None = None) -> None:
-        self.pace = pace or Pace(num_steps, num_done)
+    def __init__(self, title: str, columns: MetricColumns, pace: Pace) -> None:
+        self.pace = pace
         self._title = title
         self._columns = columns
         self._history: dict[str, list[tuple[int, float]]] = {}
@@ -183,11 +183,9 @@ class LiveTracker:
             self._live.start()
 
 
-def stdout_tracker(
-    title: str, columns: MetricColumns, num_steps: int, every: int, console: Console | None = None, pace: Pace | None = None
-) -> Tracker:
-    """The live view if standard output is a terminal that can move its cursor, else plain lines."""
+def stdout_tracker(title: str, columns: MetricColumns, pace: Pace, every: int, console: Console | None = None) -> Tracker:
+    """The live view if standard output is a terminal that can move its cursor, else a line every `every` steps."""
     console = console or Console()
     if console.file.isatty() and not console.is_dumb_terminal:
-        return LiveTracker(Screen(title, columns, num_steps, pace=pace), console)
-    return TerminalTracker(columns, num_steps, every, pace=pace)
+        return LiveTracker(Screen(title, columns, pace), console)
+    return TerminalTracker(columns, pace, every)

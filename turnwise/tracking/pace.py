@@ -47,7 +47,7 @@ class Pace:
         self._stopwatch.work, self._num_sampled = Work(), self._stopwatch.num_sampled
 
     def end_step(self, step: int, now: float) -> float:
-        """Returns the seconds since the end of the step before."""
+        """Returns the seconds since the end of the step before; for the first step, since the first phase began."""
         self._ends.append(now)
         self.num_done = min(step + 1, self.num_steps)
         self._step_began = None

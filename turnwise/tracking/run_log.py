@@ -27,12 +27,11 @@ class Watcher(Protocol):
 
     def show(self, text: str) -> None:
         """Shows a few lines of text until the next call."""
-        ...
 
 
 @runtime_checkable
 class TakesSentences(Protocol):
-    """Extra method of a tracker that keeps text: it gets a step's sentences before the step's metrics."""
+    """Extra method of a tracker that keeps the sentences about a step's health, by condition. It is called before `log`."""
 
     def say(self, sentences: Mapping[str, str]) -> None: ...
 
@@ -90,7 +89,8 @@ class RunLog:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[PhaseTime]:
-        """Measures what runs inside as `time/step_{name}` (or its published name), in seconds. Then it sets the PhaseTime."""
+        """Measures the seconds of the code inside, as the metric `time/step_{name}` (or the phase's published name). Afterwards
+        the yielded PhaseTime has them too."""
         for watcher in self._watchers:
             watcher.begin_phase(name)
         self._num_phases += 1

@@ -40,7 +40,6 @@ class Store(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
         """Writes the metrics of a step, and a sample text unless it is empty."""
-        ...
 
     def close(self) -> None: ...
 

@@ -46,16 +46,14 @@ def _tick(call: weakref.WeakMethod[Callable[[], None]], ended: threading.Event) 
 
 
 class TerminalTracker:
-    """Prints the columns that a step has, every `every` steps and at validations; after a silence, the phase's progress."""
+    """Prints a line with the step's columns every `every` steps, after the last one and at validations. After a silence it
+    prints the progress of the phase. `file` None = the current standard output."""
 
-    def __init__(
-        self, columns: MetricColumns, num_steps: int, every: int = 1, file: TextIO | None = None, pace: Pace | None = None
-    ) -> None:
+    def __init__(self, columns: MetricColumns, pace: Pace, every: int = 1, file: TextIO | None = None) -> None:
         self._columns = columns
-        self._num_steps = num_steps
         self._every = max(every, 1)
         self._file = file
-        self._pace = pace or Pace(num_steps)
+        self._pace = pace
         self._printed_at = time.monotonic()
         self._ticker = Ticker(self.tick)
 
@@ -72,18 +70,19 @@ class TerminalTracker:
         self._pace.advise(now)
         if now - self._printed_at < SILENCE_S:
             return
-        step = f"step {self._pace.num_done + 1}/{self._num_steps}: " if self._pace.num_done < self._num_steps else ""
+        number, num_steps = self._pace.num_done + 1, self._pace.num_steps
+        step = f"step {number}/{num_steps}: " if number <= num_steps else ""
         phase, *rest = self._pace.describe(now)
         self._print([f"  {step}{phase}", *rest, self._pace.time_left(now)], now)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._pace.end_step(step, time.monotonic())
+        num_steps = self._pace.num_steps
         is_validation = self._columns.validation.read(metrics) is not None
-        if step % self._every and not is_validation and step != self._num_steps - 1:
+        if step % self._every and not is_validation and step != num_steps - 1:
             return
-        width = len(str(self._num_steps))
         # What is measured after the last step has that step's number plus one.
-        cells = [f"step {step + 1:>{width}}/{self._num_steps}" if step < self._num_steps else "final"]
+        cells = [f"step {step + 1:>{len(str(num_steps))}}/{num_steps}" if step < num_steps else "final"]
         for column in self._columns.all:
             value = column.read(metrics)
             if value is not None:
@@ -100,8 +99,9 @@ class TerminalTracker:
 
 class TerminalHandler(logging.Handler):
     """Prints warnings to the current `sys.stderr`, which a live view replaces so that they appear above the view.
-    Warnings that differ only in numbers (episodes, seeds, attempts) are printed once, then counted: the count is printed at the
-    10th, 100th, … and, with `close`, at the end. A message is printed in `MAX_KINDS` kinds; further kinds count as one."""
+    Warnings that differ only in numbers (episodes, seeds, attempts) are of one kind. A kind is printed once, then counted: the
+    count is printed at the 10th, 100th, … warning and at `close`. After `MAX_KINDS` kinds of one logging call, all others count
+    as one kind."""
 
     MAX_KINDS = 5
 
@@ -143,7 +143,7 @@ def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Itera
     """Reports the progress of a long phase on standard error, for commands that play without training. Yields a function that
     takes the name of each phase as it begins."""
     nothing = MetricColumns((), MetricColumn("", "", ""), (), ())
-    tracker = TerminalTracker(nothing, 0, file=sys.stderr, pace=Pace(0, 0, stopwatch, tokens_per_episode))
+    tracker = TerminalTracker(nothing, Pace(0, 0, stopwatch, tokens_per_episode), file=sys.stderr)
     try:
         yield tracker.begin_phase
     finally:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 MAX_SPANS = 200_000
 """Maximum spans, about 25 MB. Later spans are counted and left out."""
 MAX_LANES = 16
-"""Rows for overlapping spans of one track; further ones are only counted."""
+"""Maximum rows for overlapping spans of one track. Spans that find no row are only counted."""
 _SHORT_S, _GAP_S = 2e-4, 2e-4
 """Spans of one name become one span if each is shorter than `_SHORT_S` and the next follows within `_GAP_S`. So steps of ten
 thousand cooperative environments are a block between two steps of the engine."""

@@ -121,7 +121,7 @@ class TestFirstEstimate:
 
         stopwatch = Stopwatch()
         pace = Pace(10, stopwatch=stopwatch, tokens_per_episode=100, advice="smaller sizes to try: x=1")
-        return stopwatch, Screen("lake", AGENTIC_COLUMNS, 10, pace=pace)
+        return stopwatch, Screen("lake", AGENTIC_COLUMNS, pace)
 
     def work(self, stopwatch, unit, total, done=0, tokens=0):
         from turnwise.runtime.stopwatch import Work
@@ -176,7 +176,7 @@ class TestFirstEstimate:
 
         stopwatch, screen = parts
         out = io.StringIO()
-        tracker = TerminalTracker(AGENTIC_COLUMNS, 10, file=out, pace=screen.pace)
+        tracker = TerminalTracker(AGENTIC_COLUMNS, screen.pace, file=out)
         screen.pace.begin_phase("rollout", 0.0)
         self.work(stopwatch, "episodes", 8)
         start = tracker._printed_at

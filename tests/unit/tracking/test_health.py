@@ -36,13 +36,18 @@ GOOD = {
 ALIKE = {"critic/advantages/min": 0.0, "critic/advantages/max": 0.0, "actor_train/grad_norm": 0.0}
 
 
+def told(rows, groups=(), **options):
+    """The sentences after each step, by condition."""
+    health = Health(**options)
+    return [health.see(step, row, groups) for step, row in enumerate(rows)]
+
+
 def said(rows, **options):
     """`{condition: step in which it was said}`; every sentence is said once."""
-    health, found = Health(**options), {}
-    for step, row in enumerate(rows):
-        for name in health.see(step, row):
-            assert name not in found
-            found[name] = step
+    found = {}
+    for step, sentences in enumerate(told(rows, **options)):
+        assert not found.keys() & sentences
+        found |= dict.fromkeys(sentences, step)
     return found
 
 
@@ -88,12 +93,9 @@ def test_an_entropy_bonus_that_wins_is_told_long_before_the_policy_is_noise():
 
 
 def test_a_format_that_was_known_is_told_from_one_that_never_was():
-    def sentence(rows):
-        health = Health()
-        return [health.see(step, row) for step, row in enumerate(rows)][-1]["answers_unparsable"]
-
     bad = run_of((2, 0.0, 0.0, {"rollout/parsed": 0.0}))
-    assert "an update broke them" in sentence(run_of(RISING) + bad) and "broke" not in sentence(bad)
+    assert "an update broke them" in told(run_of(RISING) + bad)[-1]["answers_unparsable"]
+    assert "broke" not in told(bad)[-1]["answers_unparsable"]
 
 
 def test_no_gradient_was_finite():
@@ -175,10 +177,7 @@ def test_a_success_that_a_random_player_has_too():
 
 def test_a_run_that_takes_off_late_is_told_only_what_is_so_by_then():
     rows = [{**GOOD, "env/A/success": share} for share in [0.3] * 40 + [0.3 + 0.02 * step for step in range(30)]]
-    health, told = Health(lambda: Outcomes(0.3, 200)), []
-    for step, row in enumerate(rows):
-        told += health.see(step, row).values()
-    (sentence,) = told
+    [sentence] = [text for texts in told(rows, play_at_random=lambda: Outcomes(0.3, 200)) for text in texts.values()]
     assert "after step 20: so far success hasn't risen: it is 0.30 after 20 steps" in sentence
     assert "it may rise yet" in sentence
 
@@ -216,9 +215,7 @@ def test_one_unparsable_answer_is_shown_and_cut():
     task = Task(id="t", tag="A", split="train", seed=0)
     groups = [Group(task, [Trajectory(task, 0, turns=turns)])]
     rows, _ = CASES["answers_unparsable"]
-    health = Health()
-    sentences = [health.see(step, row, groups) for step, row in enumerate(rows)]
-    quoted = re.search(r"one of them: '((?:no )+.*)'…", sentences[-1]["answers_unparsable"])
+    quoted = re.search(r"one of them: '((?:no )+.*)'…", told(rows, groups)[-1]["answers_unparsable"])
     assert quoted is not None and len(quoted.group(1)) == 80
 
 
@@ -228,8 +225,7 @@ def test_every_sentence_names_a_heading_of_the_page_with_what_to_do():
     assert headings == [heading for heading in headings if heading in named] + ["None of these"]
     assert sorted(headings[:-1]) == sorted(named)
     for name, (rows, step) in CASES.items():
-        health = Health()
-        text = [health.see(number, row) for number, row in enumerate(rows)][step][name]
+        text = told(rows)[step][name]
         assert re.search(rf'^after step {step + 1}: .*\. .*\. See {re.escape(PAGE)}, "(.+)"$', text), text
 
 

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from drawn import plain
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from turnwise.tracking.live import MAX_SHOWN_LINES, LiveTracker, Screen, stdout_tracker
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS
+from turnwise.tracking.pace import Pace
 from turnwise.tracking.terminal import TerminalTracker
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -33,7 +35,7 @@ STEP = {
 
 def played(num_steps=8, num_done=3, step_s=4.0):
     """A screen after some steps of four seconds each."""
-    screen = Screen("lake", AGENTIC_COLUMNS, num_steps)
+    screen = Screen("lake", AGENTIC_COLUMNS, Pace(num_steps))
     screen.pace.begin_phase("val", 100.0)
     for step in range(num_done):
         validation = {"val/env/Lake/success": (0.25, 0.875, 0.5)[step]} if step < 3 else {}
@@ -57,7 +59,7 @@ def test_the_screen_shows_step_time_left_phases_and_figures():
 
 
 def test_time_left_counts_validations_and_has_no_guess_before_a_step():
-    screen = Screen("lake", AGENTIC_COLUMNS, 8)
+    screen = Screen("lake", AGENTIC_COLUMNS, Pace(8))
     screen.pace.begin_phase("val", 0.0)
     assert "time left unknown" in plain(screen.render(1.0))
     screen.log(0, STEP, 10.0)
@@ -65,7 +67,7 @@ def test_time_left_counts_validations_and_has_no_guess_before_a_step():
 
 
 def test_a_resumed_run_starts_where_it_goes_on():
-    screen = Screen("lake", AGENTIC_COLUMNS, 8, num_done=6)
+    screen = Screen("lake", AGENTIC_COLUMNS, Pace(8, num_done=6))
     screen.pace.begin_phase("rollout", 0.0)
     assert "step 6/8" in plain(screen.render(0.0))
     screen.log(6, STEP, 5.0)
@@ -82,7 +84,7 @@ def test_the_end_says_how_it_ended():
 
 
 def test_the_loss_of_fine_tuning_is_best_where_it_is_lowest():
-    screen = Screen("lake", SFT_COLUMNS, 4)
+    screen = Screen("lake", SFT_COLUMNS, Pace(4))
     for step, loss in enumerate((3.0, 1.0, 2.0)):
         screen.log(step, {"sft/loss": loss, "sft/val_loss": loss}, float(step))
     assert "best 1.0000 after 1 step" in plain(screen.render(9.0))
@@ -97,9 +99,9 @@ def test_a_sample_is_short_and_commands_no_terminal():
     assert len(lines) <= 20
 
 
-def written(console_width=100, **steps):
+def written(console_width=100):
     out = io.StringIO()
-    tracker = LiveTracker(Screen("lake", AGENTIC_COLUMNS, 8), Console(file=out, force_terminal=True, width=console_width))
+    tracker = LiveTracker(Screen("lake", AGENTIC_COLUMNS, Pace(8)), Console(file=out, force_terminal=True, width=console_width))
     tracker.begin_phase("rollout")
     tracker.log(0, STEP)
     tracker.close()
@@ -141,20 +143,21 @@ def test_plain_lines_where_there_is_no_terminal(file, term, expected, monkeypatc
     # Colours asked for in a pipe are no reason to move a cursor there.
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", term)
-    assert type(stdout_tracker("lake", AGENTIC_COLUMNS, 8, every=1, console=Console(file=file))) is expected
+    assert type(stdout_tracker("lake", AGENTIC_COLUMNS, Pace(8), every=1, console=Console(file=file))) is expected
 
 
 SCRIPT = """
 import logging
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
 from turnwise.tracking.live import stdout_tracker
+from turnwise.tracking.pace import Pace
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.terminal import TerminalHandler
 from turnwise.types import Metric
 
 log = logging.getLogger("turnwise")
 log.addHandler(TerminalHandler())
-run = RunLog([stdout_tracker("lake", AGENTIC_COLUMNS, 8, every=1)])
+run = RunLog([stdout_tracker("lake", AGENTIC_COLUMNS, Pace(8), every=1)])
 with run.phase("rollout"):
     log.warning("an episode was lost")
 run.add([Metric("rollout/score/mean", 0.75)])
@@ -169,14 +172,9 @@ def in_a_terminal(**environment):
     process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=slave, stderr=slave, env=os.environ | environment)
     os.close(slave)
     chunks = []
-    while True:
-        try:
-            chunk = os.read(master, 65536)
-        except OSError:  # Linux says that the other end is closed by an error.
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
+    with suppress(OSError):  # Linux says that the other end is closed by an error.
+        while chunk := os.read(master, 65536):
+            chunks.append(chunk)
     assert process.wait() == 1
     os.close(master)
     return b"".join(chunks).decode()

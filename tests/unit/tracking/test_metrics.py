@@ -10,10 +10,6 @@ from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import Metric
 
 
-def test_a_mean_is_weighted():
-    assert reduce_metrics([Metric("a", 1.0, weight=3), Metric("a", 5.0, weight=1)]) == {"a": 2.0}
-
-
 @pytest.mark.parametrize(("reduction", "expected"), [("sum", 6.0), ("max", 3.0), ("min", 1.0), ("last", 2.0)])
 def test_other_reductions_ignore_the_size_of_weights(reduction, expected):
     metrics = [Metric("a", value, reduction, weight) for value, weight in ((1.0, 5.0), (3.0, 1.0), (2.0, 2.0))]

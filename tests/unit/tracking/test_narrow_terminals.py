@@ -11,6 +11,7 @@ from rich.console import Console
 
 from turnwise.tracking.live import LiveTracker, Screen
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
+from turnwise.tracking.pace import Pace
 
 STEP = {
     "rollout/score/mean": 0.75,
@@ -29,7 +30,7 @@ VALIDATION = {"val/env/Lake/success": 0.5, "time/step_val": 9.0}
 def lines_of(width, title="an_experiment_with_a_long_name", num_done=2):
     """The last frame of a run on a terminal of that width."""
     out = io.StringIO()
-    tracker = LiveTracker(Screen(title, AGENTIC_COLUMNS, 200), Console(file=out, force_terminal=True, width=width))
+    tracker = LiveTracker(Screen(title, AGENTIC_COLUMNS, Pace(200)), Console(file=out, force_terminal=True, width=width))
     tracker.begin_phase("rollout")
     for step in range(num_done):
         tracker.log(step, STEP | VALIDATION)
@@ -64,7 +65,7 @@ def test_no_figure_is_cut_off(width):
 
 
 def test_the_phases_stay_those_of_a_step_when_the_end_is_validated():
-    screen = Screen("lake", AGENTIC_COLUMNS, num_steps=1)
+    screen = Screen("lake", AGENTIC_COLUMNS, Pace(1))
     screen.pace.begin_phase("rollout", 0.0)
     screen.log(0, STEP, 4.0)
     screen.log(1, VALIDATION, 13.0)
@@ -117,7 +118,7 @@ class ReflowingTerminal(io.StringIO):
 def test_resizing_leaves_one_frame(widths):
     terminal = ReflowingTerminal(widths[0])
     console = Console(file=terminal, force_terminal=True, width=widths[0])
-    tracker = LiveTracker(Screen("lake", AGENTIC_COLUMNS, 200), console)
+    tracker = LiveTracker(Screen("lake", AGENTIC_COLUMNS, Pace(200)), console)
     print("what was there before", file=terminal)
     tracker.begin_phase("rollout")
     tracker.log(0, STEP | VALIDATION)

@@ -7,9 +7,8 @@ import threading
 from types import ModuleType
 
 import pytest
-import yaml
+from small_runs import run_small, small_config
 
-from turnwise.cli.main import main
 from turnwise.errors import NotAvailableError
 from turnwise.tracking import store
 from turnwise.tracking.store import StoreTracker, TrackedRun
@@ -102,33 +101,16 @@ def test_one_that_stops_working_does_not_end_the_run_and_all_are_closed(tiny_mod
             told.update(run=run, arguments=arguments, store=self)
 
     monkeypatch.setattr("turnwise.tracking.tensorboard.TensorBoardStore", Failing)
-    values = {
-        "pretrain": str(tiny_model),
-        "output_dir": str(tmp_path),
-        "exp_name": "letters",
-        "max_steps": 3,
-        "seed": 7,
-        "sequence_length": 384,
-        "rollout_batch_size": 4,
-        "track_with": ["tensorboard"],
-        "tracker_kwargs": {"tensorboard": {"log_dir": "secret"}},
-        "train_env_manager": {"num_env_groups": 1, "group_size": 4},
-        "custom_envs": {"Toy": {"env_type": "toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
-    }
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values))
-    assert main(["train", str(tmp_path / "toy.yaml")]) == 0
+    kwargs = {"track_with": ["tensorboard"], "tracker_kwargs": {"tensorboard": {"log_dir": "secret"}}}
+    run_small(small_config(tiny_model, tmp_path, max_steps=3, seed=7, **kwargs))
     assert capsys.readouterr().err.count("tensorboard gets nothing more") == 1
     run, memory = told["run"], told["store"]
     [(step, row, text)] = memory.rows
     assert step == 0 and "rollout/score/mean" in row and "best trajectory" in text
     assert memory.is_closed.wait(60)
     assert told["arguments"] == {"log_dir": "secret"}
-    assert (run.project, run.first_step, run.settings["seed"], run.settings["train_env_manager.group_size"]) == (
-        "letters",
-        0,
-        7,
-        4,
-    )
+    assert (run.project, run.first_step) == ("letters", 0)
+    assert (run.settings["seed"], run.settings["train_env_manager.group_size"]) == (7, 4)
     assert not [name for name in run.settings if name.startswith("tracker_kwargs")]
 
 

@@ -28,6 +28,16 @@ class Clocked(Timeline):
         self.add(track, name, start, **details)
 
 
+class Kept(list):
+    """A tracker that keeps the metrics of each step."""
+
+    def log(self, step, metrics):
+        self.append(metrics)
+
+    def close(self):
+        pass
+
+
 def events(timeline: Timeline, path: Path) -> tuple[list[dict], dict[int, str]]:
     """The spans, and the names of the rows."""
     timeline.close()
@@ -83,13 +93,6 @@ def test_the_file_is_bounded_and_the_sums_go_on(path: Path, caplog: pytest.LogCa
 
 
 def test_the_shares_of_a_step_add_up_to_one_and_start_anew_with_each(path: Path) -> None:
-    class Kept(list):
-        def log(self, step, metrics):
-            self.append(metrics)
-
-        def close(self):
-            pass
-
     kept, timeline = Kept(), Timeline(path)
     log = RunLog([kept], timeline)
     for step, (loop_s, engine_s, idle_s) in enumerate([(1e-9, 1e-9, 0.0), (1e-9, 0.0, 1e-9)]):
@@ -109,17 +112,9 @@ def test_the_shares_of_a_step_add_up_to_one_and_start_anew_with_each(path: Path)
 
 
 def test_what_was_spent_before_the_first_step_is_none_of_its_time(path: Path) -> None:
-    kept, timeline = [], Timeline(path)
+    kept, timeline = Kept(), Timeline(path)
     timeline.totals |= {LOOP: 1000.0, ENGINE: 600.0}
-
-    class Kept:
-        def log(self, step, metrics):
-            kept.append(metrics)
-
-        def close(self):
-            pass
-
-    log = RunLog([Kept()], timeline)
+    log = RunLog([kept], timeline)
     with log.phase("rollout"):
         pass
     log.end_step(0)

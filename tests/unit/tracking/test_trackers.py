@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import logging
 
-import yaml
+from small_runs import run_small, small_config
 
-from turnwise.cli.main import main
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS
+from turnwise.tracking.pace import Pace
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.store import StoreTracker, TrackedRun
 from turnwise.tracking.tensorboard import TensorBoardStore
@@ -30,7 +30,7 @@ def test_jsonl_round_trip_drops_a_cut_last_line(tmp_path):
 
 def test_terminal_line_shows_what_the_step_has():
     out = io.StringIO()
-    tracker = TerminalTracker(AGENTIC_COLUMNS, num_steps=20, every=5, file=out)
+    tracker = TerminalTracker(AGENTIC_COLUMNS, Pace(20), every=5, file=out)
     for step in range(7):
         validation = {"val/env/FrozenLake/success": 0.75} if step == 3 else {}
         tracker.log(step, {"env/FrozenLake/success": 0.5, "rollout/score/mean": 0.25} | validation)
@@ -42,7 +42,7 @@ def test_terminal_line_shows_what_the_step_has():
 
 def test_a_validation_is_printed_whatever_it_measures():
     out = io.StringIO()
-    tracker = TerminalTracker(SFT_COLUMNS, num_steps=20, every=10, file=out)
+    tracker = TerminalTracker(SFT_COLUMNS, Pace(20), every=10, file=out)
     for step in range(1, 4):
         tracker.log(step, {"sft/loss": 1.0} | ({"sft/val_loss": 2.0} if step == 2 else {}))
     tracker.log(20, {"sft/val_loss": 1.5})
@@ -134,19 +134,7 @@ def test_a_training_run_leaves_settings_and_sample_texts_in_tensorboard(tiny_mod
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    values = {
-        "pretrain": str(tiny_model),
-        "output_dir": str(tmp_path),
-        "max_steps": 2,
-        "seed": 7,
-        "sequence_length": 384,
-        "rollout_batch_size": 4,
-        "track_with": ["tensorboard"],
-        "train_env_manager": {"num_env_groups": 1, "group_size": 4},
-        "custom_envs": {"Toy": {"env_type": "toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
-    }
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values))
-    assert main(["train", str(tmp_path / "toy.yaml")]) == 0
+    run_small(small_config(tiny_model, tmp_path, max_steps=2, seed=7, track_with=["tensorboard"]))
     [folder] = tmp_path.glob("*/*/tensorboard")
     events = EventAccumulator(str(folder))
     events.Reload()
