@@ -1,5 +1,5 @@
-"""Value models: a decoder's backbone with a scalar head, V(s) = w·h + b at every token. On disk a value model is a Hugging Face
-folder for token classification with one label (`AutoModelForTokenClassification`)."""
+"""Value models: a decoder's backbone with a scalar head, V = w·h + b at every token with hidden state h. On disk a value model
+is a Hugging Face folder for token classification with one label (`AutoModelForTokenClassification`)."""
 
 import logging
 from pathlib import Path
@@ -23,10 +23,10 @@ def load_value_model(
 ) -> PreTrainedModel:
     """A value model in evaluation mode with fp32 weights, from a folder or the hub.
 
-    A folder without a value head (a causal language model) gives its backbone, with a head that is 0 everywhere: then the first
-    advantages are the returns themselves, and nothing is random. The scalar head of a reward model is kept. An adapter is
-    merged into its base model; a critic's adapter also brings its head. Raises ModelError if there is no such folder, no
-    decoder in it, its head has several labels, or weights are missing."""
+    A folder without a value head (a causal language model) gives its backbone with a new head of zeros: all values are then 0,
+    and no seed matters. The scalar head of a reward model is kept. An adapter is merged into its base model; a critic's adapter
+    also brings its head. Raises ModelError if there is no such folder, no decoder in it, its head has several labels, or
+    weights are missing."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -56,7 +56,7 @@ def load_value_model(
 
 def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:
     """Number of labels of the head that `load_value_model` would find, read from the headers of the weight files; 0 without a
-    head, None if only loading tells. Raises ModelError if the model is no decoder."""
+    head, None if the headers don't tell. Raises ModelError if the model is no decoder."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -73,7 +73,8 @@ def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:
 
 
 def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' token classifier of this architecture, or one made here. Raises ModelError if it isn't a decoder."""
+    """transformers' token classifier of this architecture; a new class if it has none. Raises ModelError if the architecture
+    isn't a decoder."""
     decoders, known = AutoModelForCausalLM._model_mapping, AutoModelForTokenClassification._model_mapping
     if type(config) not in decoders:
         raise ModelError(
