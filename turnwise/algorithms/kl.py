@@ -22,11 +22,6 @@ def k1(difference: Tensor) -> Tensor:
     return difference
 
 
-def absolute(difference: Tensor) -> Tensor:
-    """|d|: a distance, not an estimate of the KL."""
-    return difference.abs()
-
-
 def k2(difference: Tensor) -> Tensor:
     """½d²: biased, low variance; its expected gradient is that of the reverse KL."""
     return 0.5 * difference.square()
@@ -38,7 +33,8 @@ def k3(difference: Tensor) -> Tensor:
     return torch.exp(-bounded) + bounded - 1.0
 
 
-KL_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {"k1": k1, "abs": absolute, "k2": k2, "k3": k3}
+KL_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {"k1": k1, "abs": torch.abs, "k2": k2, "k3": k3}
+"""The estimators by name. `abs`, |d|, is a distance and doesn't estimate the KL."""
 
 
 def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimator) -> Tensor:

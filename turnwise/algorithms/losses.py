@@ -82,8 +82,8 @@ class PolicyLoss:
 
     Returns a micro-batch's part of its optimiser step's loss; the parts of a step add up. If the batch has no `old_logprobs`,
     old is the current log-prob without its gradient. The ratio is then 1, which is right only while the weights are those that
-    sampled. If a token has kept ids (after top-k, top-p, min-p), its ratio and policy loss are over these ids; KL and entropy
-    are over the whole vocabulary.
+    sampled. Ratio and policy loss are over a token's kept ids (after top-k, top-p, min-p) if it has some, KL and entropy over
+    the whole vocabulary.
 
     On every batch with `rollout_logprobs` the mismatch between the sampler's log-probs and old is measured. With
     `use_rollout_log_probs` old is the sampler's, so the current log-probs are compared, after any earlier optimiser steps.

@@ -1,5 +1,4 @@
-"""Means over the trained tokens only. Inputs are *replaced* where the mask is 0: a NaN there must not change values or
-gradients, and 0 · NaN is NaN."""
+"""Means over trained tokens. Inputs are *replaced* where the mask is 0, since a NaN there would survive a product with 0."""
 
 from collections.abc import Mapping
 

@@ -161,8 +161,8 @@ def resolve_normalizer(
 
 
 def group_ids(groups: Sequence[Group], grouping: Grouping = "traj_group_id") -> Index:
-    """The number of each trajectory's group [T]: the siblings of a task (`traj_group_id`), all episodes of an environment tag
-    (`tags`), or the whole `batch`."""
+    """The number of each trajectory's group [T]: siblings of a task (`traj_group_id`), an environment tag (`tags`), or the
+    `batch`."""
     ids = np.arange(len(groups)) if grouping == "traj_group_id" else np.zeros(len(groups), np.int64)
     if grouping == "tags":
         ids = numbered(group.task.tag for group in groups)

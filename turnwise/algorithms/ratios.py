@@ -26,8 +26,7 @@ class Spans:
 
     @classmethod
     def of(cls, batch: Batch) -> "Spans":
-        """The spans of a batch of tensors. A batch numbers the turns of each sequence from 0; here each turn has its own
-        number."""
+        """The spans of a batch of tensors. Turns, which a batch numbers from 0 in each sequence, get distinct numbers."""
         number = batch.sequence_id * (batch.turn_id.max() + 2) + batch.turn_id
         _, turn_id = torch.unique(number, return_inverse=True)
         return cls(batch.response_mask, turn_id, batch.sequence_id)

@@ -1,7 +1,6 @@
 """The response tokens of a batch in the order of sampling, their rewards, discounted sums and advantage estimation (GAE).
-Observations, template tokens and padding are left out, so no credit passes through them. The functions at the end take arrays
-of steps, trajectory after trajectory, with the number of steps of each in `lengths` [T]. A step is a response token or a
-turn."""
+Observations, template tokens and padding are left out, so no credit passes through them. `discounted_sums` and `gae` take
+arrays of steps (tokens or turns), trajectory after trajectory; `lengths` [T] has the number of steps of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

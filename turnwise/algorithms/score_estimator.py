@@ -65,9 +65,8 @@ def runs_of(groups: Sequence[Group]) -> Index:
 
 
 class GRPO(ScoreEstimator):
-    """A = (s − μ) / (σ + 1e-6) over the siblings (Shao et al. 2024, arXiv:2402.03300, section 4.1), or as
-    `reward_normalization` says: `method: mean` with `loss_agg_mode: seq-mean-token-sum-norm` is Dr. GRPO (Liu et al. 2025,
-    arXiv:2503.20783)."""
+    """A = (s − μ) / (σ + 1e-6) over the siblings (Shao et al. 2024, arXiv:2402.03300, section 4.1). `method: mean` with
+    `loss_agg_mode: seq-mean-token-sum-norm` is Dr. GRPO (Liu et al. 2025, arXiv:2503.20783)."""
 
     spec = ESTIMATORS["grpo"]
 
@@ -104,8 +103,8 @@ class GRPOPassK(ScoreEstimator):
 
 class GPG(ScoreEstimator):
     """A = α(s − μ) over the siblings. α = B / (B − M) makes up for groups that teach nothing: of B trajectories in the batch, M
-    are in groups without variance (Chu et al. 2025, arXiv:2504.02546). M doesn't count single scores that equal the mean of
-    their group. B and M are sums of weights."""
+    are in groups without variance (Chu et al. 2025, arXiv:2504.02546). M doesn't count single scores at the mean of their
+    group."""
 
     spec = ESTIMATORS["gpg"]
 
@@ -118,8 +117,7 @@ class GPG(ScoreEstimator):
 
 
 class OPO(ScoreEstimator):
-    """A = s − Σ len·s / Σ len, with sums over the siblings and itself; len is the number of trained tokens times the weight
-    (Hao et al. 2025, arXiv:2505.23585)."""
+    """A = s − Σ len·s / Σ len over the group; len is weight times trained tokens (Hao et al. 2025, arXiv:2505.23585)."""
 
     spec = ESTIMATORS["opo"]
 

@@ -57,8 +57,8 @@ class StepReinforce(StepEstimator):
 
 
 def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
-    """The bucket of each turn [K]: turns share one if they have the same entry of `groups` [K] and equal state keys. Raises
-    ValueError if a turn has no `state_key`."""
+    """The bucket of each turn [K], by its entry of `groups` [K] and its state key. Raises ValueError if a turn has no
+    `state_key`."""
     keys = []
     for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True):
         if turn.state_key is None:

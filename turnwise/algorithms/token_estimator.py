@@ -89,8 +89,7 @@ class AgenticReinforce(TokenEstimator):
 
 
 class ReinforcePlusPlus(Reinforce):
-    """A_t = Σ_{k≥t} γ^{k−t} r_k, by default with the score on the last token; whitened over all tokens (Hu 2025,
-    arXiv:2501.03262)."""
+    """A_t = Σ_{k≥t} γ^{k−t} r_k, by default of the score on the last token; whitened (Hu 2025, arXiv:2501.03262)."""
 
     spec = ESTIMATORS["reinforce_plus_plus"]
 
@@ -174,8 +173,8 @@ def _gathered(tokens: ResponseTokens, arrays: Sequence[FloatArray | None]) -> Ar
 
 
 def explained_variance(values: Array, returns: Array) -> list[Metric]:
-    """1 − Var(R − V) / Var(R) of returns R and values V: 1 for a perfect critic, 0 if it is as good as a constant. No metric if
-    all returns are equal."""
+    """1 − Var(R − V) / Var(R), R the returns: 1 for a perfect critic, 0 for a constant one. No metric if all returns are
+    equal."""
     variance = float(returns.var()) if len(returns) else 0.0
     if variance <= 1e-12:
         return []

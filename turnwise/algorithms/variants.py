@@ -74,9 +74,8 @@ def _weighted(inputs: PolicyInputs, weights: Tensor) -> Tensor:
 
 
 def ppo(inputs: PolicyInputs, *, clip_low: float, clip_high: float, dual_clip: float | None) -> VariantResult:
-    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A), and at most −cA where A < 0, with c = `dual_clip`; without this bound (None) the
-    loss of such a token grows with r without limit. Schulman et al. 2017, arXiv:1707.06347, eq. 7; dual clip: Ye et al. 2020,
-    arXiv:1912.09729, eq. 5."""
+    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A), and at most −cA where A < 0, with c = `dual_clip`; None leaves that loss unbounded.
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7; dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5."""
     losses, shares = _clipped(inputs.ratio, inputs.advantages, clip_low, clip_high)
     if dual_clip is not None:
         bound = -dual_clip * inputs.advantages
@@ -87,16 +86,15 @@ def ppo(inputs: PolicyInputs, *, clip_low: float, clip_high: float, dual_clip: f
 
 
 def gspo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
-    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A), the same at each token of a sequence: r = exp(mean of lp − old over the sequence),
-    and A is the sequence's mean advantage. With `ratio_type: segment` a turn takes the sequence's place. Zheng et al. 2025,
-    arXiv:2507.18071, eq. 5 to 7."""
+    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A) at each token, with r = exp(mean of lp − old over the sequence) and the sequence's
+    mean advantage A; with `ratio_type: segment`, of the turn. Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7."""
     return _clipped(inputs.ratio, inputs.averaged(inputs.advantages), clip_low, clip_high)
 
 
 def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
     """−A·exp(mean over the sequence of sgn(A)·min(sgn(A)Δ, sgn(A)·clip(Δ, −ε_lo, ε_hi))), with Δ = lp − old and the sequence's
-    mean advantage A: the geometric mean of ratios, each clipped in log space. With `ratio_type: segment` a turn takes the
-    sequence's place. Zhao et al. 2025, arXiv:2507.20673, eq. 4."""
+    mean advantage A; with `ratio_type: segment`, of the turn. This is the geometric mean of ratios, each clipped in log space.
+    Zhao et al. 2025, arXiv:2507.20673, eq. 4."""
     difference, advantages = inputs.difference, inputs.averaged(inputs.advantages)
     sign = torch.sign(advantages)
     clipped = difference.clamp(-clip_low, clip_high)
@@ -106,8 +104,7 @@ def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantR
 
 
 def cispo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
-    """−sg(clip(r, 1−ε_lo, 1+ε_hi))·A·lp: the weight is clipped, and every token keeps a gradient. MiniMax 2025,
-    arXiv:2506.13585, eq. 4 and 5."""
+    """−sg(clip(r, 1−ε_lo, 1+ε_hi))·A·lp: every token keeps a gradient. MiniMax 2025, arXiv:2506.13585, eq. 4 and 5."""
     ratio = inputs.ratio
     weights = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     return _weighted(inputs, weights), _shares(weights != ratio, ratio, 1.0 - clip_low, 1.0 + clip_high)
@@ -142,8 +139,7 @@ def topr(inputs: PolicyInputs, *, weight_positive: float, weight_negative: float
 
 
 def kimi15(inputs: PolicyInputs, *, tau: float) -> VariantResult:
-    """−A·lp + τ/2·(lp − old)²: the square keeps the policy near the old one. Kimi Team 2025, arXiv:2501.12599, section
-    2.3.2."""
+    """−A·lp + τ/2·(lp − old)²: the square keeps the policy near old. Kimi Team 2025, arXiv:2501.12599, section 2.3.2."""
     return -inputs.advantages * inputs.logprobs + 0.5 * tau * inputs.difference.square(), {}
 
 
@@ -172,8 +168,7 @@ VARIANTS: dict[str, Variant] = {variant.__name__: variant for variant in _BUILT_
 
 
 def find_variant(name: str, parameters: Mapping[str, Any]) -> Variant:
-    """The loss of a `pg_variant`, built in or `module:function`. Raises ConfigError if a user's function can't be loaded, or
-    can't take `parameters`."""
+    """The loss of a `pg_variant`, built in or `module:function`. Raises ConfigError if the latter can't be called so."""
     if name in VARIANTS:
         return VARIANTS[name]
     return load_function(name, "pg_variant", ConfigError, ["inputs"], parameters)

@@ -1,5 +1,4 @@
-"""Demonstrations for supervised fine-tuning: JSONL files of rows `{"messages": [...]}`, with `tools` if the messages call
-any."""
+"""Demonstrations for supervised fine-tuning: JSONL files of rows `{"messages": [...]}`, with `tools` if they are called."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +23,7 @@ class Row(NamedTuple):
 
 
 def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
-    """All rows of the files, in their order. Raises DataError, with file and line, if a file is missing or empty or a row is
-    wrong."""
+    """All rows of the files in order. Raises DataError, with file and line, for a missing or empty file or a wrong row."""
     for path in map(Path, paths):
         place = None
         for place, record in read_jsonl(path):

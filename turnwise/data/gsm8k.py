@@ -86,8 +86,7 @@ def generate_problems(
 
 
 def _problem(drawn: random.Random, num_steps: int, largest: int, operations: str, is_test: bool) -> dict[str, str] | None:
-    """A drawn problem; None if it is for training and has a step on held-out operands, or for the test and its first step isn't
-    on such."""
+    """A problem; None if it would be for training and use held-out operands, or for testing and not begin with such."""
     name, things, total = drawn.choice(_NAMES), drawn.choice(_THINGS), drawn.randint(1, largest)
     question, lines = [f"{name} has {total} {things}."], []
     for number in range(num_steps):

@@ -1,5 +1,4 @@
-"""Rewards of whole groups: functions of completions and columns. If one is slow or breaks, only its own group waits or
-fails."""
+"""Rewards of whole groups: functions of completions and columns. A slow or broken one delays or fails only its group."""
 
 import asyncio
 import inspect
@@ -32,8 +31,8 @@ class RewardFault(EnvironmentFault):
 
 
 def runs_of(group: Group) -> list[list[Trajectory]]:
-    """The trajectories of each rollout of the group: siblings in their order, the greedy one last. A rollout with a failed
-    trajectory is left out."""
+    """The trajectories of each rollout of the group: siblings in their order, the greedy one last. Rollouts that failed are
+    left out."""
     runs: dict[int, list[Trajectory]] = {}
     for trajectory in group.trajectories:
         runs.setdefault(trajectory.sibling, []).append(trajectory)
@@ -43,8 +42,7 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
     """The conversation, turn by turn, as the model saw it. A system message that a later context repeats is left out. A turn
-    without recorded messages gives a user message with its observation, or, if it is the first turn on a row, the row's
-    prompt, and an assistant message."""
+    without recorded messages is a user's message with its observation (on a row's first turn, its prompt) and the answer."""
     messages: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
         said = list(turn.messages)
@@ -123,7 +121,7 @@ class FunctionReward:
 
 @dataclass(slots=True)
 class GroupReward:
-    """A user's own `Reward`: a function, or a coroutine function, of the group. It returns a number for each of `runs_of`, or a
+    """A user's own `Reward`: a function, or coroutine function, from a group to a number for each of `runs_of`, or a
     RewardResult."""
 
     name: str
@@ -216,11 +214,10 @@ class RewardStage:
             for trajectory in failed:
                 trajectory.status, trajectory.error = "failed", str(fault)
             return failed
-        for weighted, result in zip(self.rewards, results, strict=True):
-            for number, run in enumerate(runs):
+        for number, run in enumerate(runs):
+            for weighted, result in zip(self.rewards, results, strict=True):
                 _add(weighted, result, number, run)
-        for number, run in enumerate(runs if group.task.row is not None else ()):
-            for trajectory in run:
+            for trajectory in run if group.task.row is not None else ():
                 trajectory.metrics.setdefault("success", float(results[0].scores[number] > 0.5))
         return []
 

@@ -50,8 +50,7 @@ def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
 
 
 def _table(name: str, key: str) -> Sequence[TableRow]:
-    """The rows of one source. The last two files read are cached, because a run reads the same files several times at its
-    start."""
+    """The rows of one source. The last two files read are cached, because a run begins by reading files several times."""
     path = Path(name).expanduser()
     facts = path.stat() if path.is_file() else None
     return _read(name, key) if facts is None else _read_once(name, key, facts.st_mtime_ns, facts.st_size)
@@ -77,7 +76,7 @@ def _rows(name: str, key: str, shown: str) -> Iterator[tuple[str, Mapping[str, A
     if path.suffix in (".jsonl", ".json") and (path.exists() or ":" not in name):
         return read_jsonl(path)
     if path.suffix == ".parquet":
-        return _numbered(_of_parquet(path), name)
+        return _numbered(_of_parquet(path), str(path))
     repository, *parts = name.split(":")
     if not path.exists() and looks_like_hub_name(repository):
         return _numbered(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)

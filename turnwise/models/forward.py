@@ -69,8 +69,8 @@ class PackedForward(ABC):
         return self._packed(batch, with_logits) if self.is_packed else self._padded(batch, with_logits)
 
     def _packed(self, batch: Batch, with_logits: bool) -> Tensor:
-        """Computes shared prefixes once and leaves out unread last tokens: not on a GPU, whose varlen kernels need whole
-        sequences, and not with media, where equal tokens may stand for different images."""
+        """Computes shared prefixes once and leaves out unread last tokens. Neither is done on a GPU, whose varlen kernels need
+        whole sequences, or with media, where equal tokens may stand for different images."""
         device = batch.token_ids.device
         can_merge = self._has_own_attention and device.type == "cpu" and not batch.media
         tree = merge_prefixes(batch.token_ids, batch.lengths, self.reads_last) if can_merge else None

@@ -27,8 +27,8 @@ class FusedLinear(NamedTuple):
 
 
 def fast_path_obstacle(model: PreTrainedModel) -> str | None:
-    """Why projections can't be fused: the model hasn't the layers of Llama, Qwen2, Qwen3 or Mistral, or one of their
-    projections isn't a plain `nn.Linear`. None if they can."""
+    """Why projections can't be fused: the layers aren't those of Llama, Qwen2, Qwen3 or Mistral, or a projection isn't a plain
+    `nn.Linear`. None if they can."""
     name = type(model).__name__
     if name not in _MODEL_CLASSES:
         return f"{name} isn't one of {', '.join(_MODEL_CLASSES)}"

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -65,9 +64,9 @@ def load_model(
     """A causal language model in evaluation mode, from a folder or the hub, with weights of `dtype` on `device`. The folder of
     a LoRA adapter gives its base model with the adapter merged in; merging is done in fp32.
 
-    `attn_implementation` `auto` packs sequences without padding where the architecture allows it; `sdpa` and `eager` pad; `fa2`
-    is flash attention 2 and needs CUDA. Raises ModelError if there is no such folder, no causal language model in it, its
-    config is unreadable, weights are missing, or the attention can't run here."""
+    With `attn_implementation="auto"` sequences are packed without padding where the architecture allows it; `sdpa` and `eager`
+    pad; `fa2` is flash attention 2 and needs CUDA. Raises ModelError if there is no such folder, no causal language model in
+    it, its config is unreadable, weights are missing, or the attention can't run here."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -80,8 +79,9 @@ def load_model(
             parameter.data = parameter.data.to(dtype)
         return model
     config = load_config(folder, trust)
-    options: dict[str, Any] = {"dtype": dtype, "device": device, "attn_implementation": attn_implementation}
-    model, missing = load_pretrained(AutoModelForCausalLM, folder, config, trust=trust, **options)
+    model, missing = load_pretrained(
+        AutoModelForCausalLM, folder, config, dtype=dtype, device=device, attn_implementation=attn_implementation, trust=trust
+    )
     require_weights(path, missing)
     return model
 
@@ -159,8 +159,7 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
 
 def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> None:
     """Raises ModelError if a token has no row in the embedding, and warns if many rows have no token. Such rows aren't masked
-    in sampling, since the sampler would then differ from the trainer; a trained model gives padding rows next to no
-    probability."""
+    in sampling, since sampler and trainer would then differ; a trained model hardly ever samples them."""
     num_rows = text_sizes(read_object(base_folder(path, trust) / "config.json")).get("vocab_size")
     require_rows(path, num_rows, max(ids) + 1)
     without = num_rows - len(ids) if isinstance(num_rows, int) else 0
@@ -175,8 +174,7 @@ def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> N
 
 
 def policy_info(path: str, dtype: str, max_context: int, attention: str = "auto", trust: Trust = NOTHING) -> PolicyInfo:
-    """The description of the policy at `path`, read from its folder without its weights. Raises ModelError if its files can't
-    be used."""
+    """The description of a policy, made without reading its weights. Raises ModelError if its files can't be used."""
     folder = base_folder(path, trust)
     config = load_config(folder, trust)
     with told_as_one_sentence(path, "has no usable generation config (generation_config.json)"):
@@ -196,9 +194,9 @@ def base_folder(path: str | Path, trust: Trust) -> Path:
     return folder
 
 
-def stop_token_ids(generation: GenerationConfig | None) -> tuple[int, ...]:
-    """The tokens that end a response according to a generation config, none without one."""
-    eos = generation.eos_token_id if generation is not None else None
+def stop_token_ids(generation: GenerationConfig) -> tuple[int, ...]:
+    """The tokens that end a response according to a generation config."""
+    eos = generation.eos_token_id
     return (eos,) if isinstance(eos, int) else tuple(eos or ())
 
 
@@ -308,13 +306,12 @@ def load_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
 
 @contextmanager
 def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
-    """Turns errors of the libraries that read a folder into one ModelError with the folder's name."""
+    """Turns every error of the libraries that read a folder into a ModelError: `path`, `what` failed, and the reason."""
     try:
         yield
-    except TurnwiseError:
-        raise
     except BaseException as error:  # boundary: three libraries read a stranger's files, and one of them panics in Rust
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        is_theirs = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if isinstance(error, TurnwiseError) or not is_theirs:
             raise
         reason = first_line(error) or type(error).__name__
         if "trust_remote_code" in str(error):

@@ -72,8 +72,7 @@ Gathered = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
 @dataclass(frozen=True, slots=True)
 class LoRASettings:
     """`targets` are names of linear modules or endings of names, or `all`. The vocabulary projection and modules whose weight
-    has a name that starts with one of `frozen` get no adapters. The initial A (B starts at 0) and the dropout masks follow from
-    `seed`."""
+    has a name that starts with one of `frozen` get no adapters. `seed` decides the initial A (B is 0) and the dropout masks."""
 
     rank: int
     alpha: float
@@ -245,8 +244,7 @@ def _import_peft() -> ModuleType:
 def _chosen_modules(
     model: PreTrainedModel, settings: LoRASettings, frozen: Collection[str], head: nn.Linear | None
 ) -> tuple[list[str], list[str], list[str]]:
-    """The targets (`all` replaced by names), the names of the modules that get adapters, and the names of those among the
-    targets that don't because they are `frozen`."""
+    """The targets (`all` replaced by names), the names of the targeted modules that get adapters, and of those `frozen`."""
     heads = (head, model.get_output_embeddings())
     linear = [n for n, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module not in heads]
     endings = sorted({_ending(name) for name in linear})
@@ -273,8 +271,7 @@ def _ending(name: str) -> str:
 
 
 def _may_be_base(folder: Path, fingerprint: str) -> bool:
-    """Whether the folder's adapters may have been trained on the model with this fingerprint: the folder has it, or has
-    none."""
+    """Whether the folder's adapters may have been trained on the model with this fingerprint: it has that one or none."""
     file = folder / BASE_FINGERPRINT
     return not file.is_file() or file.read_text(encoding="utf-8").strip() == fingerprint
 

@@ -17,9 +17,8 @@ _MOST_NUMBERS = 2**15
 
 
 class Branches(NamedTuple):
-    """Which keys each query sees. The queries of branch b are the tokens `starts[b]` to `starts[b + 1]` (exclusive). They are
-    the last tokens of its path, whose keys are at `paths[ends[b] : ends[b + 1]]`; each query sees the path up to its own
-    token."""
+    """Which keys each query sees. The queries of branch b are the tokens `starts[b]` to `starts[b + 1]`, the last ones of its
+    path `paths[ends[b] : ends[b + 1]]`. Each query sees the keys of the path up to its own token."""
 
     starts: IntArray  # [B + 1]
     paths: IntArray  # [Σ path lengths]

@@ -17,8 +17,6 @@ from turnwise.kernels.build import load_kernels
 from turnwise.models.fused import fuse_projections, has_plain_body, joined, supports_fast_path
 from turnwise.models.packed_attention import PACKED_ATTENTION, packed_attention
 
-Forward = Callable[..., Any]
-
 
 def use_native_layers(model: PreTrainedModel) -> bool:
     """Makes the model run its norms, rotary embeddings and gates on the library's kernels if it can, and returns whether it
@@ -256,7 +254,7 @@ def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
     return load_kernels() if fits else None
 
 
-def _replace(module: nn.Module, forward: Forward) -> None:
+def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Replaces `forward`, unless it has been replaced already. A `partial` is pickled with its module; a bound method isn't."""
     if "forward" not in vars(module):
         module.forward = partial(forward, module)

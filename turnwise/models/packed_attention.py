@@ -1,9 +1,8 @@
 """Causal attention over sequences that are packed one after another, without padding or a block-diagonal mask.
 
-transformers' attention registry lists it as `PACKED_ATTENTION`, for architectures that use that registry. The model's forward
-call gets the lengths of the sequences as keyword `sequences`. A call without it (generation with a cache, a padded batch) is
-plain SDPA. If sequences share prefixes (`models.prefix_tree`), only the distinct tokens are packed, and each branch attends to
-its path from the root."""
+transformers' attention registry lists it as `PACKED_ATTENTION`, for architectures that use that registry. Lengths are passed to
+the model's forward call as `sequences`. A call without it (generation with a cache, a padded batch) is plain SDPA. If sequences
+share prefixes (`models.prefix_tree`), only the distinct tokens are packed, and each branch attends to its path."""
 
 import inspect
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 @dataclass(frozen=True)
 class PackedSequences:
     """Where the S sequences of a packed batch are: their lengths and, on the model's device, their S + 1 boundaries (cumulative
-    lengths). With a tree the sequences are its branches, and their keys are those along their paths."""
+    lengths). With a tree the sequences are its branches, whose keys are those along their paths."""
 
     lengths: tuple[int, ...]
     boundaries: Tensor

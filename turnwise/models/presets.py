@@ -12,8 +12,7 @@ from turnwise.errors import ModelError, nearest
 @dataclass(frozen=True, slots=True)
 class ModelPreset:
     """One size: a Hugging Face `model_type`, its config fields and its vocabulary. The trained tokenizer has at most
-    `vocab_size` tokens, and the embedding one row for each. With `keeps_vocab_size` there are exactly `vocab_size` tokens and
-    rows, as in the published model."""
+    `vocab_size` tokens, and the embedding one row for each. With `keeps_vocab_size` there are exactly `vocab_size` of both."""
 
     model_type: str
     config: Mapping[str, Any]

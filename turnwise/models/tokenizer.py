@@ -15,14 +15,12 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKER_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
 """Each is one token, but no special token, so that it stays in decoded responses."""
 
-ROLES = ("system", "user", "assistant")
-
 CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8")
 """ChatML, with tool calls as JSON in `<tool_call>` (as in Hermes 2 Pro) and results as messages of the role `tool`."""
 
 _WORDS = Regex(r" ?[^\s\p{N}]\p{N}+,\p{N}+| ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(?!\S)|[^\S\n]+")
-"""Pieces of a text, in which BPE merges: a symbol with its coordinates (`O1,2`); a word; a single digit, symbol, or capital
-that starts no word; each with the space before it. So each cell of a grid is one token everywhere, and so is a frequent pair of
+"""Pieces of a text, within which BPE merges: a symbol with its coordinates (`O1,2`); a word; a single digit, symbol, or capital
+that starts no word; each with the space before it. So each cell of a grid is one token, as is a frequent pair of
 coordinates."""
 
 _MOST_TOKENS = 1_000_000
@@ -36,8 +34,8 @@ one token even if it is rare (the reached goal, once per episode) and has severa
 def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = False) -> PreTrainedTokenizerFast:
     """A tokenizer with at most `vocab_size` tokens and a ChatML template that shows tools. Equal corpora give equal tokenizers.
     With `is_filled` it has exactly `vocab_size` tokens: if the corpus gives fewer, the rest are strings of letters that
-    encoding never produces. Raises ModelError if `vocab_size` is below the number of bytes, special tokens and markers, or
-    above a million."""
+    encoding never produces. Raises ModelError if `vocab_size` is too small for bytes, special tokens and markers, or over a
+    million."""
     texts = list(corpus)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     num_fixed = len(alphabet) + len(SPECIAL_TOKENS) + len(MARKER_TOKENS)
@@ -54,7 +52,7 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = Fa
         initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
-    roles = (f"{role}\n" * _SYMBOL_COUNT for role in ROLES)
+    roles = (f"{role}\n" * _SYMBOL_COUNT for role in ("system", "user", "assistant"))
     tokenizer.train_from_iterator(_without_markers([*texts, *_repeated_symbols(texts), *roles]), trainer)
     if is_filled:
         _fill(tokenizer, vocab_size - len(MARKER_TOKENS))
@@ -80,8 +78,7 @@ def _fill(tokenizer: Tokenizer, num_tokens: int) -> None:
 
 
 def _without_markers(texts: Sequence[str]) -> Iterable[str]:
-    """The texts without markers and special tokens. Encoding matches these before BPE, so their letters must cause no
-    merges."""
+    """The texts without markers and special tokens. Encoding matches these before BPE, so BPE mustn't learn their letters."""
     for text in texts:
         for token in (*SPECIAL_TOKENS, *MARKER_TOKENS):
             text = text.replace(token, "\n")
