@@ -115,7 +115,7 @@ class ResponseTokens:
         return np.bincount(of_token, values, len(self.trajectories)).astype(np.float64)
 
     def gather(self, arrays: Sequence[FloatArray | None]) -> Array | None:
-        """The tokens' entries [R] in one array [N] per sample; None if a sample with trained tokens has no array."""
+        """The entries [R] of `arrays`, one [N] per sample, at the tokens. None if a sample with trained tokens has no array."""
         known: list[FloatArray] = []
         for sample, array in zip(self.samples, arrays, strict=True):
             if array is None and sample.num_trained:

@@ -32,7 +32,8 @@ _LOCK = Lock()
 
 
 def load_kernels() -> ctypes.CDLL | None:
-    """The compiled kernels, or None with the reason in the log. Raises ConfigError unless `TURNWISE_KERNELS` is on or off."""
+    """The compiled kernels. None if they are off or can't be compiled, which the log explains. Raises ConfigError unless
+    `TURNWISE_KERNELS` is on or off."""
     with _LOCK:
         return _load()
 
