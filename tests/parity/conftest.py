@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import measured, played, run_small
 
 from turnwise.agents.demonstrations import demonstrations
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig, load_config
@@ -26,8 +24,8 @@ from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.players import ErringPlayer, ExpertPlayer, Player
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.make import make_model
+from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.tokenizer_text import message_text
-from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
@@ -52,7 +50,6 @@ SMALLER = (
 """The FrozenLake example as three steps of two optimiser steps each, a second in all. The low temperature leaves next to
 nothing to unlikely tokens, so that hardly a random number falls where a rounding decides between two of them; with this seed
 none is nearer than 1e-4 to an edge."""
-TIMES = ("time/", "system/tps")
 
 SHAPE = {
     "num_hidden_layers": 2,
@@ -100,15 +97,11 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        rows = read_metrics(self.folder / "metrics.jsonl")
-        return [{name: value for name, value in row.items() if not name.startswith(TIMES)} for row in rows]
+        return measured(RunFolder(self.folder))
 
     @property
     def rollouts(self) -> list[dict[str, Any]]:
-        rows = [json.loads(line) for line in (self.folder / "rollouts.jsonl").read_text(encoding="utf-8").splitlines()]
-        for turn in (turn for row in rows for turn in row["turns"]):
-            del turn["generate_s"], turn["step_s"]
-        return rows
+        return played(RunFolder(self.folder))
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -137,14 +130,4 @@ def read_run() -> Callable[[Path], Run]:
 @pytest.fixture(scope="session")
 def train() -> Callable[[AgenticConfig], Run]:
     """Runs the pipeline of a config in this process."""
-
-    def run(config: AgenticConfig) -> Run:
-        folder = start_run(config)
-        pipeline = build_agentic(config, folder)
-        try:
-            pipeline.run()
-        finally:
-            pipeline.close()
-        return Run(folder.path)
-
-    return run
+    return lambda config: Run(run_small(config).folder.path)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import load_file
-from small_runs import LETTERS, training
+from small_runs import LAUNCHER, small_yaml, training
 
 from turnwise.cli.main import main
 from turnwise.cluster.launched import _greeted, _versions
@@ -24,21 +24,15 @@ TIMEOUT_S = 120
 def folder(tmp_path, tiny_model, monkeypatch) -> Path:
     """Configs of three steps of GRPO and of fine-tuning."""
     monkeypatch.chdir(tmp_path)
-    shared = {"pretrain": str(tiny_model), "output_dir": "runs", "sequence_length": 128, "track_with": [], "save_steps": 1}
-    train = {
-        "max_steps": 3,
-        "rollout_batch_size": 8,
-        "train_env_manager": {"num_env_groups": 2, "group_size": 4},
-        "custom_envs": {"Letters": LETTERS},
-        "actor_train": training(1e-4, batch_size=4),
-    }
+    changes = {"sequence_length": 128, "max_steps": 3, "actor_train": training(1e-4, batch_size=4)}
+    Path("train.yaml").write_text(small_yaml(tiny_model, **changes))
     rows = [
         {"messages": [{"role": "user", "content": f"a {i}"}, {"role": "assistant", "content": f"b {i}"}]} for i in range(12)
     ]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sft = {"train_files": ["rows.jsonl"], **training(1e-3, batch_size=2)}
-    for name, values in (("train", train), ("sft", sft)):
-        Path(f"{name}.yaml").write_text(yaml.safe_dump(shared | values))
+    places = {"pretrain": str(tiny_model), "output_dir": "runs", "train_files": ["rows.jsonl"]}
+    sft = {"sequence_length": 128, "track_with": [], "save_steps": 1, **training(1e-3, batch_size=2)}
+    Path("sft.yaml").write_text(yaml.safe_dump(places | sft))
     return tmp_path
 
 
@@ -52,8 +46,7 @@ trainer.train(max_steps=4)
 
 
 def launch(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--local-addr", "127.0.0.1"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *words]
+    command = [sys.executable, *LAUNCHER, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
 

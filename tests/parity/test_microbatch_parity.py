@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from strategy_contract import OUTPUTS, WeightedLoss
-from toy_model import toy_batches, toy_model, toy_samples
+from toy_model import add_noise, toy_batches, toy_model, toy_samples
 from transformers import PreTrainedModel
 
 from turnwise.batching.pack import unpack
@@ -43,11 +43,7 @@ def adapted_model(attn_implementation: str) -> PreTrainedModel:
     """A model whose adapters have learnt something: as long as B is 0, A has no gradient."""
     model = toy_model(attn_implementation=attn_implementation)
     Adapters(model, LoRASettings(rank=4, alpha=8))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    add_noise(model)
     return model
 
 

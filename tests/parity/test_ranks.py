@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rank_workers import InfiniteOnce, Kind, RaisesOnce
+from rank_workers import InfiniteOnce, Kind, RaisesOnce, distance
 from strategy_contract import VALUES, WeightedLoss
 from toy_model import toy_samples
 
@@ -39,32 +39,29 @@ def runner() -> Iterator[WatchedRunner]:
 
 
 @pytest.fixture
-def make_role(runner):
-    """A role of a kind on so many ranks, each with micro-batches of so many samples."""
+def make_roles(runner):
+    """Roles of a kind, by their names, on these devices of one cluster, with micro-batches of three samples."""
     prepare_processes(["turnwise.build.roles"])
     clusters, threads = [], torch.get_num_threads()
 
-    def make(kind: Kind, num_ranks: int, max_sequences: int = 3) -> ModelRole:
-        stopwatch = Stopwatch()
-        placement = place({"actor_train": list(range(num_ranks))}, num_devices=num_ranks, accelerator="", is_apart=True)
-        clusters.append(
-            ProcessCluster(
-                runner.run,
-                runner.watchdog,
-                stopwatch,
-                CpuThreads(num_ranks, 1, threads),
-                set_torch_threads,
-                deadline_s=60.0,
-                placement=placement,
-            )
-        )
-        workers = clusters[-1].spawn("actor_train", kind.make)
-        plan = BatchPlan(samples_per_step=16, max_length=64, seed=0, max_sequences=max_sequences)
-        return ModelRole("actor_train", workers, plan, stopwatch)
+    def make(kind: Kind, mappings: dict[str, list[int]]) -> list[ModelRole]:
+        stopwatch, num_devices = Stopwatch(), max(map(max, mappings.values())) + 1
+        placement = place(mappings, num_devices=num_devices, accelerator="", is_apart=True)
+        how = CpuThreads(num_devices, 1, threads), set_torch_threads
+        cluster = ProcessCluster(runner.run, runner.watchdog, stopwatch, *how, deadline_s=60.0, placement=placement)
+        clusters.append(cluster)
+        plan = BatchPlan(samples_per_step=16, max_length=64, seed=0, max_sequences=3)
+        return [ModelRole(name, cluster.spawn(name, kind.make), plan, stopwatch) for name in mappings]
 
     yield make
     for cluster in clusters:
         cluster.shutdown()
+
+
+@pytest.fixture
+def make_role(make_roles):
+    """A role of a kind on so many ranks."""
+    return lambda kind, num_ranks: make_roles(kind, {"actor_train": list(range(num_ranks))})[0]
 
 
 def steps(role: ModelRole, loss: Loss, num_steps: int = STEPS) -> list[dict[str, float]]:
@@ -80,13 +77,6 @@ def steps(role: ModelRole, loss: Loss, num_steps: int = STEPS) -> list[dict[str,
 
 def ask(role: ModelRole, method: str) -> Any:
     return role.workers.call(method, route="rank0").result()
-
-
-def distance(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:
-    """‖first − second‖ / ‖first‖."""
-    assert first.keys() == second.keys()
-    difference = sum(float(((first[name] - second[name]).astype(np.float64) ** 2).sum()) for name in first)
-    return (difference / sum(float((first[name].astype(np.float64) ** 2).sum()) for name in first)) ** 0.5
 
 
 def moved(role: ModelRole, start: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -155,28 +145,12 @@ def test_fp16_scales_the_loss_alike_on_all_ranks(make_role):
     np.testing.assert_equal(of_each_rank(two), start)
 
 
-def test_roles_on_other_devices_sum_among_themselves(runner):
+def test_roles_on_other_devices_sum_among_themselves(make_roles):
     """Three processes: the critic's two ranks are no whole world."""
-    prepare_processes(["turnwise.build.roles"])
-    mappings = {"actor_train": [0, 1], "critic": [1, 2]}
-    placement = place(mappings, num_devices=3, accelerator="", is_apart=True)
-    threads, stopwatch = torch.get_num_threads(), Stopwatch()
-    cluster = ProcessCluster(
-        runner.run,
-        runner.watchdog,
-        stopwatch,
-        CpuThreads(3, 1, threads),
-        set_torch_threads,
-        deadline_s=60.0,
-        placement=placement,
-    )
-    plan = BatchPlan(samples_per_step=16, max_length=64, seed=0, max_sequences=3)
     gradients = []
-    for name in mappings:
-        role = ModelRole(name, cluster.spawn(name, FULL.make), plan, stopwatch)
+    for role in make_roles(FULL, {"actor_train": [0, 1], "critic": [1, 2]}):
         role.optimizer_step(toy_samples(8), WeightedLoss(), position=0)
         gradients.append(ask(role, "last_gradient"))
-    cluster.shutdown()
     assert distance(*gradients) <= 1e-6
 
 

@@ -12,30 +12,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
-from small_runs import LETTERS, training
+from small_runs import LAUNCHER, small_yaml, training
 
 from turnwise.pipelines.checkpoints import all_checkpoints, verify
 
 TIMEOUT_S = 240
-LAUNCHER = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--local-addr", "127.0.0.1"]
-LAUNCHER += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
 
 
 @pytest.fixture
 def start(tmp_path, tiny_model, monkeypatch) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a run that saves nothing by itself and ends by nothing but us, and returns it after its first steps."""
     monkeypatch.chdir(tmp_path)
-    shared = {"pretrain": str(tiny_model), "output_dir": "runs", "exp_name": "run", "sequence_length": 128, "track_with": []}
-    train = {
-        "max_steps": 100_000,
-        "save_steps": 0,
-        "rollout_batch_size": 8,
-        "train_env_manager": {"num_env_groups": 2, "group_size": 4},
-        "custom_envs": {"Letters": LETTERS},
-        "actor_train": training(1e-4, batch_size=4),
-    }
-    Path("train.yaml").write_text(yaml.safe_dump(shared | train))
+    changes = {"exp_name": "run", "sequence_length": 128, "max_steps": 100_000, "save_steps": 0}
+    Path("train.yaml").write_text(small_yaml(tiny_model, **changes, actor_train=training(1e-4, batch_size=4)))
     started = []
 
     def start(*words: str, launcher: list[str]) -> subprocess.Popen[str]:

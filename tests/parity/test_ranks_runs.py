@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rank_workers import distance
 from safetensors.numpy import load_file
 from small_runs import TIMES, run_small, small_config
 
@@ -92,15 +93,6 @@ def trained(
         before, after = (load_file(place / name / file) for place in (start, end))
         ways |= {f"{name}/{tensor}": after[tensor].astype(np.float64) - before[tensor] for tensor in after}
     return ways, read_metrics(folder.metrics)
-
-
-def distance(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:
-    """‖first − second‖ / ‖first‖."""
-    assert first.keys() == second.keys()
-    apart, whole = (
-        sum(float((way**2).sum()) for way in ways) for ways in ([first[n] - second[n] for n in first], first.values())
-    )
-    return (apart / whole) ** 0.5
 
 
 @pytest.mark.parametrize("is_adapted", [False, True], ids=["full", "lora"])

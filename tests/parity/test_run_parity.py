@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_runs import run_small
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig
 from turnwise.envs.parsing import parse_action
+from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.protocols import Algorithm, Env, OpenConversation
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import CallOptions, FloatArray, Group, Metric, Sample, SamplingParams, Task, Trajectory
@@ -119,16 +119,13 @@ class Measured:
 
 
 def measure(config: AgenticConfig) -> Measured:
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    pipeline.algorithm = witness = Witness(pipeline.algorithm)
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
-    rows = read_metrics(folder.metrics)
+    def watch(pipeline: AgenticPipeline) -> None:
+        pipeline.algorithm = Witness(pipeline.algorithm)
+
+    pipeline = run_small(config, watch)
+    rows = read_metrics(pipeline.folder.metrics)
     names = [name for name in rows[0] if name.endswith(("loss", "/grad_norm"))]
-    return Measured(witness.trajectories, np.array([[row[name] for name in names] for row in rows]))
+    return Measured(pipeline.algorithm.trajectories, np.array([[row[name] for name in names] for row in rows]))
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -93,3 +93,10 @@ class InfiniteOnce(WeightedLoss):
     def __call__(self, outputs, batch):
         loss, metrics = super().__call__(outputs, batch)
         return loss + (float("inf") if os.getpid() == self.process else 0.0), metrics
+
+
+def distance(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:
+    """‖first − second‖ / ‖first‖."""
+    assert first.keys() == second.keys()
+    difference = sum(float(((first[name] - second[name]).astype(np.float64) ** 2).sum()) for name in first)
+    return (difference / sum(float((first[name].astype(np.float64) ** 2).sum()) for name in first)) ** 0.5

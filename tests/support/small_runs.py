@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from turnwise.build.agentic import build_agentic
@@ -39,6 +40,16 @@ _SMALL = {
     "train_env_manager": {"num_env_groups": 2, "group_size": 4},
     "custom_envs": {"Letters": LETTERS},
 }
+
+
+LAUNCHER = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--local-addr", "127.0.0.1"]
+LAUNCHER += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+"""Arguments of Python that start what follows them in two processes."""
+
+
+def small_yaml(model: object, **changes: Any) -> str:
+    """The text of a config file of `small_config`; its runs go to the folder `runs` of the working directory."""
+    return yaml.safe_dump({"pretrain": str(model), "output_dir": "runs", **_SMALL, **changes})
 
 
 def small_config(model: object, output_dir: object, /, **changes: Any) -> AgenticConfig:

@@ -62,6 +62,15 @@ def _random_model(
         ).eval()
 
 
+def add_noise(model: PreTrainedModel, size: float = 0.05) -> None:
+    """Adds the same noise to all trained parameters at each call: adapters then have learnt something, since B isn't 0."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += size * torch.randn(parameter.shape, generator=generator)
+
+
 def toy_samples(num_samples: int, seed: int = 0, max_length: int = 40) -> list[Sample]:
     """Samples of two turns with random tokens, lengths and weights."""
     rng = np.random.default_rng(seed)

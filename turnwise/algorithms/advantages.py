@@ -8,8 +8,8 @@ from turnwise.types import Metric
 
 
 def write_advantages(tokens: ResponseTokens, advantages: Array, settings: AlgorithmSettings) -> list[Metric]:
-    """Writes the `advantages` [R] of the batch's trained tokens into their samples, and 0 at every other token. If the settings
-    say so, the advantages are first whitened over all trained tokens, then clipped."""
+    """Writes the `advantages` [R] of the batch's trained tokens into their samples, with 0 at every other token. If the
+    settings ask for it, they are first whitened over all trained tokens, then clipped to ±`advantage_clip`."""
     if settings.whiten_advantages:
         advantages = whiten_all(advantages)
     advantages, metrics = clip("critic/advantage_clip_frac", advantages, settings.advantage_clip)
@@ -28,7 +28,7 @@ def whiten_all(x: Array) -> Array:
 
 
 def clip(metric: str, values: Array, bound: float | None) -> tuple[Array, list[Metric]]:
-    """`values` clipped to ±`bound`, and the clipped share as `metric`; unchanged without a bound."""
+    """`values` clipped to ±`bound`, and the clipped share as `metric`; unchanged and without a metric if `bound` is None."""
     if bound is None or not len(values):
         return values, []
     share = float((np.abs(values) > bound).mean())

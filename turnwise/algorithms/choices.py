@@ -1,17 +1,16 @@
-"""Chooses the tokens of an optimiser step that a `pg_variant` treats differently: those that lower the policy's entropy most.
-Cov_t = (A_t − Ā)·(old_t − mean old) is a token's share of the covariance of advantage and log-prob. That covariance is the rate
-at which the entropy falls (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens of the step."""
+"""Chooses the tokens of an optimiser step that `clip_cov` and `kl_cov` treat differently: those that lower the entropy most.
+Cov_t = (A_t − Ā)·(old_t − mean old) is a token's share of the covariance of advantage and log-prob. To first order, the entropy
+falls in proportion to it (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens that the step's loss
+counts."""
 
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-Covariances = NDArray[np.float64]
-Chosen = NDArray[np.int64]
+from turnwise.algorithms.response_tokens import Array, Index
 
 
-def token_covariances(advantages: Covariances, old_logprobs: Covariances) -> Covariances:
+def token_covariances(advantages: Array, old_logprobs: Array) -> Array:
     """(A − Ā)(old − mean old) of `advantages` and `old_logprobs` [R].
 
     >>> token_covariances(np.array([1.0, -1.0]), np.array([-1.0, -3.0]))
@@ -21,7 +20,7 @@ def token_covariances(advantages: Covariances, old_logprobs: Covariances) -> Cov
 
 
 def clip_cov(
-    covariances: Covariances,
+    covariances: Array,
     seed: int,
     *,
     fraction: float,
@@ -29,21 +28,23 @@ def clip_cov(
     covariance_high: float,
     clip_low: float,
     clip_high: float,
-) -> Chosen:
-    """Indices of `fraction` of the tokens (or fewer), drawn where the covariance is in [covariance_low, covariance_high]."""
+) -> Index:
+    """Indices of `fraction` of the tokens, drawn where the covariance is in [covariance_low, covariance_high]; fewer if there
+    are fewer. The clip bounds are for `variants.clip_cov` alone."""
     eligible = np.flatnonzero((covariances >= covariance_low) & (covariances <= covariance_high))
     number = min(_number(fraction, len(covariances)), len(eligible))
     return np.random.default_rng(seed).choice(eligible, number, replace=False)
 
 
-def kl_cov(covariances: Covariances, seed: int, *, fraction: float, coef: float) -> Chosen:
-    """Indices of the `fraction` of the tokens with the largest covariances; ties go to the first."""
+def kl_cov(covariances: Array, seed: int, *, fraction: float, coef: float) -> Index:
+    """Indices of the `fraction` of the tokens with the largest covariances; of equal ones the first. The choice doesn't depend
+    on `seed`, and `coef` is for `variants.kl_cov` alone."""
     return np.argsort(-covariances, kind="stable")[: _number(fraction, len(covariances))]
 
 
 def _number(fraction: float, num_tokens: int) -> int:
-    """Number of tokens in a share, at least 1, since small steps have fewer than 1 / fraction tokens."""
+    """`fraction` of the tokens, but at least 1: a small step has fewer than 1 / fraction tokens. 0 for a fraction of 0."""
     return max(1, int(fraction * num_tokens)) if fraction > 0 else 0
 
 
-CHOICES: dict[str, Callable[..., Chosen]] = {"clip_cov": clip_cov, "kl_cov": kl_cov}
+CHOICES: dict[str, Callable[..., Index]] = {"clip_cov": clip_cov, "kl_cov": kl_cov}

@@ -1,9 +1,11 @@
 """Measures how sampler and trainer differ for the same weights and tokens, and corrects the loss (`train_infer_correction`).
 
-ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing, or if both log-probs are over the kept ids of each
-token (those that top-k, top-p and min-p left). With penalties, or top-p alone, part of the policy's mass is never sampled, and
-E[ρ] < 1 even without drift. ρ, its weights and its masks are known before an optimiser step begins. So they don't depend on how
-the step is split into micro-batches, and the step's denominators count the tokens that the masks leave."""
+ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing, or if both log-probs are normalised over each
+token's kept ids (the candidates that top-k, top-p and min-p left). If the server returns no kept ids (top-p or min-p without
+top-k) or applies penalties, part of the policy's mass is never sampled, and E[ρ] < 1 even if both policies are equal.
+
+ρ, its weights and its masks are computed before an optimiser step begins. So they don't depend on how the step is split into
+micro-batches, and the step's denominators count only the tokens that the masks keep."""
 
 from collections.abc import Sequence
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from turnwise.algorithms.kl import MAX_EXPONENT, k3
-from turnwise.algorithms.masks import masked_mean, replace_outside
+from turnwise.algorithms.masks import mean_metrics, replace_outside
 from turnwise.algorithms.ratios import Spans
 from turnwise.algorithms.settings import Correction
 from turnwise.spec import Granularity
@@ -19,9 +21,9 @@ from turnwise.types import Batch, Metric, Sample
 
 
 def importance_ratio(batch: Batch, granularity: Granularity) -> Tensor:
-    """ρ [N] of a batch of tensors: exp(old − sampled), with the exponent of each token, or its mean over the turn (`segment`)
-    or the sequence (`geometric`), or its sum over the sequence. Exponents are clamped to ±20. Entries outside the response mask
-    are meaningless. Raises ValueError if the forward pass for the old log-probs hasn't run."""
+    """ρ [N] of a batch of tensors: exp(old − sampled), where the exponent is the token's own, or its mean over the turn
+    (`segment`) or sequence (`geometric`), or its sum over the sequence (`sequence`), clamped to ±20. Entries outside the
+    response mask are meaningless. Raises ValueError if the forward pass for the old log-probs hasn't run."""
     if batch.old_logprobs is None:
         raise ValueError("train_infer_correction needs old_logprobs on every sample before the loss is prepared")
     exponent = Spans.of(batch).over(batch.old_logprobs - batch.rollout_logprobs, granularity)
@@ -29,8 +31,8 @@ def importance_ratio(batch: Batch, granularity: Granularity) -> Tensor:
 
 
 def kept_tokens(batch: Batch, correction: Correction) -> Tensor | None:
-    """bool [N]: the trained tokens with low ≤ ρ ≤ high in every filter; None without filters. A filter on tokens is IcePop; a
-    filter on sequences is masked importance sampling."""
+    """bool [N]: the trained tokens with low ≤ ρ ≤ high in every filter; None without filters. With granularity `token` a filter
+    is IcePop; with `sequence` or `geometric` it is masked importance sampling."""
     if not correction.filters:
         return None
     kept = batch.response_mask
@@ -50,23 +52,20 @@ def importance_weights(batch: Batch, correction: Correction) -> Tensor | None:
 
 
 def correction_metrics(batch: Batch, kept: Tensor | None, weights: Tensor | None) -> list[Metric]:
-    """The share of trained tokens that the filters remove, and the mean weight of the rest."""
+    """The share of trained tokens that the filters remove, and the mean importance weight of the rest."""
     mask, metrics = batch.response_mask, []
     if kept is not None:
-        count = replace_outside(batch.weights, mask).sum()
-        share = masked_mean((~kept).float(), mask, batch.weights)
-        metrics.append(Metric("actor/train_infer_masked_frac", share, weight=count))
+        metrics += mean_metrics({"actor/train_infer_masked_frac": ~kept}, mask, batch.weights)
         mask = kept
     if weights is not None:
-        count = replace_outside(batch.weights, mask).sum()
-        metrics.append(Metric("actor/train_infer_weight_mean", masked_mean(weights, mask, batch.weights), weight=count))
+        metrics += mean_metrics({"actor/train_infer_weight_mean": weights}, mask, batch.weights)
     return metrics
 
 
 def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> list[Metric]:
-    """How far the old log-probs are from the sampler's, over the trained tokens of arrays [N]: mean, maximum and 99th
-    percentile of |old − sampled|, mean of ρ, KL(sampled ‖ old) (k3) and effective sample size. Over micro-batches and optimiser
-    steps they combine into the statistics of all tokens."""
+    """How far the old log-probs [N] are from the sampler's, over the tokens of `mask`: mean, maximum and 99th percentile of
+    |old − sampled|, mean of ρ, KL(sampled ‖ old) (k3) and effective sample size. Combined over micro-batches and optimiser
+    steps, they are the statistics of all tokens."""
     difference = (old_logprobs - rollout_logprobs).detach()[mask]
     distance = difference.abs()
     ratio = torch.exp(difference.clamp(-MAX_EXPONENT, MAX_EXPONENT))
@@ -84,7 +83,7 @@ def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor)
 
 
 def staleness_metrics(samples: Sequence[Sample], version: int) -> list[Metric]:
-    """How many policy versions lie between sampling and training, over trained tokens; `version` is the trainer's.
+    """Mean and maximum age of the trained tokens: the trainer's `version` minus the policy version that sampled the token.
 
     >>> import numpy as np
     >>> from turnwise.types import Sample, TurnSpan, VersionRun

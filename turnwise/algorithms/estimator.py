@@ -5,9 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from turnwise.algorithms.kl import KLController, penalize_kl
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.normalization import resolve_normalizer
@@ -22,12 +19,11 @@ from turnwise.types import Group, Metric
 class Estimator(ABC):
     """A `protocols.Algorithm` with the policy's loss, the KL in the reward and the normalisation; a subclass defines `credit`.
 
-    `loss` is a separate object, so that it can be sent to the ranks of a strategy. `running` holds the statistics since
-    training began if `reward_normalization` uses them, else None. Raises ConfigError if settings contradict the estimator, such
-    as a normalisation without a mean for an estimator that compares with the mean."""
+    `running` holds the statistics since training began if `reward_normalization` uses them, else None. Raises ConfigError if
+    the settings contradict the estimator: for example, a normalisation without a mean for GRPO."""
 
     spec: ClassVar[EstimatorSpec] = EstimatorSpec()
-    """This estimator's entry in `spec.ESTIMATORS`: the defaults, and what it needs."""
+    """The estimator's defaults and needs; those of a built-in estimator are in `spec.ESTIMATORS`."""
     needs: frozenset[str]
     loss: Loss
     value_loss: Loss | None = None
@@ -48,10 +44,11 @@ class Estimator(ABC):
 
     @abstractmethod
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
-        """Writes `advantages` into every sample of the groups. The groups contain no failed trajectories."""
+        """Writes `advantages` into every sample of the groups, and returns metrics. No trajectory of the groups has failed."""
 
     def penalize(self, tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
-        """β·KL of the tokens [R], 0 without a KL in the reward. Stores each trajectory's sum as its `score_kl_penalty`."""
+        """β·KL of each token [R] (0 without a KL in the reward), and metrics. Its sums become the trajectories'
+        `score_kl_penalty`."""
         penalties, metrics = penalize_kl(tokens, self.settings, self.controller)
         for trajectory, penalty in zip(tokens.trajectories, tokens.totals(penalties).tolist(), strict=True):
             trajectory.score_kl_penalty = penalty
@@ -61,18 +58,3 @@ class Estimator(ABC):
 def tokens_of(groups: Sequence[Group]) -> ResponseTokens:
     """The trained tokens of all trajectories of the groups."""
     return ResponseTokens.of([trajectory for group in groups for trajectory in group.trajectories])
-
-
-def scores_of(groups: Sequence[Group]) -> Array:
-    """The sum of the raw rewards of each trajectory [T]."""
-    return np.array([trajectory.score for group in groups for trajectory in group.trajectories], dtype=np.float64)
-
-
-def weights_of(groups: Sequence[Group]) -> Array:
-    """The weight of each trajectory [T]. If one run of an agent returns several trajectories, their weights add up to 1."""
-    return np.array([trajectory.weight for group in groups for trajectory in group.trajectories], dtype=np.float64)
-
-
-def groups_of(groups: Sequence[Group]) -> NDArray[np.int64]:
-    """The index of each trajectory's group [T]."""
-    return np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])

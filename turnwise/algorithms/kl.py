@@ -18,13 +18,8 @@ MAX_EXPONENT = 20.0
 
 
 def k1(difference: Tensor) -> Tensor:
-    """d: unbiased, may be negative. Its expected *gradient* is zero, so it can't be a loss."""
+    """d: unbiased, may be negative. Its expected *gradient* is zero, so it is useless as a loss."""
     return difference
-
-
-def absolute(difference: Tensor) -> Tensor:
-    """|d|: a distance, not an estimate of the KL."""
-    return difference.abs()
 
 
 def k2(difference: Tensor) -> Tensor:
@@ -38,11 +33,12 @@ def k3(difference: Tensor) -> Tensor:
     return torch.exp(-bounded) + bounded - 1.0
 
 
-KL_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {"k1": k1, "abs": absolute, "k2": k2, "k3": k3}
+KL_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {"k1": k1, "abs": torch.abs, "k2": k2, "k3": k3}
+"""The estimators by name. `abs`, |d|, is a distance and doesn't estimate the KL."""
 
 
 def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
-    """KL of each token [N] between the policy that sampled it and a base, d = `logprobs` − `base_logprobs`.
+    """The estimate of KL(p ‖ q) at each token [N] from d = `logprobs` − `base_logprobs`, those of p and of q.
 
     >>> lp, ref = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-1.2, -1.5, -0.5])
     >>> kl_divergence(lp, ref, "k3")
@@ -53,7 +49,7 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
 
 @dataclass(slots=True)
 class KLController:
-    """Holds β, which is saved in checkpoints. Without a `target` it never changes; with one, each batch adapts it:
+    """Holds β (`coef`), the coefficient of the KL in the reward; checkpoints save it. With a `target`, each batch adapts it:
 
     e = clip(KL / target − 1, −0.2, 0.2); β ← β·(1 + e·n / horizon) (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
 
@@ -80,15 +76,15 @@ class KLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continues with a saved β if it is adapted. A fixed β stays as the settings have it."""
+        """Restores a saved β if there is a `target`. A fixed β stays what the settings say."""
         if self.target is not None:
             self.coef = state["coef"]
 
 
 def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController) -> tuple[Array, list[Metric]]:
-    """β·KL_t(old, ref) of each token [R], to be subtracted from its reward; 0 without `add_token_level_kl`. Adapts β. The KL is
-    logged only if both log-probs exist, since zeros would look like a KL. Raises ValueError if the penalty is on and a forward
-    pass that it needs hasn't run."""
+    """β·KL_t(old ‖ ref) of each token [R], to be subtracted from its reward, and metrics; 0 without `add_token_level_kl`. With
+    it, β is then adapted to the batch. The KL is logged only if both log-probs exist, since zeros would look like a KL. Raises
+    ValueError if `add_token_level_kl` is set and one of them doesn't exist."""
     full = [sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs for sample in tokens.samples]
     old = tokens.gather(full)
     ref = tokens.gather([sample.ref_logprobs for sample in tokens.samples])
@@ -97,9 +93,9 @@ def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller:
             raise ValueError("add_token_level_kl needs old_logprobs and ref_logprobs on every sample before credit")
         return np.zeros(len(tokens.position)), []
     kl = kl_divergence(torch.from_numpy(old), torch.from_numpy(ref), settings.kl_penalty).numpy()
+    if not len(kl):
+        return kl, []
     sums, lengths = tokens.totals(kl)[tokens.is_trained], tokens.lengths[tokens.is_trained]
-    if not len(sums):
-        return np.zeros_like(kl), []
     kl_mean = float((sums / lengths).mean())
     metrics = [Metric("critic/kl", kl_mean, weight=len(sums)), Metric("critic/kl_sum", float(sums.mean()), weight=len(sums))]
     if not settings.add_token_level_kl:

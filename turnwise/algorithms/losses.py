@@ -1,6 +1,6 @@
 """The losses of a policy (a variant, its aggregation over tokens, a KL to the reference and an entropy bonus) and of a critic.
-All four modes of `loss_agg_mode` are linear in the token losses. So a mode is one factor per token, already divided by the
-denominators of the *whole* optimiser step, and sums over micro-batches and ranks are the same however a step is split."""
+In all four modes of `loss_agg_mode` the loss is linear in the tokens' losses. So a mode is one factor per token, which contains
+the denominator of the *whole* optimiser step, and the sum over micro-batches and ranks doesn't depend on the split."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from turnwise.algorithms.choices import CHOICES, token_covariances
 from turnwise.algorithms.correction import correction_metrics, importance_weights, kept_tokens, token_mismatch
 from turnwise.algorithms.kl import k1, k2, kl_divergence
-from turnwise.algorithms.masks import masked_mean, replace_outside
+from turnwise.algorithms.masks import mean_metrics, replace_outside
 from turnwise.algorithms.ratios import Spans
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.algorithms.variants import VARIANTS, PolicyInputs, find_variant
@@ -34,8 +34,8 @@ def tokens_per_sequence(mask: Tensor, sequence_id: Tensor, num_sequences: int) -
 def token_factors(
     mask: Tensor, weights: Tensor, sequence_id: Tensor, num_sequences: int, denominators: Denominators, mode: LossAggMode
 ) -> Tensor:
-    """The factor of each token's loss [N]; 0 outside the mask. With weight w, mask m, and the step's weighted numbers N of
-    trained tokens and B of sequences that have one:
+    """The factor of each token's loss [N]; 0 outside the mask. With weight w, mask m, and, in the whole step, N = Σw over the
+    tokens of the mask and B = Σw over the sequences with such a token:
 
     - `token-mean`: w·m / N
     - `seq-mean-token-sum`: w·m / B
@@ -51,7 +51,7 @@ def token_factors(
 
 
 def step_denominator(denominators: Denominators, mode: LossAggMode) -> float:
-    """The denominator of a step, without the constant T_max: the weighted number of tokens (`token-mean`) or of sequences."""
+    """N for `token-mean`, else B, as in `token_factors`; the constant T_max is left out."""
     return denominators.num_tokens if mode == "token-mean" else denominators.num_sequences
 
 
@@ -74,68 +74,65 @@ def aggregate(losses: Tensor, mask: Tensor, factors: Tensor) -> Tensor:
 
 
 LOSS_METRICS = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss")
-"""The metrics of `PolicyLoss` that are divided like its loss; all others are means over tokens, or extremes."""
+"""The metrics of `PolicyLoss` that are losses of a step; all others are statistics of tokens."""
 
 
 class PolicyLoss:
-    """pg + `kl_loss_coef`·KL(lp, ref) − `entropy_loss_coef`·entropy: a `Loss`, and also a `NeedsWholeStep` and a `StreamsStep`.
+    """pg + `kl_loss_coef`·KL(lp ‖ ref) − `entropy_loss_coef`·entropy: a `Loss` that is also `NeedsWholeStep` and `StreamsStep`.
 
     Returns a micro-batch's part of its optimiser step's loss; the parts of a step add up. If the batch has no `old_logprobs`,
     old is the current log-prob without its gradient. The ratio is then 1, which is right only while the weights are those that
-    sampled. Ratio and policy loss are over a token's kept ids (after top-k, top-p, min-p), if it has some; KL and entropy are
-    over the whole vocabulary. The mismatch of sampler and trainer is measured on every batch with `rollout_logprobs`. With
-    `use_rollout_log_probs` old is the sampler's own, so the current log-probs are measured instead, after earlier optimiser
-    steps on the samples. Raises ConfigError if a name or parameter doesn't exist, or settings contradict each other."""
+    sampled. Ratio and policy loss are over a token's kept ids (after top-k, top-p, min-p) if it has some, KL and entropy over
+    the whole vocabulary.
 
-    outputs: frozenset[Output]
+    On every batch with `rollout_logprobs` the mismatch between the sampler's log-probs and old is measured. With
+    `use_rollout_log_probs` old is the sampler's, so the current log-probs are compared, after any earlier optimiser steps.
+    Raises ConfigError if a user's variant can't be loaded or lacks a parameter of `pg_args`."""
+
+    outputs: frozenset[Output] = frozenset({"logprobs", "entropy"})
 
     def __init__(self, settings: AlgorithmSettings) -> None:
+        self.settings = settings
         self.parameters = settings.variant_parameters()
-        self.variant = settings.pg_variant
-        self.granularity = settings.granularity
-        self.compute = find_variant(self.variant, self.parameters)
-        self.correction = settings.train_infer_correction
-        self.mode = settings.aggregation
-        self.kl_type = settings.kl_loss_type
-        self.kl_coef = settings.kl_loss_coef if settings.use_kl_loss else None
-        self.entropy_coef = settings.entropy_loss_coef
-        self.uses_rollout_logprobs = settings.use_rollout_log_probs
-        self.outputs = frozenset({"logprobs", "entropy"})
+        self.compute = find_variant(settings.pg_variant, self.parameters)
 
     @property
     def needs_advantages(self) -> bool:
-        """Whether only advantages change the policy: there is no KL, entropy bonus, or other term of the variant."""
-        has_own_term = self.variant not in VARIANTS or self.variant in ("kimi15", "kl_cov")
-        return not (self.kl_coef or self.entropy_coef or has_own_term)
+        """Whether the gradient is 0 if all advantages are 0: there is no KL, entropy bonus, or other term of the variant."""
+        settings = self.settings
+        has_own_term = settings.pg_variant not in VARIANTS or settings.pg_variant in ("kimi15", "kl_cov")
+        has_kl = settings.use_kl_loss and settings.kl_loss_coef != 0
+        return not (has_kl or settings.entropy_loss_coef or has_own_term)
 
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
         """Importance weights, masks and chosen tokens of an optimiser step, from its batch of numpy arrays. Raises ValueError
         if they need `old_logprobs` and there are none."""
-        batch = step_batch.map(torch.as_tensor)
-        kept, weights = kept_tokens(batch, self.correction), importance_weights(batch, self.correction)
+        batch, correction = step_batch.map(torch.as_tensor), self.settings.train_infer_correction
+        kept, weights = kept_tokens(batch, correction), importance_weights(batch, correction)
         metrics = correction_metrics(batch, kept, weights)
         annotations = TokenAnnotations(None if kept is None else kept.numpy(), None if weights is None else weights.numpy())
-        if self.variant in CHOICES:
+        if self.settings.pg_variant in CHOICES:
             counted = step_batch.response_mask if annotations.keep_mask is None else annotations.keep_mask
             annotations = annotations._replace(selected_mask=self._choose(step_batch, counted & (step_batch.weights > 0), seed))
         return annotations, metrics
 
     def _choose(self, step_batch: Batch, counted: Any, seed: int) -> Any:
-        """bool [N]: the tokens among `counted` [N] that the variant chooses."""
+        """bool [N]: the tokens that the variant chooses among those of `counted`, bool [N]."""
+        variant = self.settings.pg_variant
         if step_batch.old_logprobs is None:
-            raise ValueError(f"pg_variant {self.variant} needs old_logprobs on every sample before the loss is prepared")
+            raise ValueError(f"pg_variant {variant} needs old_logprobs on every sample before the loss is prepared")
         # Over the whole vocabulary, since the entropy is that of the whole distribution.
         full = step_batch.old_logprobs if step_batch.old_full_logprobs is None else step_batch.old_full_logprobs
         advantages, old = (array[counted].astype(np.float64) for array in (step_batch.advantages, full))
         chosen = np.zeros(len(counted), np.bool_)
         if counted.any():
-            picked = CHOICES[self.variant](token_covariances(advantages, old), seed, **self.parameters)
+            picked = CHOICES[variant](token_covariances(advantages, old), seed, **self.parameters)
             chosen[np.flatnonzero(counted)[picked]] = True
         return chosen
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
-        """`(part of the step's loss, metrics)` from tensors [N]. Entries outside the response mask are never read."""
-        mask, counted = batch.response_mask, batch.loss_mask
+        """`(part of the step's loss, metrics)` from tensors [N]. Entries outside the response mask have no effect."""
+        settings, mask, counted = self.settings, batch.response_mask, batch.loss_mask
         logprobs = replace_outside(outputs.logprobs.float(), mask)
         full = logprobs if outputs.full_logprobs is None else replace_outside(outputs.full_logprobs.float(), mask)
         inputs = PolicyInputs(
@@ -143,44 +140,45 @@ class PolicyLoss:
             old_logprobs=logprobs.detach() if batch.old_logprobs is None else replace_outside(batch.old_logprobs, mask),
             advantages=replace_outside(batch.advantages, mask),
             spans=Spans.of(batch),
-            granularity=self.granularity,
+            granularity=settings.granularity,
             selected_mask=batch.selected_mask,
         )
         losses, measured = self.compute(inputs, **self.parameters)
         if batch.importance is not None:
             losses = losses * replace_outside(batch.importance, mask)
-        factors = token_factors(counted, batch.weights, batch.sequence_id, len(batch.lengths), batch.denominators, self.mode)
+        sizes = len(batch.lengths), batch.denominators, settings.aggregation
+        factors = token_factors(counted, batch.weights, batch.sequence_id, *sizes)
         total = aggregate(losses, counted, factors)
         parts = {"actor/pg_loss": total}
-        if self.kl_coef is not None:  # 0 measures it
+        if settings.use_kl_loss:
             reference = replace_outside(batch.ref_logprobs, mask)
-            parts["actor/kl_loss"] = aggregate(kl_divergence(full, reference, self.kl_type), counted, factors)
-            total = total + self.kl_coef * parts["actor/kl_loss"]
+            parts["actor/kl_loss"] = aggregate(kl_divergence(full, reference, settings.kl_loss_type), counted, factors)
+            total = total + settings.kl_loss_coef * parts["actor/kl_loss"]
         # Always measured, in nats per token: a collapsing policy shows here first.
         if outputs.entropy is not None:
             measured["actor/entropy"] = outputs.entropy.detach()
-        if self.entropy_coef:
-            total = total - self.entropy_coef * aggregate(outputs.entropy.float(), counted, factors)
+        if settings.entropy_loss_coef:
+            total = total - settings.entropy_loss_coef * aggregate(outputs.entropy.float(), counted, factors)
         parts["actor/total_loss"] = total
         metrics = loss_metrics(parts, batch) + token_metrics(inputs, measured, batch.weights)
         if batch.rollout_logprobs is not None:
-            policy = inputs.logprobs if self.uses_rollout_logprobs else inputs.old_logprobs
+            policy = inputs.logprobs if settings.use_rollout_log_probs else inputs.old_logprobs
             metrics += token_mismatch(policy, batch.rollout_logprobs, mask)
         return total, metrics
 
     def divisor(self, denominators: Denominators) -> float:
-        """The step's denominator of the aggregation."""
-        return step_denominator(denominators, self.mode)
+        """The denominator of the step in the aggregation mode (`step_denominator`)."""
+        return step_denominator(denominators, self.settings.aggregation)
 
     def whole(self, metrics: Sequence[Metric], denominators: Denominators) -> list[Metric]:
-        """Rescales the loss metrics of a step's parts, which are means over tokens, to the step's aggregation mode."""
+        """The `metrics` of a step's parts, with the losses rescaled from means over tokens to the aggregation mode."""
         scale = denominators.num_tokens / self.divisor(denominators)
         return [metric._replace(value=metric.value * scale) if metric.name in LOSS_METRICS else metric for metric in metrics]
 
 
 def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
-    """A micro-batch's parts of the losses as metrics. Their mean is the mean over *optimiser steps*, however each was split: a
-    metric's weight is the micro-batch's share of the step's counted tokens, and the shares of a step add up to 1."""
+    """A micro-batch's `parts` of its step's losses as metrics. The mean of such metrics is the mean over *optimiser steps*,
+    however each was split: a metric's weight is the micro-batch's share of the step's tokens, and a step's shares sum to 1."""
     tokens = replace_outside(batch.weights, batch.loss_mask).sum()
     share = tokens / max(batch.denominators.num_tokens, torch.finfo(torch.float32).tiny)
     divisor = torch.where(share > 0, share, torch.ones_like(share))
@@ -191,9 +189,9 @@ def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Te
     """The policy's distance from `old`, the variant's quantities and the ratio's extremes; means are over trained tokens."""
     mask, ratio = inputs.mask, inputs.ratio.detach()
     difference = (inputs.logprobs - inputs.old_logprobs).detach()
-    count = replace_outside(weights, mask).sum()
     means = {"actor/ratio_mean": ratio, "actor/approxkl": k2(difference), "actor/policykl": k1(-difference), **measured}
-    metrics = [Metric(name, masked_mean(x.float(), mask, weights), weight=count) for name, x in means.items()]
+    metrics = mean_metrics(means, mask, weights)
+    count = metrics[0].weight
     # Outside the mask the ratio is exp(0) = 1; it is replaced so that it can't be the extreme.
     metrics.append(Metric("actor/ratio_max", replace_outside(ratio, mask, float("-inf")).max(), "max", weight=count))
     metrics.append(Metric("actor/ratio_min", replace_outside(ratio, mask, float("inf")).min(), "min", weight=count))
@@ -201,9 +199,9 @@ def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Te
 
 
 class ValueLoss:
-    """A `protocols.Loss`: the mean of ½(V − R)² over the states before trained tokens or turns (`gae_granularity: turn`). With
-    `value_clip` c it is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), where V_old is from before the update. Moving a
-    value by more than c gains nothing (PPO's clip for values, OpenAI Baselines' pessimistic bound in ppo2)."""
+    """A `protocols.Loss`: the mean of ½(V − R)² over the states before trained tokens, or, with `gae_granularity: turn`, before
+    turns. R is the return. With `value_clip` c it is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), where V_old is from
+    before the update: moving a value by more than c gains nothing (OpenAI Baselines, ppo2)."""
 
     outputs: frozenset[Output] = frozenset({"values"})
 
@@ -212,7 +210,7 @@ class ValueLoss:
         self.is_by_turn = settings.gae_granularity == "turn"
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
-        """`(part of the step's loss, metrics)` from tensors [N]. Entries outside the trained states are never read."""
+        """`(part of the step's loss, metrics)` from tensors [N]. Entries of other states have no effect."""
         mask = first_tokens(batch) if self.is_by_turn else batch.response_mask
         num_states = batch.denominators.num_turns if self.is_by_turn else batch.denominators.num_tokens
         values, old, returns = (replace_outside(x, mask) for x in (outputs.values.float(), batch.values, batch.returns))
@@ -226,11 +224,7 @@ class ValueLoss:
         share = replace_outside(batch.weights, mask)
         factors = share / num_states if num_states > 0 else torch.zeros_like(share)
         total = 0.5 * aggregate(losses, mask, factors)
-        count = share.sum()
-        metrics = loss_metrics({"critic/loss": total}, batch)
-        for name, x in measured.items():
-            metrics.append(Metric(name, masked_mean(x.detach().float(), mask, batch.weights), weight=count))
-        return total, metrics
+        return total, loss_metrics({"critic/loss": total}, batch) + mean_metrics(measured, mask, batch.weights)
 
 
 def first_tokens(batch: Batch) -> Tensor:

@@ -1,8 +1,11 @@
-"""Statistics over the trained tokens only. Inputs are *replaced* where the mask is 0: a NaN there must not change values or
-gradients, and 0 · NaN is NaN."""
+"""Means over trained tokens. Inputs are *replaced* where the mask is 0, since a NaN there would survive a product with 0."""
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+
+from turnwise.types import Metric
 
 
 def replace_outside(x: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
@@ -14,12 +17,18 @@ def replace_outside(x: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
     return torch.where(mask, x, torch.full_like(x, value))
 
 
-def masked_mean(x: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
+def masked_mean(x: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
     """Σ w·m·x / Σ w·m of `x`, `mask` and `weights` [N]; 0 for an empty mask.
 
-    >>> masked_mean(torch.tensor([1.0, 3.0, 100.0]), torch.tensor([True, True, False])).item()
+    >>> masked_mean(torch.tensor([1.0, 3.0, 100.0]), torch.tensor([True, True, False]), torch.ones(3)).item()
     2.0
     """
-    share = mask.to(x.dtype) if weights is None else mask * weights.to(x.dtype)
+    share = mask * weights.to(x.dtype)
     total = share.sum()
     return (replace_outside(x, mask) * share).sum() / torch.where(total > 0, total, torch.ones_like(total))
+
+
+def mean_metrics(measured: Mapping[str, Tensor], mask: Tensor, weights: Tensor) -> list[Metric]:
+    """The `masked_mean` of each tensor [N], without a gradient, under its name. A metric's weight is Σ w·m."""
+    count = replace_outside(weights, mask).sum()
+    return [Metric(name, masked_mean(x.detach().float(), mask, weights), weight=count) for name, x in measured.items()]

@@ -1,25 +1,26 @@
-"""Reward normalisation: scores of trajectories, centred and scaled within a grouping; float64 [T] for T trajectories.
+"""Reward normalisation: scores [T] of T trajectories (or returns of turns), centred and scaled within groups.
 
 If one run of an agent returns several trajectories (sub-agents, compaction), their weights add up to 1, so Σw is a number of
 runs. Means are Σw·s / Σw, and the unbiased variance is Σw·(s−μ)² / (Σw − 1). With weights of 1 these are the usual statistics.
 If all trajectories of a run have the same score, these are exactly the statistics over runs.
 
 `running` statistics are over every score since training began, whatever the grouping. A batch is added before it is normalised,
-so the first batch is normalised by itself."""
+so the first batch is normalised by its own statistics."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from turnwise.algorithms.response_tokens import Array, Index
 from turnwise.algorithms.settings import RewardNormalization
 from turnwise.errors import ConfigError
 from turnwise.spec import METHOD_STATISTICS, Grouping, NormalizationMethod, Statistic
 from turnwise.types import Group
 
 
+@dataclass(slots=True)
 class RunningMoments:
     """Weighted count, mean and unbiased standard deviation of all values since training began; they are saved in checkpoints.
 
@@ -27,66 +28,63 @@ class RunningMoments:
     "Algorithms for Computing the Sample Variance", eq. 2.1).
 
     >>> running = RunningMoments()
-    >>> running.update(np.array([1.0, 2.0]))
-    >>> running.update(np.array([6.0]))
+    >>> running.update(np.array([1.0, 2.0]), np.ones(2))
+    >>> running.update(np.array([6.0]), np.ones(1))
     >>> running.count, running.mean, round(running.std, 6)
     (3.0, 3.0, 2.645751)
     """
 
-    def __init__(self) -> None:
-        self.count = 0.0
-        self.mean = 0.0
-        self._squares = 0.0
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Σ w·(x − mean)²."""
 
     @property
     def std(self) -> float:
         """Standard deviation; 0 for fewer than two values."""
-        return float(np.sqrt(self._squares / (self.count - 1.0))) if self.count > 1.0 else 0.0
+        return float(np.sqrt(self.squares / (self.count - 1.0))) if self.count > 1.0 else 0.0
 
-    def update(self, values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> None:
-        """Adds `values` [T]; `weights` [T], default 1, count how often each was seen."""
-        weight = np.ones(len(values)) if weights is None else weights
-        added = float(weight.sum())
+    def update(self, values: Array, weights: Array) -> None:
+        """Adds `values` [T]; `weights` [T] count how often each was seen."""
+        added = float(weights.sum())
         if added == 0.0:
             return
-        mean = float((weight * values).sum()) / added
+        mean = float((weights * values).sum()) / added
         total, shift = self.count + added, mean - self.mean
-        self._squares += float((weight * (values - mean) ** 2).sum()) + shift**2 * self.count * added / total
+        self.squares += float((weights * (values - mean) ** 2).sum()) + shift**2 * self.count * added / total
         self.mean += shift * added / total
         self.count = total
 
     def state_dict(self) -> dict[str, float]:
-        return {"count": self.count, "mean": self.mean, "squares": self._squares}
+        return asdict(self)
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.count, self.mean, self._squares = state["count"], state["mean"], state["squares"]
+        self.count, self.mean, self.squares = state["count"], state["mean"], state["squares"]
 
 
+@dataclass(slots=True)
 class RunningParts:
     """Several statistics by name, saved and restored together."""
 
-    def __init__(self, parts: Mapping[str, RunningMoments]) -> None:
-        self._parts = dict(parts)
+    parts: Mapping[str, RunningMoments]
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._parts.items()}
+        return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, part in self._parts.items():
+        for name, part in self.parts.items():
             part.load_state_dict(state[name])
 
 
-Scores = NDArray[np.float64]
-Defaults = tuple[Grouping, NormalizationMethod]
 MIN_STD = 1e-6
-"""Scores whose standard deviation is at most this count as equal. The constant is also added to the divisor."""
+"""Scores with a standard deviation of at most `MIN_STD` count as equal. `MIN_STD` is also added to the divisor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Normalizer:
-    """One resolved way to normalise: (s − μ) / (σ + 1e-6), without the parts whose type is `none`.
+    """Normalises scores: (s − μ) / (σ + 1e-6), without μ or σ where its type is `none`.
 
-    The result is 0 if the mean or σ is that of a single run, or if σ ≤ 1e-6. Each call adds its scores to `running`, if given.
+    The result is 0 if μ or σ is over a single run, or if σ ≤ 1e-6. Each call adds its scores to `running`, if given.
 
     >>> normalize = Normalizer("traj_group_id", "mean_std", "group", "group")
     >>> normalize(np.array([1.0, 0, 0, 1, 3, 3]), np.array([0, 0, 0, 0, 1, 1])).round(6).tolist()
@@ -104,8 +102,8 @@ class Normalizer:
         """Whether scores stay as they are."""
         return self.mean_type == self.std_type == "none"
 
-    def __call__(self, scores: Scores, group_ids: NDArray[np.int64], weights: Scores | None = None) -> Scores:
-        """Normalised `scores` [T]. `group_ids` [T] name the groups of the grouping; `weights` [T] default to 1."""
+    def __call__(self, scores: Array, group_ids: Index, weights: Array | None = None) -> Array:
+        """Normalised `scores` [T], given the number of each one's group [T] and `weights` [T], which default to 1."""
         weight = np.ones(len(scores)) if weights is None else np.asarray(weights, dtype=np.float64)
         if self.running is not None:
             self.running.update(scores, weight)
@@ -122,9 +120,7 @@ class Normalizer:
         result = np.where(defined, result, 0.0)
         return result.clip(-1.0, 3.0) if self.method == "asym_clip" else result
 
-    def _statistics(
-        self, over: Statistic, scores: Scores, group_ids: NDArray[np.int64], weights: Scores
-    ) -> tuple[Scores, Scores, Scores]:
+    def _statistics(self, over: Statistic, scores: Array, group_ids: Index, weights: Array) -> tuple[Array, Array, Array]:
         """Mean, standard deviation and number of runs of the scores that each trajectory is compared with, [T] each."""
         if over == "running" and self.running is not None:
             same = np.ones(len(scores))
@@ -132,7 +128,7 @@ class Normalizer:
         return group_statistics(scores, np.zeros_like(group_ids) if over == "batch" else group_ids, weights)
 
 
-def group_statistics(scores: Scores, ids: NDArray[np.int64], weights: Scores) -> tuple[Scores, Scores, Scores]:
+def group_statistics(scores: Array, ids: Index, weights: Array) -> tuple[Array, Array, Array]:
     """Weighted mean, unbiased standard deviation and number of runs of each trajectory's group, [T] each.
 
     >>> mean, std, num_runs = group_statistics(np.array([1.0, 0.0, 5.0]), np.array([0, 0, 1]), np.ones(3))
@@ -148,33 +144,36 @@ def group_statistics(scores: Scores, ids: NDArray[np.int64], weights: Scores) ->
     return mean[index], np.sqrt(variance)[index], num_runs[index]
 
 
-def resolve_normalizer(asked: RewardNormalization, default: Defaults | Literal["own"]) -> Normalizer:
+def resolve_normalizer(
+    asked: RewardNormalization, default: tuple[Grouping, NormalizationMethod] | Literal["own"]
+) -> Normalizer:
     """`asked`, completed by `default` (grouping, method). With default `own`, asking for a normalisation raises ConfigError."""
-    as_it_is: Defaults = ("traj_group_id", "identity")
-    default_grouping, default_method = as_it_is if default == "own" else default
-    method = asked.method or default_method
+    as_it_is: tuple[Grouping, NormalizationMethod] = ("traj_group_id", "identity")
+    grouping, method = as_it_is if default == "own" else default
+    grouping, method = asked.grouping or grouping, asked.method or method
     mean_type, std_type = METHOD_STATISTICS[method]
     mean_type, std_type = asked.norm_mean_type or mean_type, asked.norm_std_type or std_type
-    normalizer = Normalizer(
-        grouping=asked.grouping or default_grouping,
-        method=method,
-        mean_type=mean_type,
-        std_type=std_type,
-        running=RunningMoments() if "running" in (mean_type, std_type) else None,
-    )
+    running = RunningMoments() if "running" in (mean_type, std_type) else None
+    normalizer = Normalizer(grouping, method, mean_type, std_type, running)
     if default == "own" and (normalizer.grouping, normalizer.is_identity) != ("traj_group_id", True):
         raise ConfigError("this adv_estimator centres scores in its own way; remove reward_normalization.")
     return normalizer
 
 
-def group_ids(groups: Sequence[Group], grouping: str) -> NDArray[np.int64]:
-    """The group of each trajectory [T] under a grouping: siblings of a task, one environment tag, or the batch."""
-    sizes = [len(group.trajectories) for group in groups]
-    if grouping == "traj_group_id":
-        ids = list(range(len(groups)))
-    elif grouping == "tags":
-        order = {tag: index for index, tag in enumerate(dict.fromkeys(group.task.tag for group in groups))}
-        ids = [order[group.task.tag] for group in groups]
-    else:
-        ids = [0] * len(groups)
-    return np.repeat(np.asarray(ids, dtype=np.int64), sizes)
+def group_ids(groups: Sequence[Group], grouping: Grouping = "traj_group_id") -> Index:
+    """The number of each trajectory's group [T]: siblings of a task (`traj_group_id`), an environment tag (`tags`), or the
+    `batch`."""
+    ids = np.arange(len(groups)) if grouping == "traj_group_id" else np.zeros(len(groups), np.int64)
+    if grouping == "tags":
+        ids = numbered(group.task.tag for group in groups)
+    return np.repeat(ids, [len(group.trajectories) for group in groups])
+
+
+def numbered(keys: Iterable[Hashable]) -> Index:
+    """The number of each key; equal keys share one, and numbers count from 0 in the order of the keys' first appearance.
+
+    >>> numbered(["b", "a", "b"]).tolist()
+    [0, 1, 0]
+    """
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

@@ -1,6 +1,6 @@
 """The response tokens of a batch in the order of sampling, their rewards, discounted sums and advantage estimation (GAE).
-Observations, template and padding aren't among them, so no credit passes through these. Arrays [R] hold the steps of T
-trajectories one after another; `lengths` [T] counts each one's steps. A step is a response token or a turn."""
+Observations, template tokens and padding are left out, so no credit passes through them. `discounted_sums` and `gae` take
+arrays of steps (tokens or turns), trajectory after trajectory; `lengths` [T] has the number of steps of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ Index = NDArray[np.int64]
 
 
 class Decisions(NamedTuple):
-    """The S decisions (tokens, or whole turns) of T trajectories; `of_token` [R] is the index of each token's decision."""
+    """The S decisions (single tokens, or whole turns) of T trajectories."""
 
-    of_token: Index
-    first: Index  # [S] the first token of each decision; its state is the decision's
+    of_token: Index  # [R] the index of each token's decision
+    first: Index  # [S] the first token of each decision; the state before it is the decision's
     lengths: Index  # [T] decisions of each trajectory
 
     def sums(self, values: Array) -> Array:
@@ -30,8 +30,8 @@ class Decisions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResponseTokens:
-    """R trained tokens of T trajectories, ordered by trajectory and turn, whatever contexts they lie in. Observations, template
-    glue and padding are not among them. K turns have a trained token; a trajectory may have none."""
+    """The R trained tokens of T trajectories, ordered by trajectory and turn, even if a turn lies in a later context than the
+    turns after it. K turns have a trained token; a trajectory may have none."""
 
     trajectories: tuple[Trajectory, ...]
     samples: tuple[Sample, ...]
@@ -87,6 +87,16 @@ class ResponseTokens:
         return np.cumsum(self.lengths)[self.is_trained] - 1
 
     @property
+    def scores(self) -> Array:
+        """[T] the sum of the raw rewards of each trajectory."""
+        return np.array([trajectory.score for trajectory in self.trajectories], dtype=np.float64)
+
+    @property
+    def weights(self) -> Array:
+        """[T] the weight of each trajectory. If one run of an agent returns several trajectories, their weights add up to 1."""
+        return np.array([trajectory.weight for trajectory in self.trajectories], dtype=np.float64)
+
+    @property
     def trajectory_of_turn(self) -> Index:
         """[K] each turn's trajectory among the T."""
         return np.repeat(np.arange(len(self.trajectories)), self.num_turns)
@@ -105,7 +115,7 @@ class ResponseTokens:
         return np.bincount(of_token, values, len(self.trajectories)).astype(np.float64)
 
     def gather(self, arrays: Sequence[FloatArray | None]) -> Array | None:
-        """The tokens' entries [R] in one array [N] per sample; None if a sample with trained tokens has no array."""
+        """The entries [R] of `arrays`, one [N] per sample, at the tokens. None if a sample with trained tokens has no array."""
         known: list[FloatArray] = []
         for sample, array in zip(self.samples, arrays, strict=True):
             if array is None and sample.num_trained:
@@ -125,16 +135,14 @@ Placement = Literal["turn", "final"]
 
 
 def place_rewards(tokens: ResponseTokens, placement: Placement) -> Array:
-    """The rewards of the tokens [R]: each turn's reward on its last token, or all rewards on the episode's last token."""
-    if placement == "turn":
-        return turn_rewards(tokens)
-    return final_rewards(tokens, np.array([trajectory.score for trajectory in tokens.trajectories], dtype=np.float64))
+    """The rewards of the tokens [R]: each turn's reward on its last token, or the score on the trajectory's last token."""
+    return turn_rewards(tokens) if placement == "turn" else final_rewards(tokens, tokens.scores)
 
 
 def turn_rewards(tokens: ResponseTokens) -> Array:
     """r_k on the last token of turn k, [R]; the rewards of the whole episode (`outcome_rewards`) on its last token. The reward
     of a turn without trained tokens (an empty or a greedy response) goes to the last trained turn before it, else to the first
-    trained turn. No reward is lost: a trajectory's rewards add up to its score."""
+    trained turn, so that a trajectory's rewards add up to its score. A trajectory without trained tokens gets none."""
     counts = np.array([len(trajectory.turns) for trajectory in tokens.trajectories], dtype=np.int64)
     of_turns = np.array([turn.reward for trajectory in tokens.trajectories for turn in trajectory.turns], dtype=np.float64)
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -156,7 +164,7 @@ def final_rewards(tokens: ResponseTokens, scores: Array) -> Array:
 
 
 def discounted_sums(x: Array, lengths: Index, discount: float) -> Array:
-    """y_t = x_t + discount·y_{t+1} in each trajectory, y = 0 after its end.
+    """y_t = x_t + discount·y_{t+1} in each trajectory, with y = 0 after its end.
 
     >>> discounted_sums(np.array([0.0, 0, 1, 0, 0, 2]), np.array([6]), 0.5).tolist()
     [0.3125, 0.625, 1.25, 0.5, 1.0, 2.0]
@@ -173,11 +181,11 @@ def discounted_sums(x: Array, lengths: Index, discount: float) -> Array:
 def gae(
     rewards: Array, values: Array, lengths: Index, gamma: float, lambd: float, last_values: Array | None = None
 ) -> tuple[Array, Array]:
-    """Advantages and returns [R] (Schulman et al. 2016, arXiv:1506.02438, eq. 16):
+    """Advantages and returns of steps (Schulman et al. 2016, arXiv:1506.02438, eq. 16):
 
     δ_t = r_t + γV_{t+1} − V_t,  A_t = δ_t + γλA_{t+1},  returns = A + V.
 
-    V_{t+1} after the last step is 0 where the episode ended, and `last_values` [T] where it was truncated from outside.
+    After a trajectory's last step V is its entry of `last_values` [T], 0 by default.
 
     >>> rewards, values = np.array([0.0, 1, 0, 2]), np.array([0.2, 0.3, 0.5, 0.6])
     >>> advantages, returns = gae(rewards, values, np.array([4]), gamma=1.0, lambd=0.95)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from turnwise.algorithms.advantages import clip, summary, write_advantages
-from turnwise.algorithms.estimator import Estimator, scores_of, tokens_of, weights_of
-from turnwise.algorithms.normalization import MIN_STD, Scores, group_ids, group_statistics
+from turnwise.algorithms.estimator import Estimator, tokens_of
+from turnwise.algorithms.normalization import MIN_STD, group_ids, group_statistics, numbered
 from turnwise.algorithms.response_tokens import Array, Index
 from turnwise.errors import ConfigError
 from turnwise.spec import ESTIMATORS
@@ -16,33 +16,32 @@ from turnwise.types import Group, Metric
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryScores:
-    """The input of a transform of scores: arrays [T] with one entry per trajectory."""
+    """The input of `ScoreEstimator.transform`: arrays [T] with one entry per trajectory."""
 
-    scores: Scores
+    scores: Array
     """Scores minus the KL penalty."""
     groups: Index
-    """Comparison groups: siblings of a task, unless `reward_normalization.grouping` says otherwise."""
-    weights: Scores
-    """Weight of each trajectory; the weights of the trajectories that one run of an agent returns add up to 1."""
+    """Number of the group in which scores are compared: the siblings of a task, or as `reward_normalization.grouping` says."""
+    weights: Array
+    """Weights; those of the trajectories that one run of an agent returns add up to 1."""
     lengths: Index
-    """Number of trained tokens of each trajectory."""
+    """Numbers of trained tokens."""
     runs: Index
-    """Index of the agent run that returned each trajectory; an agent and its sub-agents are one run."""
+    """Number, from 0, of the agent run that returned the trajectory; an agent and its sub-agents are one run."""
 
 
 class ScoreEstimator(Estimator):
     """Base of the estimators on trajectory scores; a subclass defines `transform`. The order is: s ← s − β·ΣKL, `transform`,
-    clip to ±`reward_clip`; copy to all trained tokens of the trajectory, in all its contexts; whitening, clip to
-    ±`advantage_clip`. Statistics are over trajectories, so long episodes don't count more."""
+    clip to ±`reward_clip`, copy to all trained tokens of the trajectory, whitening over tokens, clip to ±`advantage_clip`."""
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
         tokens = tokens_of(groups)
         penalties, metrics = self.penalize(tokens)
-        scores = scores_of(groups)
+        scores = tokens.scores
         outcomes = TrajectoryScores(
             scores=scores - tokens.totals(penalties),
             groups=group_ids(groups, self.normalizer.grouping),
-            weights=weights_of(groups),
+            weights=tokens.weights,
             lengths=tokens.lengths,
             runs=runs_of(groups),
         )
@@ -56,39 +55,37 @@ class ScoreEstimator(Estimator):
 
 
 def runs_of(groups: Sequence[Group]) -> Index:
-    """The agent run of each trajectory [T]. With weight 1 it is a run by itself, else part of its sibling number's run."""
-    runs: dict[tuple[int, int, int], int] = {}
-    found = []
-    for index, group in enumerate(groups):
-        for number, trajectory in enumerate(group.trajectories):
-            run = (index, trajectory.sibling, number if trajectory.weight >= 1.0 else -1)
-            found.append(runs.setdefault(run, len(runs)))
-    return np.array(found, np.int64)
+    """The number of each trajectory's agent run [T]. A trajectory of weight 1 is a run of its own; those of less weight in a
+    group that have the same `sibling` number are one run."""
+    return numbered(
+        (index, trajectory.sibling, number if trajectory.weight >= 1.0 else -1)
+        for index, group in enumerate(groups)
+        for number, trajectory in enumerate(group.trajectories)
+    )
 
 
 class GRPO(ScoreEstimator):
-    """A = (s − μ) / (σ + 1e-6) over the siblings, on every trained token (Shao et al. 2024, arXiv:2402.03300, section 4.1).
-    `method: mean` with `loss_agg_mode: seq-mean-token-sum-norm` is Dr. GRPO (Liu et al. 2025, arXiv:2503.20783). Raises
-    ConfigError if `reward_normalization` subtracts no mean."""
+    """A = (s − μ) / (σ + 1e-6) over the siblings (Shao et al. 2024, arXiv:2402.03300, section 4.1). `method: mean` with
+    `loss_agg_mode: seq-mean-token-sum-norm` is Dr. GRPO (Liu et al. 2025, arXiv:2503.20783)."""
 
     spec = ESTIMATORS["grpo"]
 
 
 class GRPOPassK(ScoreEstimator):
-    """GRPO for pass@k: A = (s_max − s_second) / (σ + 1e-6) for the best run of a group; 0 for the others, and if the two best
-    are equal (Tang et al. 2025, arXiv:2503.19595). A run's score is the mean of its trajectories; a run of weight 0 is neither
-    best nor second. Raises ConfigError for a group of one, which has no second."""
+    """GRPO for pass@k: A = (s_max − s_second) / (σ + 1e-6) for the best run of a group, 0 for the others; 0 for all if the two
+    best are equal (Tang et al. 2025, arXiv:2503.19595). A run's score is the weighted mean of its trajectories' scores; a run
+    of weight 0 is neither best nor second. `transform` raises ConfigError for a group of one run."""
 
     spec = ESTIMATORS["grpo_passk"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        scores, groups, weights = outcomes.scores, outcomes.groups, outcomes.weights
-        _, run = np.unique(outcomes.runs, return_inverse=True)
+        scores, groups, weights, run = outcomes.scores, outcomes.groups, outcomes.weights, outcomes.runs
         run_weights = np.bincount(run, weights)
         run_scores = np.bincount(run, weights * scores) / np.where(run_weights > 0, run_weights, 1.0)
         _, std, _ = group_statistics(scores, groups, weights)
         result = np.zeros_like(scores)
-        for members in np.split(np.argsort(groups, kind="stable"), np.flatnonzero(np.diff(np.sort(groups))) + 1):
+        for group in np.unique(groups):
+            members = np.flatnonzero(groups == group)
             candidates = np.unique(run[members])
             if len(candidates) < 2:
                 raise ConfigError(
@@ -105,9 +102,9 @@ class GRPOPassK(ScoreEstimator):
 
 
 class GPG(ScoreEstimator):
-    """A = α(s − μ) over the siblings of a task, on every trained token. α = B / (B − M) makes up for groups that teach nothing:
-    of B trajectories in the batch, M are in groups without variance (Chu et al. 2025, arXiv:2504.02546). Whole groups are
-    counted, so a score that happens to equal its group's mean doesn't change α."""
+    """A = α(s − μ) over the siblings. α = B / (B − M) makes up for groups that teach nothing: of B trajectories in the batch, M
+    are in groups without variance (Chu et al. 2025, arXiv:2504.02546). M doesn't count single scores at the mean of their
+    group."""
 
     spec = ESTIMATORS["gpg"]
 
@@ -120,37 +117,32 @@ class GPG(ScoreEstimator):
 
 
 class OPO(ScoreEstimator):
-    """A = s_i − Σ len·s / Σ len over the siblings, on every trained token; len is the number of trained tokens times the weight
-    (Hao et al. 2025, arXiv:2505.23585)."""
+    """A = s − Σ len·s / Σ len over the group; len is weight times trained tokens (Hao et al. 2025, arXiv:2505.23585)."""
 
     spec = ESTIMATORS["opo"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        lengths = outcomes.weights * outcomes.lengths
-        _, index = np.unique(outcomes.groups, return_inverse=True)
-        total = np.bincount(index, lengths)
-        baseline = np.bincount(index, lengths * outcomes.scores) / np.where(total > 0, total, 1.0)
-        return outcomes.scores - baseline[index]
+        lengths, groups = outcomes.weights * outcomes.lengths, outcomes.groups
+        total = np.bincount(groups, lengths)
+        baseline = np.bincount(groups, lengths * outcomes.scores) / np.where(total > 0, total, 1.0)
+        return outcomes.scores - baseline[groups]
 
 
 class RLOO(ScoreEstimator):
-    """A = s minus the weighted mean s of the other siblings, on every trained token; 0 without others (Ahmadian et al. 2024,
-    arXiv:2402.14740). All trajectories of a run are left out of the run's baseline, which would otherwise depend on what the
-    run did."""
+    """A = s minus the weighted mean score of the other siblings; 0 without others (Ahmadian et al. 2024, arXiv:2402.14740). The
+    baseline of a trajectory leaves out its whole agent run, since it would otherwise depend on what the run did."""
 
     spec = ESTIMATORS["rloo"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        scores, weights = outcomes.scores, outcomes.weights
-        _, group = np.unique(outcomes.groups, return_inverse=True)
-        _, run = np.unique(outcomes.runs, return_inverse=True)
+        scores, weights, group, run = outcomes.scores, outcomes.weights, outcomes.groups, outcomes.runs
         others, total = (np.bincount(group, x)[group] - np.bincount(run, x)[run] for x in (weights, weights * scores))
         has_others = others > 1e-9  # thirds and sixths only nearly add up to 1
         return np.where(has_others, scores - total / np.where(has_others, others, 1.0), 0.0)
 
 
 class ReinforcePlusPlusBaseline(ScoreEstimator):
-    """A = s − μ over the siblings, on every trained token, whitened over the batch's tokens (Hu 2025, arXiv:2501.03262)."""
+    """A = s − μ over the siblings, 0 for a single run; whitened over the batch's tokens (Hu 2025, arXiv:2501.03262)."""
 
     spec = ESTIMATORS["reinforce_plus_plus_baseline"]
 

@@ -1,4 +1,4 @@
-"""Settings of credit assignment and losses. `build.agentic` fills them from the config; this module reads no config."""
+"""Settings of credit assignment and losses. `build.agentic` makes them from the config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from turnwise.spec import (
 
 @dataclass(frozen=True, slots=True)
 class RewardNormalization:
-    """How scores are centred and scaled. None = the default of the estimator or the method."""
+    """How scores are centred and scaled. None means the estimator's default, for the statistics that of the method."""
 
     grouping: Grouping | None = None
     method: NormalizationMethod | None = None
@@ -27,7 +27,7 @@ class RewardNormalization:
 
 @dataclass(frozen=True, slots=True)
 class ImportanceWeight:
-    """Weights min(ρ, cap) on the tokens' losses, ρ = exp(old − sampled)."""
+    """Weights min(ρ, cap) of the tokens' losses, ρ = exp(old − sampled)."""
 
     granularity: Granularity = "token"
     cap: float = 2.0
@@ -35,7 +35,7 @@ class ImportanceWeight:
 
 @dataclass(frozen=True, slots=True)
 class RatioBand:
-    """A filter: tokens stay in the loss where low ≤ ρ ≤ high, ρ = exp(old − sampled)."""
+    """A filter: tokens stay in the loss if low ≤ ρ ≤ high, ρ = exp(old − sampled)."""
 
     granularity: Granularity = "token"
     low: float = 0.5
@@ -44,8 +44,8 @@ class RatioBand:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How differences between sampler and trainer are corrected: by importance weights, and by filters. A token stays in the
-    loss if it passes every filter. A Correction without weights and filters is falsy."""
+    """How the loss is corrected for differences between sampler and trainer: by importance weights and by filters. A token
+    stays in the loss if it passes every filter. A Correction without weights and filters is falsy."""
 
     weights: ImportanceWeight | None = None
     filters: tuple[RatioBand, ...] = ()
@@ -58,8 +58,8 @@ class Correction:
 class AlgorithmSettings(NamesAlgorithm):
     """Every key of the config's algorithm section that appears in a formula, under its published name.
 
-    The config has checked them, and put the published clip keys (`pg_clip`, `dual_clip_loss`, …) into `pg_args`. None means the
-    default of the estimator or the variant, which `turnwise.spec` holds.
+    The config has checked them, and put the published clip keys (`pg_clip`, `dual_clip_loss`, …) into `pg_args`. Where the
+    estimator or the variant has a default in `turnwise.spec`, None means that default.
 
     >>> AlgorithmSettings(pg_args={"clip_high": 0.28}).variant_parameters()
     {'clip_low': 0.2, 'clip_high': 0.28, 'dual_clip': 3.0}
@@ -68,7 +68,7 @@ class AlgorithmSettings(NamesAlgorithm):
     adv_estimator: str = "grpo"
     pg_variant: str = "ppo"
     pg_args: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of the loss variant `pg_variant`, under the names that the variant uses."""
+    """Keyword arguments of the `pg_variant`."""
     ratio_type: Literal["token", "segment"] | None = None
     value_clip: float | None = None
     loss_agg_mode: LossAggMode | None = None
@@ -99,13 +99,13 @@ class AlgorithmSettings(NamesAlgorithm):
     step_reward_weight: float = 1.0
     step_reward_gamma: float = 0.95
     use_rollout_log_probs: bool = False
-    """Whether the samples' old log-probs are those of the sampler."""
+    """Whether the samples' `old_logprobs` are the sampler's log-probs."""
     train_infer_correction: Correction = Correction()
 
     @property
     def needs(self) -> frozenset[str]:
-        """What must exist before credit and loss: results of forward passes, a greedy sibling. The pipeline adds old log-probs
-        if samples are stale or several optimiser steps are taken."""
+        """What credit and loss need: `values`, `old_logprobs`, `ref_logprobs`, `greedy_sibling`. The pipeline adds old
+        log-probs if samples are stale or several optimiser steps are taken."""
         needs = set(self.estimator.needs)
         if self.train_infer_correction or self.variant.chooses_tokens:
             needs.add("old_logprobs")
@@ -122,7 +122,7 @@ class AlgorithmSettings(NamesAlgorithm):
 
     @property
     def granularity(self) -> Granularity:
-        """The span of the probability ratio: `ratio_type`, or the variant's default."""
+        """The span of the probability ratio: `ratio_type`, or the variant's default; `token` for a variant without a ratio."""
         return self.ratio_type or (*self.variant.granularities, "token")[0]
 
     def variant_parameters(self) -> dict[str, Any]:

@@ -1,15 +1,14 @@
 """Estimators on turns: all trained tokens of a turn get the same advantage."""
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
 from turnwise.algorithms.advantages import clip, summary
-from turnwise.algorithms.estimator import groups_of, scores_of, weights_of
 from turnwise.algorithms.kl import KLController
-from turnwise.algorithms.normalization import RunningParts, group_ids, resolve_normalizer
+from turnwise.algorithms.normalization import RunningParts, group_ids, numbered, resolve_normalizer
 from turnwise.algorithms.response_tokens import Array, Index, ResponseTokens, discounted_sums, place_rewards
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.algorithms.token_estimator import TokenEstimator
@@ -18,9 +17,10 @@ from turnwise.types import Group, Metric, Turn
 
 
 class StepEstimator(TokenEstimator):
-    """Base of the estimators on step returns G_k = Σ_{j≥k} γ_s^{j−k} r_j over the K turns with a trained token. r_j sums the
-    rewards of turn j's tokens, minus β·KL and then whitened if `whiten_rewards` is set. A subclass's `compare` normalises the
-    G_k and clips them to ±`reward_clip`. `reward_placement: final` puts the whole score on the last turn."""
+    """Base of the estimators on step returns G_k = Σ_{j≥k} γ_s^{j−k} r_j over the K turns with a trained token, with γ_s =
+    `step_reward_gamma`. r_j sums the rewards of turn j's tokens, from which β·KL is subtracted first; with `whiten_rewards`
+    they are also whitened. `reward_placement: final` puts the whole score on the last turn. A subclass's `compare` turns the
+    G_k into advantages; here they, not the rewards, are clipped to ±`reward_clip`."""
 
     normalizes = "step returns"
 
@@ -40,6 +40,7 @@ class StepEstimator(TokenEstimator):
         """The advantages [K] of the turns from their step `returns` [K], and metrics."""
 
     def _bounded(self, kind: Literal["step", "episode"], advantages: Array) -> tuple[Array, list[Metric]]:
+        """The advantages clipped to ±`reward_clip`, and metrics under the names of their `kind`."""
         share = "critic/step_reward_clip_frac" if kind == "step" else "critic/reward_clip_frac"
         bounded, metrics = clip(share, advantages, self.settings.reward_clip)
         return bounded, metrics + summary(f"critic/{kind}_rewards", bounded)
@@ -52,26 +53,26 @@ class StepReinforce(StepEstimator):
 
     def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
         ids, owner = group_ids(groups, self.normalizer.grouping), tokens.trajectory_of_turn
-        return self._bounded("step", self.normalizer(returns, ids[owner], weights_of(groups)[owner]))
+        return self._bounded("step", self.normalizer(returns, ids[owner], tokens.weights[owner]))
 
 
 def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
-    """The bucket of each turn [K]: turns share a bucket if they have the same entry of `groups` [K] (never across tasks) and
-    equal state keys. Raises ValueError if a turn has no `state_key`."""
-    buckets: dict[tuple[int, Hashable], int] = {}
-    found = []
+    """The bucket of each turn [K], by its entry of `groups` [K] and its state key. Raises ValueError if a turn has no
+    `state_key`."""
+    keys = []
     for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True):
         if turn.state_key is None:
             raise ValueError(
                 "adv_estimator gigpo compares turns that were taken in the same state, and a turn has no state_key (its "
                 f"observation begins {turn.observation[:40]!r}); the agent loop must set it, as env_agent does"
             )
-        found.append(buckets.setdefault((group, turn.state_key), len(buckets)))
-    return np.array(found, np.int64)
+        keys.append((group, turn.state_key))
+    return numbered(keys)
 
 
 def bucket_metrics(tokens: ResponseTokens, groups: Index, buckets: Index) -> list[Metric]:
-    """How many turns share a state, and how many are *aliased*: a sibling turn has the same observation in another state."""
+    """Sizes of the `buckets` of turns [K], the share of buckets of one turn, and the share of turns that are *aliased*: another
+    turn of the same group [K] has the same observation in another state."""
     if not len(buckets):
         return []
     sizes = np.bincount(buckets)
@@ -95,11 +96,12 @@ def credited_turns(tokens: ResponseTokens) -> Iterator[Turn]:
 
 
 class GiGPO(StepEstimator):
-    """A_k = w_E·A^E + w_S·A^S_k, on every trained token of turn k (Feng et al. 2025, arXiv:2505.10978).
+    """A_k = w_E·A^E + w_S·A^S_k on every trained token of turn k (Feng et al. 2025, arXiv:2505.10978), with w_E =
+    `episode_reward_weight` and w_S = `step_reward_weight`.
 
-    A^E: scores normalised over the trajectories of a group, as in GRPO. A^S: step returns normalised by the same method over
-    the turns of one task group in the same state; 0 for a turn that is alone in its state. Both are clipped to ±`reward_clip`.
-    `reward_normalization.grouping` concerns only A^E. Raises ConfigError if `reward_normalization` subtracts no mean."""
+    A^E: scores minus β·ΣKL, normalised over the trajectories of a group, as in GRPO. A^S: step returns normalised by the same
+    method over the turns that siblings took in the same state; 0 for a turn that is alone in its state. Both are clipped to
+    ±`reward_clip`. `reward_normalization.grouping` concerns only A^E."""
 
     spec = ESTIMATORS["gigpo"]
 
@@ -113,9 +115,9 @@ class GiGPO(StepEstimator):
         owner = tokens.trajectory_of_turn
         penalties = np.array([trajectory.score_kl_penalty for trajectory in tokens.trajectories], dtype=np.float64)
         ids = group_ids(groups, self.normalizer.grouping)
-        normalized = self.normalizer(scores_of(groups) - penalties, ids, weights_of(groups))
-        of_episodes, metrics = self._bounded("episode", normalized)
-        buckets = state_buckets(tokens, groups_of(groups)[owner])
-        of_steps, measured = self._bounded("step", self.step_normalizer(returns, buckets, weights_of(groups)[owner]))
+        of_episodes, metrics = self._bounded("episode", self.normalizer(tokens.scores - penalties, ids, tokens.weights))
+        task_groups = group_ids(groups)[owner]
+        buckets = state_buckets(tokens, task_groups)
+        of_steps, measured = self._bounded("step", self.step_normalizer(returns, buckets, tokens.weights[owner]))
         advantages = self.settings.episode_reward_weight * of_episodes[owner] + self.settings.step_reward_weight * of_steps
-        return advantages, [*metrics, *measured, *bucket_metrics(tokens, groups_of(groups)[owner], buckets)]
+        return advantages, [*metrics, *measured, *bucket_metrics(tokens, task_groups, buckets)]

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from turnwise.algorithms.advantages import clip, summary, whiten_all, write_advantages
-from turnwise.algorithms.estimator import Estimator, groups_of, scores_of, tokens_of, weights_of
+from turnwise.algorithms.estimator import Estimator, tokens_of
 from turnwise.algorithms.kl import KLController
 from turnwise.algorithms.losses import ValueLoss
 from turnwise.algorithms.normalization import group_ids
@@ -27,9 +27,10 @@ from turnwise.types import FloatArray, Group, Metric, Trajectory
 
 
 class TokenEstimator(Estimator):
-    """Base of the estimators on token rewards; a subclass turns rewards into advantages. Rewards are made in this order: r_k on
-    the last token of turn k, or the score s on the trajectory's last token (`reward_placement: final`); minus β·KL of each
-    token; clipped to ±`reward_clip`; whitened. If s is normalised, β·ΣKL is instead subtracted from s before that."""
+    """Base of the estimators on token rewards; a subclass's `estimate` turns rewards into advantages. Rewards are made in this
+    order: r_k on the last token of turn k, or the score s on the trajectory's last token (`reward_placement: final`); minus
+    β·KL of each token; clip to ±`reward_clip`; whitening with `whiten_rewards`. If s is normalised, β·ΣKL is subtracted from s
+    before the normalisation, and nothing from single tokens."""
 
     normalizes: ClassVar[Literal["scores", "step returns"]] = "scores"
     """What `reward_normalization` normalises. Rewards of single turns are never normalised."""
@@ -37,8 +38,7 @@ class TokenEstimator(Estimator):
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)
-        default: Placement = "final" if self.spec.placement == "final" else "turn"
-        self.placement = settings.reward_placement or default
+        self.placement = settings.reward_placement or ("final" if self.spec.placement == "final" else "turn")
         if self.normalizes == "scores" and self.placement == "turn" and not self.normalizer.is_identity:
             raise ConfigError(
                 f"with reward_placement turn, adv_estimator {settings.adv_estimator} works on single turn rewards, which can't "
@@ -46,22 +46,21 @@ class TokenEstimator(Estimator):
             )
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
-        """Writes `advantages`, and with a critic `returns`, into every sample of the groups."""
         tokens = tokens_of(groups)
         rewards, metrics = self.token_rewards(groups, tokens)
         rewards = whiten_all(rewards) if self.settings.whiten_rewards else rewards
         advantages, measured = self.estimate(groups, tokens, rewards)
-        metrics += [*summary("critic/score", scores_of(groups)), *measured]
+        metrics += [*summary("critic/score", tokens.scores), *measured]
         return metrics + write_advantages(tokens, advantages, self.settings)
 
     def token_rewards(self, groups: Sequence[Group], tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
-        """The reward of each token [R], clipped but not yet whitened."""
+        """The reward of each token [R], not yet whitened, and metrics."""
         penalties, metrics = self.penalize(tokens)
         if self.normalizer.is_identity:
             rewards = place_rewards(tokens, self.placement) - penalties
         else:
-            scores, ids = scores_of(groups) - tokens.totals(penalties), group_ids(groups, self.normalizer.grouping)
-            rewards = final_rewards(tokens, self.normalizer(scores, ids, weights_of(groups)))
+            scores, ids = tokens.scores - tokens.totals(penalties), group_ids(groups, self.normalizer.grouping)
+            rewards = final_rewards(tokens, self.normalizer(scores, ids, tokens.weights))
         rewards, clipped = clip("critic/token_reward_clip_frac", rewards, self.settings.reward_clip)
         return rewards, [*metrics, *clipped, *summary("critic/rewards", tokens.totals(rewards)[tokens.is_trained])]
 
@@ -90,7 +89,7 @@ class AgenticReinforce(TokenEstimator):
 
 
 class ReinforcePlusPlus(Reinforce):
-    """A_t = Σ_{k≥t} γ^{k−t} r_k with the score on the last token, whitened over all tokens (Hu 2025, arXiv:2501.03262)."""
+    """A_t = Σ_{k≥t} γ^{k−t} r_k, by default of the score on the last token; whitened (Hu 2025, arXiv:2501.03262)."""
 
     spec = ESTIMATORS["reinforce_plus_plus"]
 
@@ -98,9 +97,9 @@ class ReinforcePlusPlus(Reinforce):
 class ReMax(TokenEstimator):
     """A_t = Σ_{k≥t} γ^{k−t} r_k − the score of an untrained greedy sibling (Li et al. 2023, arXiv:2310.10505).
 
-    The greedy score is clipped by `reward_clip` like the rewards, so that equal episodes have an advantage of 0. No KL is
-    subtracted from it, since the greedy episode has no log-probs. Raises ConfigError with `whiten_rewards`, which would make
-    the rewards and the greedy score incomparable."""
+    The greedy score is clipped by `reward_clip` like the rewards, so that equal episodes have an advantage of 0 (with γ = 1).
+    No KL is subtracted from it, since the greedy episode has no reference log-probs. Raises ConfigError with `whiten_rewards`,
+    which would make the rewards and the greedy score incomparable."""
 
     spec = ESTIMATORS["remax"]
 
@@ -114,7 +113,7 @@ class ReMax(TokenEstimator):
 
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
         baselines = np.array([self._baseline(group) for group in groups], dtype=np.float64)
-        of_token = np.repeat(baselines[groups_of(groups)], tokens.lengths)
+        of_token = np.repeat(baselines[group_ids(groups)], tokens.lengths)
         return discounted_sums(rewards, tokens.lengths, self.settings.gamma) - of_token, []
 
     def _baseline(self, group: Group) -> float:
@@ -129,16 +128,16 @@ class ReMax(TokenEstimator):
 
 
 def rewards_by_turn(trajectory: Trajectory) -> list[float]:
-    """The reward of each turn; the last turn's includes the rewards of the episode."""
+    """The reward of each turn; the last one includes the rewards of the whole episode (`outcome_rewards`)."""
     rewards = [turn.reward for turn in trajectory.turns] or [0.0]
     rewards[-1] += sum(trajectory.outcome_rewards.values())
     return rewards
 
 
 class PPO(TokenEstimator):
-    """A = GAE(γ, λ) of token rewards against the critic's values, over response tokens or over turns; returns = A + V (Schulman
-    et al. 2017, arXiv:1707.06347). With `gae_granularity: turn` a turn is one decision, with the sum of its rewards, V at its
-    first token, one advantage for all its tokens, and γ and λ per turn."""
+    """A = GAE(γ, λ) of token rewards and the critic's values V, over response tokens; returns = A + V (Schulman et al. 2017,
+    arXiv:1707.06347). `credit` also writes `returns`. With `gae_granularity: turn` a turn is one decision: it has the sum of
+    its rewards, V at its first token and one advantage for all its tokens, and γ and λ are per turn."""
 
     spec = ESTIMATORS["gae"]
 
@@ -159,7 +158,7 @@ class PPO(TokenEstimator):
         return advantages[steps.of_token], [*measured, *explained_variance(values, returns)]
 
     def _last_values(self, tokens: ResponseTokens) -> Array:
-        """The value of each trajectory's last state [T]; 0 unless the trajectory was truncated from outside."""
+        """The value of each trajectory's last state [T] if it was truncated from outside and is to be bootstrapped, else 0."""
         after = np.zeros(len(tokens.trajectories))
         after[tokens.is_trained] = _gathered(tokens, [sample.next_values for sample in tokens.samples])[tokens.ends]
         is_cut = np.array([trajectory.bootstraps for trajectory in tokens.trajectories], dtype=bool)
@@ -174,7 +173,8 @@ def _gathered(tokens: ResponseTokens, arrays: Sequence[FloatArray | None]) -> Ar
 
 
 def explained_variance(values: Array, returns: Array) -> list[Metric]:
-    """1 − Var(R − V) / Var(R): 1 for a perfect critic, 0 if it is as good as a constant. No metric if all returns are equal."""
+    """1 − Var(R − V) / Var(R), R the returns: 1 for a perfect critic, 0 for a constant one. No metric if all returns are
+    equal."""
     variance = float(returns.var()) if len(returns) else 0.0
     if variance <= 1e-12:
         return []

@@ -1,8 +1,9 @@
 """Policy-gradient losses of single tokens, one function per `pg_variant`, to be minimised.
 
 A variant returns its losses [N] and, by metric name, quantities [N] whose means over the trained tokens are logged. Its
-parameters are keyword arguments with the names and defaults of `turnwise.spec.PG_VARIANTS`. A user's own variant,
-`module:function`, has the same form; `pg_args` are its keyword arguments. sg(x) is x without its gradient."""
+parameters are keyword arguments; their names and defaults are in `turnwise.spec.PG_VARIANTS`. A user's own variant,
+`module:function`, has the same form; `pg_args` are its keyword arguments. In the formulas lp is the log-prob, A the advantage,
+r = exp(lp − old) the probability ratio, and sg(x) is x without its gradient."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from turnwise.algorithms.kl import MAX_EXPONENT
+from turnwise.algorithms.masks import replace_outside
 from turnwise.algorithms.ratios import Spans
 from turnwise.entry_points import load_function
 from turnwise.errors import ConfigError
@@ -20,18 +22,19 @@ from turnwise.spec import Granularity
 
 @dataclass(frozen=True, slots=True)
 class PolicyInputs:
-    """The input of a variant: a batch of N tokens, with 0 outside the mask."""
+    """The input of a variant: arrays [N] of a batch of N tokens, 0 outside the mask."""
 
     logprobs: Tensor
     old_logprobs: Tensor
     advantages: Tensor
     spans: Spans
     granularity: Granularity = "token"
-    """The span over which the log-ratios are averaged (`sequence`: summed) before `ratio` is taken."""
+    """The span over which log-ratios are averaged for `ratio`: a token, a turn (`segment`) or a sequence (`geometric`)."""
     selected_mask: Tensor | None = None  # bool [N]: the tokens that `choices` has chosen for this variant
 
     @property
     def mask(self) -> Tensor:
+        """bool [N]: the trained tokens."""
         return self.spans.mask
 
     @property
@@ -45,7 +48,7 @@ class PolicyInputs:
         return torch.exp(self.averaged(self.logprobs - self.old_logprobs).clamp(-MAX_EXPONENT, MAX_EXPONENT))
 
     def averaged(self, x: Tensor) -> Tensor:
-        """The mean of `x` [N] over each token's turn or sequence, by `granularity`; `x` itself for tokens."""
+        """For each token the mean of `x` [N] over its span of `granularity`."""
         return self.spans.over(x, self.granularity)
 
 
@@ -54,11 +57,12 @@ Variant = Callable[..., VariantResult]
 
 
 def _shares(is_clipped: Tensor, x: Tensor, low: float, high: float) -> dict[str, Tensor]:
+    """For the metrics: which tokens [N] are clipped, and whose `x` is above and below the bounds."""
     return {"actor/clipfrac": is_clipped, "actor/ppo_ratio_high_clipfrac": x > high, "actor/ppo_ratio_low_clipfrac": x < low}
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> VariantResult:
-    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A) [N]."""
+    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A) [N], and shares for the metrics."""
     unclipped = -ratio * advantages
     clipped = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
     return torch.maximum(unclipped, clipped), _shares(clipped > unclipped, ratio, 1.0 - clip_low, 1.0 + clip_high)
@@ -70,9 +74,8 @@ def _weighted(inputs: PolicyInputs, weights: Tensor) -> Tensor:
 
 
 def ppo(inputs: PolicyInputs, *, clip_low: float, clip_high: float, dual_clip: float | None) -> VariantResult:
-    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A), and at most −cA where A < 0 (`dual_clip` c, None = off). Without the second bound a
-    token with A < 0 whose probability has grown has an unbounded loss. Schulman et al. 2017, arXiv:1707.06347, eq. 7; Ye et al.
-    2020, arXiv:1912.09729, eq. 5 (dual clip)."""
+    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A), and at most −cA where A < 0, with c = `dual_clip`; None leaves that loss unbounded.
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7; dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5."""
     losses, shares = _clipped(inputs.ratio, inputs.advantages, clip_low, clip_high)
     if dual_clip is not None:
         bound = -dual_clip * inputs.advantages
@@ -83,14 +86,15 @@ def ppo(inputs: PolicyInputs, *, clip_low: float, clip_high: float, dual_clip: f
 
 
 def gspo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
-    """PPO's clipped loss per sequence, the same at each token: r = exp(mean of lp − old over the sequence), A the mean
-    advantage. Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7."""
+    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A) at each token, with r = exp(mean of lp − old over the sequence) and the sequence's
+    mean advantage A; with `ratio_type: segment`, of the turn. Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7."""
     return _clipped(inputs.ratio, inputs.averaged(inputs.advantages), clip_low, clip_high)
 
 
 def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
-    """−A·exp(mean over the sequence of sgn(A)·min(sgn(A)Δ, sgn(A)·clip(Δ, −ε_lo, ε_hi))), Δ = lp − old, A the mean advantage: a
-    geometric mean of ratios that are clipped token by token, in log space. Zhao et al. 2025, arXiv:2507.20673, eq. 4."""
+    """−A·exp(mean over the sequence of sgn(A)·min(sgn(A)Δ, sgn(A)·clip(Δ, −ε_lo, ε_hi))), with Δ = lp − old and the sequence's
+    mean advantage A; with `ratio_type: segment`, of the turn. This is the geometric mean of ratios, each clipped in log space.
+    Zhao et al. 2025, arXiv:2507.20673, eq. 4."""
     difference, advantages = inputs.difference, inputs.averaged(inputs.advantages)
     sign = torch.sign(advantages)
     clipped = difference.clamp(-clip_low, clip_high)
@@ -100,16 +104,15 @@ def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantR
 
 
 def cispo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
-    """−sg(clip(r, 1−ε_lo, 1+ε_hi))·A·lp: the weight is clipped, and no token loses its gradient.
-    MiniMax 2025, arXiv:2506.13585, eq. 4 and 5."""
+    """−sg(clip(r, 1−ε_lo, 1+ε_hi))·A·lp: every token keeps a gradient. MiniMax 2025, arXiv:2506.13585, eq. 4 and 5."""
     ratio = inputs.ratio
     weights = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     return _weighted(inputs, weights), _shares(weights != ratio, ratio, 1.0 - clip_low, 1.0 + clip_high)
 
 
 def sapo(inputs: PolicyInputs, *, tau_positive: float, tau_negative: float) -> VariantResult:
-    """−A·(4/τ)·σ(τ(r − 1)), with τ by the sign of A: a gate that fades where PPO cuts. Its slope at r = 1 is 1 for every τ.
-    Gao et al. 2025, arXiv:2511.20347."""
+    """−A·(4/τ)·σ(τ(r − 1)), with τ = `tau_positive` where A > 0, else `tau_negative`. Where PPO's clip sets the gradient to 0,
+    the sigmoid σ lets it fade; the slope of (4/τ)·σ at r = 1 is 1 for every τ. Gao et al. 2025, arXiv:2511.20347."""
     advantages = inputs.advantages
     tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
     return -advantages * (4.0 / tau) * torch.sigmoid(tau * (inputs.ratio - 1.0)), {}
@@ -117,7 +120,7 @@ def sapo(inputs: PolicyInputs, *, tau_positive: float, tau_negative: float) -> V
 
 def vanilla(inputs: PolicyInputs) -> VariantResult:
     """−A·lp: the plain policy gradient (Williams 1992), which treats the samples as the current policy's."""
-    return _weighted(inputs, torch.ones_like(inputs.advantages)), {}
+    return -inputs.advantages * inputs.logprobs, {}
 
 
 def tis(inputs: PolicyInputs, *, cap: float) -> VariantResult:
@@ -127,8 +130,8 @@ def tis(inputs: PolicyInputs, *, cap: float) -> VariantResult:
 
 
 def topr(inputs: PolicyInputs, *, weight_positive: float, weight_negative: float) -> VariantResult:
-    """−w⁺·A·lp where A > 0, −w⁻·sg(min(r, 1))·A·lp where A < 0: good tokens are imitated; bad tokens fade out as they get rare.
-    Le Roux et al. 2025, arXiv:2503.14286, eq. 8, with the sign of A instead of that of the reward."""
+    """−w⁺·A·lp where A > 0, else −w⁻·sg(min(r, 1))·A·lp, so that the gradient of a bad token fades as it gets rare. Le Roux et
+    al. 2025, arXiv:2503.14286, eq. 8, with the sign of A instead of that of the reward."""
     ratio = inputs.ratio
     is_good = inputs.advantages > 0
     weights = torch.where(is_good, weight_positive, weight_negative * ratio.clamp(max=1.0))
@@ -136,25 +139,22 @@ def topr(inputs: PolicyInputs, *, weight_positive: float, weight_negative: float
 
 
 def kimi15(inputs: PolicyInputs, *, tau: float) -> VariantResult:
-    """−A·lp + τ/2·(lp − old)²: the square keeps the policy near the old one.
-    Kimi Team 2025, arXiv:2501.12599, section 2.3.2."""
-    return _weighted(inputs, torch.ones_like(inputs.advantages)) + 0.5 * tau * inputs.difference.square(), {}
+    """−A·lp + τ/2·(lp − old)²: the square keeps the policy near old. Kimi Team 2025, arXiv:2501.12599, section 2.3.2."""
+    return -inputs.advantages * inputs.logprobs + 0.5 * tau * inputs.difference.square(), {}
 
 
 def clip_cov(
     inputs: PolicyInputs, *, clip_low: float, clip_high: float, fraction: float, covariance_low: float, covariance_high: float
 ) -> VariantResult:
-    """PPO's clipped loss, 0 at the chosen tokens (`choices.clip_cov`): those whose update would cost the most entropy.
-    Cui et al. 2025, arXiv:2505.22617, eq. 10 and 11."""
-    chosen = _chosen(inputs)
+    """PPO's clipped loss, but 0 at the tokens chosen by `choices.clip_cov`, which have a high covariance of advantage and
+    log-prob. Cui et al. 2025, arXiv:2505.22617, eq. 10 and 11."""
     losses, shares = _clipped(inputs.ratio, inputs.advantages, clip_low, clip_high)
-    return torch.where(chosen, torch.zeros_like(losses), losses), shares
+    return losses.masked_fill(_chosen(inputs), 0.0), shares
 
 
 def kl_cov(inputs: PolicyInputs, *, fraction: float, coef: float) -> VariantResult:
-    """−rA, plus coef·|lp − old| at the chosen tokens (`choices.kl_cov`). Cui et al. 2025, arXiv:2505.22617, eq. 12 and 13."""
-    distance = torch.where(_chosen(inputs), inputs.difference.abs(), torch.zeros_like(inputs.logprobs))
-    return -inputs.ratio * inputs.advantages + coef * distance, {}
+    """−rA, plus coef·|lp − old| at the tokens chosen by `choices.kl_cov`. Cui et al. 2025, arXiv:2505.22617, eq. 12 and 13."""
+    return -inputs.ratio * inputs.advantages + coef * replace_outside(inputs.difference.abs(), _chosen(inputs)), {}
 
 
 def _chosen(inputs: PolicyInputs) -> Tensor:
@@ -163,23 +163,12 @@ def _chosen(inputs: PolicyInputs) -> Tensor:
     return inputs.selected_mask
 
 
-VARIANTS: dict[str, Variant] = {
-    "ppo": ppo,
-    "gspo": gspo,
-    "gmpo": gmpo,
-    "cispo": cispo,
-    "sapo": sapo,
-    "vanilla": vanilla,
-    "tis": tis,
-    "topr": topr,
-    "kimi15": kimi15,
-    "clip_cov": clip_cov,
-    "kl_cov": kl_cov,
-}
+_BUILT_IN = (ppo, gspo, gmpo, cispo, sapo, vanilla, tis, topr, kimi15, clip_cov, kl_cov)
+VARIANTS: dict[str, Variant] = {variant.__name__: variant for variant in _BUILT_IN}
 
 
 def find_variant(name: str, parameters: Mapping[str, Any]) -> Variant:
-    """The loss of a `pg_variant`, built in or `module:function`. Raises ConfigError if yours can't take `parameters`."""
+    """The loss of a `pg_variant`, built in or `module:function`. Raises ConfigError if the latter can't be called so."""
     if name in VARIANTS:
         return VARIANTS[name]
     return load_function(name, "pg_variant", ConfigError, ["inputs"], parameters)

@@ -1,4 +1,4 @@
-"""Demonstrations for supervised fine-tuning: JSONL files of rows `{"messages": [...]}`, with `tools` if they call any."""
+"""Demonstrations for supervised fine-tuning: JSONL files of rows `{"messages": [...]}`, with `tools` if they are called."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 
 class Row(NamedTuple):
-    """One row: its place for error messages, its messages, and the schemas of the tools that they call."""
+    """One row: its file and line, its messages, and the schemas of the tools that the messages may call."""
 
     place: str
     messages: list[Message]
@@ -23,15 +23,14 @@ class Row(NamedTuple):
 
 
 def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
-    """All rows of the files, in their order. Raises DataError with file and line if one is missing, empty or wrong."""
+    """All rows of the files in order. Raises DataError, with file and line, for a missing or empty file or a wrong row."""
     for path in map(Path, paths):
-        is_empty = True
+        place = None
         for place, record in read_jsonl(path):
-            is_empty = False
             if problem := _problem(record):
                 raise DataError(f"{place}: {problem}; {_FORM}")
             yield Row(place, record["messages"], record.get("tools") or ())
-        if is_empty:
+        if place is None:
             raise DataError(f"{path} is empty; {_FORM}")
 
 
@@ -44,8 +43,7 @@ def _problem(record: dict[str, Any]) -> str:
     """Why the record isn't a row; empty if it is one."""
     messages = record.get("messages")
     if not isinstance(messages, list) or not messages:
-        got = "no `messages`" if "messages" not in record else f"`messages` {str(messages)[:40]!r}"
-        return f"has {got}"
+        return f"has `messages` {str(messages)[:40]!r}" if "messages" in record else "has no `messages`"
     tools = record.get("tools") or []
     if not isinstance(tools, list) or not all(map(_is_named, tools)):
         return f"has `tools` {str(tools)[:40]!r}, which must be a list of schemas {_CALL % 'description, parameters'}"

@@ -1,4 +1,4 @@
-"""Grade-school word problems: where GSM8K's files are, how its rows are read, and a generator of problems in its format."""
+"""Grade-school word problems: finds GSM8K's files, converts its rows, and generates problems in its format."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ _TEST_SHARE = 5  # one pair of operands in five is kept for the test split
 
 
 def local_files(split: str, folder: str | Path | None = None) -> list[str]:
-    """Files of a split in a folder that is laid out as on the hub (`main/train-00000-of-00001.parquet`) or holds `train.jsonl`;
-    without a folder, in `gsm8k` or `data/gsm8k` of the working directory. Empty if there are none."""
+    """Files of a split in `folder`, laid out as on the hub (`main/train-00000-of-00001.parquet`) or as `train.jsonl`; by
+    default in `gsm8k` or `data/gsm8k` of the working directory. Empty if there are none."""
     folders = _FOLDERS if folder is None else (folder,)
     found = (sorted(Path(place).glob(pattern.format(split))) for place in folders for pattern in _FILES)
     return [str(file) for file in next(filter(None, found), [])]
 
 
 def prompt_of(question: str) -> str:
-    """The user's message, the same for SFT, RL and evaluation."""
+    """The user's message for a question, the same for SFT, RL and evaluation."""
     return f"Question: {question}\n\nLet's solve this step by step:"
 
 
@@ -50,7 +50,8 @@ def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def rl_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Makes a prompt and `ground_truth` from `question` and `answer`, or takes a row with a `prompt`; else raises DataError."""
+    """Makes `prompt` and `ground_truth` from `question` and `answer`, or takes a row with a `prompt` as it is. Raises DataError
+    if the row has neither."""
     if {"question", "answer"} <= row.keys():
         more = {"question": row["question"], "full_answer": row["answer"]}
         truth = stated_answer(str(row["answer"])) or str(row["answer"])
@@ -68,9 +69,9 @@ def generate_problems(
     largest: int = 20,
     operations: str = "+-",
 ) -> list[dict[str, str]]:
-    """`number` different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`. They take the step
-    counts in `steps` by turns, with `operations` on numbers up to `largest`. No training problem has a step on the first two
-    numbers of a test problem, in either order. Raises DataError if it finds fewer than `number`."""
+    """`number` different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`. Problem i has
+    `steps[i % len(steps)]` steps, each of which adds or takes away (`operations`) a number up to `largest`. No training problem
+    has a step on the first two numbers of a test problem, in either order. Raises DataError if it finds fewer problems."""
     drawn = random.Random(derive_seed("gsm8k", split, seed))
     found: dict[str, dict[str, str]] = {}
     for _ in range(50 * number + 1000):
@@ -85,7 +86,7 @@ def generate_problems(
 
 
 def _problem(drawn: random.Random, num_steps: int, largest: int, operations: str, is_test: bool) -> dict[str, str] | None:
-    """One problem. None if a training problem would use held-out operands, or a test problem would begin without them."""
+    """A problem; None if it would be for training and use held-out operands, or for testing and not begin with such."""
     name, things, total = drawn.choice(_NAMES), drawn.choice(_THINGS), drawn.randint(1, largest)
     question, lines = [f"{name} has {total} {things}."], []
     for number in range(num_steps):

@@ -1,4 +1,4 @@
-"""Rewards for answers to mathematical problems, and how an answer is read from a text."""
+"""Rewards for answers to mathematical problems, and functions that read the answer from a text."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from turnwise.errors import ConfigError, nearest
 
 TOLERANCE = 1e-4
-"""Two numbers that differ by less are the same answer."""
+"""Numbers that differ by less than this are the same answer."""
 FORMULAS = {
     "accuracy": "r = 1[a = a*]",
     "length_penalty": "r = r_acc − penalty_weight·max(0, l − max_length)",
@@ -31,7 +31,7 @@ _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([^{}]+?)\s*\}\s*\{\s*([^{}]+?)\s*\}
 
 
 class Quantity(NamedTuple):
-    """A number that a text states. 50% has the value 50 and `is_percent`."""
+    """A number that a text states. For 50% the value is 50."""
 
     value: float
     is_percent: bool = False
@@ -71,13 +71,13 @@ def read_number(text: str, is_last: bool = False) -> Quantity | None:
 
 
 def answer_of(text: str) -> Quantity | None:
-    """The number that a text answers with: the one in its stated answer, or the last one if it states none."""
+    """The number in the answer that a text states; the last number of the text if it states no answer."""
     stated = stated_answer(text)
     return read_number(text, is_last=True) if stated is None else read_number(stated)
 
 
 def is_correct(completion: str, truth: object) -> bool:
-    """Whether the completion's answer is the true one: by value if that is a number, else as text.
+    """Whether the completion's answer equals the true one: by value if the true one is a number, else as text.
 
     >>> is_correct("Final Answer: 3 + 4 = 7", "7"), is_correct("It is 1,000 dollars", 1000), is_correct("#### 3", "7")
     (True, True, False)
@@ -98,7 +98,7 @@ def _folded(text: str) -> str:
 
 
 def num_steps(text: str) -> int:
-    """Number of steps in a text: its lines with content before the last line that states an answer.
+    """Number of steps in a text: the lines, except blank ones, before the last line that states an answer.
 
     >>> num_steps("3 + 4 = 7\\n7 - 2 = 5\\nFinal Answer: 5")
     2
@@ -108,12 +108,13 @@ def num_steps(text: str) -> int:
 
 
 def has_format(text: str) -> bool:
-    """Whether the last line with content states an answer."""
+    """Whether the last line that isn't blank states an answer."""
     return stated_answer(text.strip().rpartition("\n")[2]) is not None
 
 
 def accuracy(completions: Sequence[str], ground_truth: Any = None, answer: Any = None) -> list[float]:
-    """r = 1[a = a*], with a* in the column `ground_truth` or `answer`. Raises ConfigError if the rows have neither."""
+    """r = 1[a = a*], with the completion's answer a and a* from the column `ground_truth` or, without it, `answer`. Raises
+    ConfigError if the rows have neither."""
     truths = ground_truth if ground_truth is not None else answer
     if truths is None:
         raise ConfigError("the rows have no column ground_truth or answer, with which this reward compares; add one")
@@ -132,8 +133,8 @@ def length_penalty(
     only_if_correct: bool = False,
     floor: float | None = None,
 ) -> list[float]:
-    """r = r_acc − penalty_weight·max(0, l − max_length), with the length l in characters, or in tokens of `tokenizer`, a
-    model's folder. With `only_if_correct` a wrong answer's reward is 0; no reward is below `floor`."""
+    """r = r_acc − penalty_weight·max(0, l − max_length), with r_acc of `accuracy`, and the length l in characters, or in tokens
+    of `tokenizer`, the folder of a model. With `only_if_correct` a wrong answer has no penalty; no reward is below `floor`."""
     lengths = [_length(text, length_unit, tokenizer) for text in completions]
     more = [-penalty_weight * max(0, length - max_length) for length in lengths]
     return _extended(accuracy(completions, ground_truth, answer), more, only_if_correct, floor)
@@ -149,8 +150,8 @@ def step(
     only_if_correct: bool = False,
     floor: float | None = None,
 ) -> list[float]:
-    """r = r_acc + step_bonus·min(s, max_steps), with the number s of stated steps (`num_steps`). With `only_if_correct` a
-    wrong answer's reward is 0; no reward is below `floor`."""
+    """r = r_acc + step_bonus·min(s, max_steps), with r_acc of `accuracy` and the number s of steps (`num_steps`). With
+    `only_if_correct` a wrong answer gets no bonus; no reward is below `floor`."""
     stated = [num_steps(text) for text in completions]
     more = [step_bonus * (s if max_steps is None else min(s, max_steps)) for s in stated]
     return _extended(accuracy(completions, ground_truth, answer), more, only_if_correct, floor)
@@ -162,7 +163,7 @@ def _extended(right: Sequence[float], more: Sequence[float], only_if_correct: bo
 
 
 def format_reward(completions: Sequence[str]) -> list[float]:
-    """r = 1[the last line states an answer]"""
+    """r = 1[the last line states an answer]."""
     return [float(has_format(text)) for text in completions]
 
 
@@ -174,8 +175,8 @@ def combined(
     weights: Mapping[str, float] | None = None,
     **arguments: Any,
 ) -> list[float]:
-    """r = Σ w_i·r_i over the rewards that `weights` names [accuracy 1, length_penalty 0.5, step 0.3]. Each
-    reward gets the `arguments` that it has parameters for. Raises ConfigError if `weights` names an unknown reward."""
+    """r = Σ w_i·r_i over the rewards in `weights`, by default accuracy 1, length_penalty 0.5, step 0.3. Each reward gets the
+    `arguments` that it has parameters for. Raises ConfigError if `weights` names an unknown reward."""
     total = [0.0] * len(completions)
     for name, weight in (weights or {"accuracy": 1.0, "length_penalty": 0.5, "step": 0.3}).items():
         if name not in PARTS:
@@ -193,7 +194,7 @@ PARTS: dict[str, Callable[..., list[float]]] = {
     "step": step,
     "format": format_reward,
 }
-"""Rewards by their registered names."""
+"""The rewards that `combined` can add up, by their registered names."""
 
 
 def _length(text: str, unit: str, tokenizer: str | None) -> int:

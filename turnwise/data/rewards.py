@@ -1,4 +1,4 @@
-"""Rewards of whole groups: functions over completions and columns, called so that a slow or broken one stops nothing else."""
+"""Rewards of whole groups: functions of completions and columns. A slow or broken one delays or fails only its group."""
 
 import asyncio
 import inspect
@@ -21,7 +21,7 @@ from turnwise.types import Group, Message, Trajectory
 logger = logging.getLogger(__name__)
 
 GIVEN = ("completions", "messages", "prompts")
-"""Arguments of a reward function that aren't columns; each holds one value per rollout (see `runs_of`)."""
+"""Arguments of a reward function that come from the run and not from columns; lists with one value per rollout (`runs_of`)."""
 Completion = Callable[[Trajectory], str]
 """A function that decodes a trajectory's last response, without special tokens."""
 
@@ -31,7 +31,8 @@ class RewardFault(EnvironmentFault):
 
 
 def runs_of(group: Group) -> list[list[Trajectory]]:
-    """The group's rollouts that didn't fail, each as its list of trajectories: siblings in their order, the greedy one last."""
+    """The trajectories of each rollout of the group: siblings in their order, the greedy one last. Rollouts that failed are
+    left out."""
     runs: dict[int, list[Trajectory]] = {}
     for trajectory in group.trajectories:
         runs.setdefault(trajectory.sibling, []).append(trajectory)
@@ -40,8 +41,8 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
 
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
-    """The conversation, turn by turn, as the model saw it. A system message that a later context repeats is left out.
-    If a turn has no recorded messages, its observation is a user message; on a row's first turn it is the row's prompt."""
+    """The conversation, turn by turn, as the model saw it. A system message that a later context repeats is left out. A turn
+    without recorded messages is a user's message with its observation (on a row's first turn, its prompt) and the answer."""
     messages: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
         said = list(turn.messages)
@@ -120,7 +121,8 @@ class FunctionReward:
 
 @dataclass(slots=True)
 class GroupReward:
-    """A user's own `Reward`: a function, or a coroutine function, of the group."""
+    """A user's own `Reward`: a function, or coroutine function, from a group to a number for each of `runs_of`, or a
+    RewardResult."""
 
     name: str
     reward: Callable[[Group], Any]
@@ -189,8 +191,8 @@ class WeightedReward:
 
 @dataclass(frozen=True, slots=True)
 class RewardStage:
-    """Adds the rewards of a group to its trajectories: `outcome_rewards` hold the weighted parts, metrics the raw numbers. An
-    answer to a row is a success where the first reward is more than ½."""
+    """Adds the rewards of a group to its trajectories: weighted to `outcome_rewards`, unweighted to `metrics`. For a row of a
+    data set, the metric `success` is 1 if the first reward is more than ½, unless it is there already."""
 
     rewards: Sequence[WeightedReward]
     timeout_s: float
@@ -198,7 +200,7 @@ class RewardStage:
     _told: set[str] = field(default_factory=set)
 
     async def __call__(self, group: Group) -> list[Trajectory]:
-        """Returns the trajectories that failed because a reward broke: either none, or all that hadn't failed before."""
+        """Returns the trajectories that fail now because a reward broke: none, or all that hadn't failed before."""
         runs = runs_of(group)
         if not runs:
             return []
@@ -212,11 +214,10 @@ class RewardStage:
             for trajectory in failed:
                 trajectory.status, trajectory.error = "failed", str(fault)
             return failed
-        for weighted, result in zip(self.rewards, results, strict=True):
-            for number, run in enumerate(runs):
+        for number, run in enumerate(runs):
+            for weighted, result in zip(self.rewards, results, strict=True):
                 _add(weighted, result, number, run)
-        for number, run in enumerate(runs if group.task.row is not None else ()):
-            for trajectory in run:
+            for trajectory in run if group.task.row is not None else ():
                 trajectory.metrics.setdefault("success", float(results[0].scores[number] > 0.5))
         return []
 
@@ -259,8 +260,8 @@ def gsm8k(completions: Sequence[str], ground_truth: Sequence[str]) -> list[float
 
 
 def gsm8k_score(text: str, ground_truth: str) -> float:
-    """1 if a text's answer in GSM8K's form, `#### 1,234`, is the true one, apart from commas, dollar signs and a final point;
-    else 0.
+    """1 if a text's last answer in GSM8K's form, `#### 1,234`, is the true one, apart from commas, dollar signs and a final
+    point; else 0.
 
     >>> gsm8k_score("#### $1,234.", "1234")
     1.0

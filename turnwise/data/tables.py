@@ -25,13 +25,13 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 class TableRow(NamedTuple):
-    """One row: its place, for error messages, and its columns."""
+    """One row: its file and line or other place, for error messages, and its columns."""
 
     place: str
     columns: Mapping[str, Any]
 
     def check(self, what: str, checks: ChecksRows, columns: Mapping[str, Any]) -> None:
-        """Raises DataError, which names the row and `what`, if `checks` refuses these columns of the row."""
+        """Raises DataError, which names the row and `what`, if `checks.check_row` refuses these columns of the row."""
         try:
             with Foreign(f"{what}.check_row", are_faults=True):
                 checks.check_row(columns)
@@ -50,7 +50,7 @@ def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
 
 
 def _table(name: str, key: str) -> Sequence[TableRow]:
-    """The rows of one source. The last two files are cached, because a run asks for their rows several times at its start."""
+    """The rows of one source. The last two files read are cached, because a run begins by reading files several times."""
     path = Path(name).expanduser()
     facts = path.stat() if path.is_file() else None
     return _read(name, key) if facts is None else _read_once(name, key, facts.st_mtime_ns, facts.st_size)
@@ -72,16 +72,19 @@ def _read(name: str, key: str) -> Sequence[TableRow]:
 def _rows(name: str, key: str, shown: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     path = Path(name).expanduser()
     if path.is_dir():
-        return _of_dataset(_saved_dataset(path, key), name)
+        return _numbered(_saved_dataset(path, key), name)
     if path.suffix in (".jsonl", ".json") and (path.exists() or ":" not in name):
         return read_jsonl(path)
     if path.suffix == ".parquet":
-        return _of_parquet(path)
+        return _numbered(_of_parquet(path), str(path))
     repository, *parts = name.split(":")
     if not path.exists() and looks_like_hub_name(repository):
-        return _of_dataset(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
+        return _numbered(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
     if ":" in name and not path.exists():
-        return _of_object(load_object(name, key, DataError), shown, key)
+        rows = load_object(name, key, DataError)
+        if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
+            raise DataError(f"{key} {shown} is a {type(rows).__name__}; rows are a list of mappings, or a Dataset")
+        return _numbered(rows, shown)
     reason = "has another form" if path.exists() else "there is no such file"
     raise DataError(
         f"{key} {name}: {reason}; rows are read from .jsonl and .parquet files, folders of the datasets library, names of the "
@@ -89,7 +92,7 @@ def _rows(name: str, key: str, shown: str) -> Iterator[tuple[str, Mapping[str, A
     )
 
 
-def _of_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _of_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
@@ -99,11 +102,8 @@ def _of_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise NotAvailableError(f"{path}: Parquet files need pyarrow, which isn't installed; {_INSTALL}") from fault
     try:
         with parquet.ParquetFile(path) as file:
-            number = 0
             for batch in file.iter_batches():
-                for columns in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", columns
+                yield from batch.to_pylist()
     except (arrow.ArrowException, OSError) as fault:
         raise DataError(f"{path} isn't a readable Parquet file ({fault})") from fault
 
@@ -140,14 +140,7 @@ def _hub_dataset(name: str, subset: Sequence[str], split: str, key: str) -> Any:
         ) from fault
 
 
-def _of_dataset(dataset: Iterable[Mapping[str, Any]], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, columns in enumerate(dataset, start=1):
-        yield f"{name}, row {number}", columns
-
-
-def _of_object(rows: Any, name: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
-        raise DataError(f"{key} {name} is a {type(rows).__name__}; rows are a list of mappings, or a Dataset")
+def _numbered(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for number, columns in enumerate(rows, start=1):
         if not isinstance(columns, Mapping):
             raise DataError(f"{name}, row {number} is of type {type(columns).__name__}; a row is a mapping of columns")
@@ -172,7 +165,7 @@ def _plain(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def noting(rows: Iterable[T], what: str) -> Iterator[T]:
-    """Yields the rows, and logs the progress of a long load every few seconds; `what` names the load."""
+    """Yields the rows, and logs every few seconds how many there were so far; `what` names the load."""
     number, said = 0, time.monotonic()
     for number, row in enumerate(rows, start=1):
         if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
@@ -183,8 +176,8 @@ def noting(rows: Iterable[T], what: str) -> Iterator[T]:
 
 
 def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """`(path, value)` of every column, and of everything nested in one, except in `tools_kwargs`, which are for tools. A nested
-    null is left out, since Parquet writes one where another row has a value."""
+    """`(path, value)` of every column, and of everything nested in one (except in `tools_kwargs`, which are for tools). Nested
+    nulls are left out: Parquet writes one where only other rows have a value."""
     for name, value in columns.items():
         if path and value is None:
             continue
@@ -194,7 +187,8 @@ def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[t
 
 
 def arguments_of(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name. A top-level column hides nested ones of its name; a name that only nested ones share is left out.
+    """A row's columns and nested values by name, as arguments for functions. A column hides nested values of its name; a name
+    that only nested values share is left out.
 
     >>> arguments_of({"prompt": "2+2", "reward_model": {"ground_truth": "4"}})["ground_truth"]
     '4'
@@ -208,7 +202,7 @@ def arguments_of(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clashes(columns: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Names that several columns have → their dotted paths."""
+    """Names that several columns or nested values share → their dotted paths."""
     paths: dict[str, list[str]] = {}
     for path, _ in leaves(columns):
         paths.setdefault(path[-1], []).append(".".join(path))
@@ -217,7 +211,7 @@ def clashes(columns: Mapping[str, Any]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The columns that a function asks for by its parameters."""
+    """The columns that a function asks for by the names of its parameters."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
@@ -226,7 +220,7 @@ class Wanted:
 
     @classmethod
     def by(cls, function: Callable[..., Any], given: Sequence[str]) -> "Wanted":
-        """The columns for the function's parameters, except those that are `given` in another way."""
+        """The columns for the function's parameters, except for those `given` in another way."""
         parameters = inspect.signature(function).parameters.values()
         named = [p for p in parameters if p.name not in given and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         return cls(

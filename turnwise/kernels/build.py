@@ -25,14 +25,15 @@ logger = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
 SWITCH = "TURNWISE_KERNELS"
 LANES = 8
-"""Number of values that the kernels handle at once; head sizes and capacities are multiples of it."""
+"""Number of float32 values that the kernels handle at once. Head sizes and capacities of KV caches must be multiples of it."""
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _TIME_LIMIT_S = 60.0
 _LOCK = Lock()
 
 
 def load_kernels() -> ctypes.CDLL | None:
-    """The compiled kernels, or None with the reason in the log. Raises ConfigError unless `TURNWISE_KERNELS` is on or off."""
+    """The compiled kernels. None if they are off or can't be compiled, which the log explains. Raises ConfigError unless
+    `TURNWISE_KERNELS` is on or off."""
     with _LOCK:
         return _load()
 
@@ -98,8 +99,8 @@ def _loaded(library: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path | None:
-    """The folder of compiled kernels: `$XDG_CACHE_HOME/turnwise`, by default in `~/.cache`. None if it can't be written, or
-    other users can write or replace it."""
+    """The folder of compiled kernels, `$XDG_CACHE_HOME/turnwise` or `~/.cache/turnwise`. None if it can't be written, or other
+    users can write or replace it."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -121,13 +122,13 @@ def cache_folder() -> Path | None:
 
 
 def _is_open(folder: Path) -> bool:
-    """Whether other users can replace its files. They can't in a sticky folder like /tmp, except their own."""
+    """Whether other users can replace files in it. In a sticky folder like /tmp they can't, except their own."""
     mode = folder.stat().st_mode
     return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
 
 
 def compiled(sources: Path, compiler: list[str], folder: Path) -> Path:
-    """The shared library of the C files in `sources`, compiled unless `folder` already has this machine's. Raises OSError if
+    """The shared library of the C files in `sources`, compiled into `folder` if this machine's isn't there. Raises OSError if
     the folder can't be written or the compiler is missing; subprocess.SubprocessError if it fails or takes over a minute."""
     files = sorted(sources.glob("*.[ch]"))
     texts = [path.read_text(encoding="utf-8") for path in files]
@@ -164,7 +165,7 @@ def _machine() -> list[str]:
 
 
 def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declares the arguments of all functions, in the order of the C files."""
+    """The library with the types of its functions' arguments and results declared; ctypes takes results as int by default."""
     pointer, number, size = ctypes.c_void_p, ctypes.c_float, ctypes.c_int64
     library.rms_norm.argtypes = [pointer, pointer, number, pointer, *[size] * 3]
     library.silu_mul.argtypes = [pointer, pointer, *[size] * 3]
@@ -174,13 +175,9 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.attend_branches.argtypes = [*[pointer] * 6, number, *[pointer] * 2, *[size] * 6]
     library.attend_branches_backward.argtypes = [*[pointer] * 9, number, *[pointer] * 5, *[size] * 6]
     library.draw.argtypes = [*[pointer] * 5, *[size] * 3]
-    library.draw.restype = ctypes.c_int
     library.workspace_size.argtypes = [pointer, size, size]
     library.workspace_size.restype = size
     library.forward.argtypes = [*[pointer] * 4, size]
-    library.forward.restype = None
-    for function in (library.norm_rotate_backward, library.attend_branches, library.attend_branches_backward):
-        function.restype = ctypes.c_int
-    for function in (library.rms_norm, library.silu_mul, library.silu_mul_backward, library.norm_rotate):
+    for function in (library.rms_norm, library.silu_mul, library.silu_mul_backward, library.norm_rotate, library.forward):
         function.restype = None
     return library

@@ -1,13 +1,13 @@
 /* A whole forward pass over packed tokens, products included, in float32 for a CPU.
  *
- * A block of rows goes through all of a layer in one thread, so that what it computes stays in the caches of that core. Threads
- * wait for each other twice a layer: keys and values of a layer are all there before any token attends.
+ * One thread takes a block of rows through a whole layer, so that the block stays in the caches of its core. Threads wait for
+ * each other twice per layer, since all keys and values of a layer must be there before a token attends to them.
  */
 
 #include "products.h"
 #include "tokens.h"
 
-#define BLOCK 32 /* rows at most: their widest activations and a panel of weights fit into the second cache */
+#define BLOCK 32 /* most rows of a block: their widest activations and a panel of weights fit into the L2 cache */
 
 typedef struct {
     const float *input_norm, *head_norms, *post_norm;
@@ -32,7 +32,7 @@ typedef struct {
 
 static int64_t most(int64_t x, int64_t y) { return x > y ? x : y; }
 
-#define LITTLE 12000000 /* products below which starting other threads costs more than they save */
+#define LITTLE 12000000 /* multiplications below which more threads cost more than they save */
 
 static int64_t num_weights(const decoder *d) {
     int64_t sum = 0;
@@ -42,7 +42,7 @@ static int64_t num_weights(const decoder *d) {
     return sum;
 }
 
-/* Numbers that a thread needs for a block. */
+/* The floats of workspace that a thread needs for a block. */
 static int64_t block_size(const decoder *d) {
     int64_t row = 0, capacity = 0;
     for (const layer *l = d->layers; l < d->layers + d->num_layers; l++) {
@@ -53,7 +53,7 @@ static int64_t block_size(const decoder *d) {
     return BLOCK * row + 2 * PADDED(capacity);
 }
 
-/* Queries, keys and values of the rows from `first` on. */
+/* Computes queries, keys and values of the rows from `first` on. */
 static void place_rows(const decoder *d, const layer *l, const attention *a, const step *s, const float *hidden, int64_t first,
                        int64_t num_rows, float *queries, float *scratch) {
     int64_t size = l->qkv.inputs;
@@ -68,7 +68,7 @@ static void place_rows(const decoder *d, const layer *l, const attention *a, con
     }
 }
 
-/* The rest of the layer for the tokens `tokens`, or those from `first` on where it is NULL. After the last layer: their logits. */
+/* Attention and MLP of `tokens`, or, if it is NULL, of the tokens from `first` on; after the last layer also their logits. */
 static void finish_rows(const decoder *d, const layer *l, const attention *a, const step *s, float *hidden,
                         const int64_t *tokens, int64_t first, int64_t num_rows, const float *queries, float *logits,
                         float *scratch) {
@@ -98,7 +98,7 @@ static void finish_rows(const decoder *d, const layer *l, const attention *a, co
     multiply(mixed, num_rows, d->unembedding, logits + first * d->unembedding.outputs, 0);
 }
 
-/* Logits [num_last, vocabulary] after the tokens `last_tokens`. `workspace` has room for `workspace_size` numbers. */
+/* Logits [num_last, vocabulary] after the tokens `last_tokens`. `workspace` has room for `workspace_size` floats. */
 void forward(const decoder *d, const step *s, float *workspace, float *logits, int64_t max_threads) {
     int64_t size = d->layers->qkv.inputs, heads = d->layers->output.inputs, num_tokens = s->num_tokens;
     int64_t num_threads = num_tokens * num_weights(d) < LITTLE ? 1 : most(1, max_threads);
@@ -133,7 +133,7 @@ void forward(const decoder *d, const step *s, float *workspace, float *logits, i
     }
 }
 
-/* Numbers of a workspace for so many tokens and threads. */
+/* The floats of workspace that `forward` needs for so many tokens and threads. */
 int64_t workspace_size(const decoder *d, int64_t num_tokens, int64_t max_threads) {
     int64_t shared = num_tokens * (d->layers->qkv.inputs + d->layers->output.inputs);
     return shared + most(1, max_threads) * block_size(d);

@@ -1,14 +1,14 @@
-/* Products with weights that were packed for them. */
+/* Products with weights that are laid out in panels. */
 
 #ifndef TURNWISE_PRODUCTS_H
 #define TURNWISE_PRODUCTS_H
 
 #include "vectors.h"
 
-#define WIDE 16 /* outputs of a panel */
+#define WIDE 16 /* outputs per panel */
 #ifdef __AVX512F__
 #define TALL 8 /* rows that are computed together, in registers */
-#define REGISTER 16 /* floats of a register: a compiler keeps wider vectors in memory */
+#define REGISTER 16 /* floats per vector register: compilers keep wider vectors in memory */
 #else
 #define TALL 6
 #define REGISTER LANES
@@ -23,7 +23,7 @@ typedef struct {
     int64_t inputs, outputs;
 } linear;
 
-/* Rows of `x` times a panel. Each output is added up in the order of the inputs, whatever the other rows. */
+/* Rows of `x` times a panel. Each output is summed in the order of the inputs, however many rows there are. */
 static inline __attribute__((always_inline)) void tile(const float *x, int64_t inputs, const float *panel, const float *bias,
                                                        float *out, int64_t stride, int64_t num_columns, int adds,
                                                        const int num_rows) {
@@ -52,7 +52,7 @@ static inline __attribute__((always_inline)) void tile(const float *x, int64_t i
     }
 }
 
-/* out [rows, outputs] of `x` [rows, inputs]; with `adds` what is there already and that. */
+/* out [rows, outputs] from `x` [rows, inputs]; with `adds` the product is added to `out`. */
 static void multiply(const float *x, int64_t num_rows, linear l, float *out, int adds) {
     for (int64_t first = 0; first < l.outputs; first += WIDE) {
         const float *panel = l.panels + first * l.inputs, *bias = l.bias ? l.bias + first : 0;

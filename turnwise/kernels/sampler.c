@@ -1,9 +1,9 @@
-/* Draws tokens out of distributions that are given by their scores. */
+/* Draws tokens from softmax distributions. */
 
 #include "vectors.h"
 
-/* Scores [size] to exp(score - the greatest), in place; their sum, which isn't finite where a score is NaN or +inf, or none is
- * above -inf. */
+/* Replaces scores [size] by exp(score - maximum) and returns their sum, which isn't finite if a score is NaN or +inf, or all
+ * are -inf. */
 static double exponentials_of(float *x, int64_t size) {
     int64_t whole = size / LANES * LANES, i;
     vec tops = splat(-INFINITY);
@@ -25,8 +25,7 @@ static double exponentials_of(float *x, int64_t size) {
     return total;
 }
 
-/* The first place where the sum of what is up to there exceeds the threshold, which is below the sum of all. Nothing of 0 is
- * chosen. */
+/* The first index whose cumulative sum exceeds the threshold, which is below the sum of all. Its value is never 0. */
 static int64_t place_beyond(const float *x, double threshold, int64_t size) {
     double sum = 0;
     int64_t begin = 0, chosen = 0;
@@ -51,8 +50,9 @@ static int64_t place_of_greatest(const float *x, int64_t size) {
     return best;
 }
 
-/* A token of each row of `scores` [rows, size], which is overwritten, and its log-probability: where `is_greedy` the best, with
- * log-probability 0, else the one that the row's uniform number in [0, 1) picks. Returns 0, or 1 where scores aren't finite. */
+/* Draws a token from each row of `scores` [rows, size], which is overwritten, and gives its log-probability. If `is_greedy`,
+ * it is the best one, with log-probability 0; else the row's uniform number in [0, 1) picks it. Returns 1 if scores aren't
+ * finite, else 0. */
 int draw(float *scores, const uint8_t *is_greedy, const float *uniforms, int64_t *tokens, float *log_probs, int64_t num_rows,
          int64_t size, int64_t max_threads) {
     int failed = 0;

@@ -1,4 +1,4 @@
-/* A query, or two at once, over the keys and values of their context, which lie one after another in one place or in two. */
+/* Attention of one query, or two at once, over the keys and values of a context, which lie in one block of memory or in two. */
 
 #ifndef TURNWISE_SCORES_H
 #define TURNWISE_SCORES_H
@@ -7,7 +7,7 @@
 
 #define PADDED(num_keys) (((num_keys) + LANES - 1) / LANES * LANES)
 
-/* Rows of a context: those below `split`, a multiple of LANES, lie at `base`, the others at `own`, each at its place. */
+/* The rows of a context: row i is at base + i * dim if i < split (a multiple of LANES), else at own + i * dim. */
 typedef struct {
     const float *base, *own;
     int64_t split;
@@ -17,7 +17,7 @@ static inline context all_at(const float *place) { return (context){place, place
 
 static inline const float *row_of(context c, int64_t index, int64_t dim) { return (index < c.split ? c.base : c.own) + index * dim; }
 
-/* Sums over lanes of eight vectors, as one. */
+/* One vector with the sums over the lanes of eight vectors. */
 static inline vec sums_of(const vec *x) {
 #define PAIRS(a, b) (SHUFFLE(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(a, b, 1, 9, 3, 11, 5, 13, 7, 15))
 #define QUADS(a, b) (SHUFFLE(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(a, b, 2, 3, 10, 11, 6, 7, 14, 15))
@@ -25,7 +25,7 @@ static inline vec sums_of(const vec *x) {
     return SHUFFLE(low, high, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
-/* Scores of `num_keys` keys, rounded up to LANES, for one query. Those of keys beyond the last are for the caller to overwrite. */
+/* Scores of one query over `num_keys` keys, rounded up to LANES. Scores beyond the last key are meaningless. */
 static inline __attribute__((always_inline)) void score(const float *query, context keys, float scale, float *scores,
                                                         int64_t num_keys, int64_t dim) {
     for (int64_t key = 0; key < num_keys; key += LANES) {
@@ -41,8 +41,8 @@ static inline __attribute__((always_inline)) void score(const float *query, cont
     }
 }
 
-/* Scores to weights, not yet divided by their sum, which is returned. Those beyond the last key become 0. `log_sum`, unless
- * NULL, gets the logarithm of the sum of the scores' exponentials. */
+/* Replaces scores by exp(score - maximum), or 0 beyond the last key, and returns the sum. `log_sum`, unless NULL, gets the
+ * logsumexp of the scores. */
 static inline float exponentials(float *scores, int64_t num_keys, float *log_sum) {
     int64_t padded = PADDED(num_keys);
     for (int64_t key = num_keys; key < padded; key++) scores[key] = -INFINITY;
@@ -65,7 +65,7 @@ static inline float exponentials(float *scores, int64_t num_keys, float *log_sum
     return total;
 }
 
-#define WIDTH 4 /* vectors of a head that are mixed together, in registers */
+#define WIDTH 4 /* vectors of a head that are summed together, in registers */
 
 /* out = weights . values / total */
 static inline __attribute__((always_inline)) void mix(const float *weights, context values, float total, float *out,
@@ -91,7 +91,7 @@ static inline __attribute__((always_inline)) void mix(const float *weights, cont
     }
 }
 
-/* The same for two queries at once: keys and values are read from memory once. */
+/* `score` for two queries at once, which reads the keys from memory once; `mix_pair` does so for `mix`. */
 static inline __attribute__((always_inline)) void score_pair(const float *query, context keys, float scale,
                                                              float *scores, int64_t stride, int64_t num_keys, int64_t dim) {
     for (int64_t key = 0; key < num_keys; key += LANES) {
@@ -161,7 +161,7 @@ static inline __attribute__((always_inline)) void attend_queries(const float *qu
     }
 }
 
-/* Calls with the head size as a constant where it's a usual one. */
+/* Calls with the head size as a constant if it is a usual one. */
 #define BY_DIM(dim, call)               \
     if ((dim) == 32) call(32);          \
     else if ((dim) == 64) call(64);     \

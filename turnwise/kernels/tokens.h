@@ -1,12 +1,12 @@
-/* What a decoder layer does with one token between its matrix products. */
+/* The work of a decoder layer on one token between its matrix products. */
 
 #ifndef TURNWISE_TOKENS_H
 #define TURNWISE_TOKENS_H
 
 #include "scores.h"
 
-/* Caches of keys and values [slots, kv_heads, capacity, head_dim] and the attention over them. A slot has its positions below
- * splits[slot] in slot bases[slot]. `head_dim`, `capacity` and splits are multiples of LANES. */
+/* Caches of keys and values [slots, kv_heads, capacity, head_dim], and the settings of attention over them. A slot reads its
+ * positions below splits[slot] from slot bases[slot]. `head_dim`, `capacity` and splits are multiples of LANES. */
 typedef struct {
     float *keys, *values;
     const int64_t *bases, *splits;
@@ -25,8 +25,8 @@ static inline void gate_row(const float *x, float *to, int64_t dim) {
     for (; i < dim; i++) to[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
 }
 
-/* Takes the heads of a token apart: queries and keys are normed (Qwen3; where `norms` [heads + kv_heads, head_dim] is given)
- * and rotated by `rotary` [positions, 2, head_dim] (cosines; sines with the sign of their half); queries go to `queries`
+/* Splits the heads of a token: queries and keys are normed if `norms` [heads + kv_heads, head_dim] is given (Qwen3) and rotated
+ * by `rotary` [positions, 2, head_dim] (cosines; sines with the sign of their half); queries go to `queries`
  * [heads, head_dim], keys and values to (slot, position) of the caches. */
 static inline void place_token(const float *qkv, const float *norms, const float *rotary, int64_t slot, int64_t position,
                                float *queries, const attention *a) {
@@ -46,8 +46,8 @@ static inline void place_token(const float *qkv, const float *norms, const float
         memcpy(a->values + cached + head * a->capacity * dim, qkv, dim * sizeof(float));
 }
 
-/* Attention of a token's queries of one key head, which come first in `queries` and `out`: they see the positions of the slot
- * up to the token's own. `scores` has room for two rows of PADDED(capacity). */
+/* Attention of those queries of a token that share key head `head`, at the start of `queries` and `out`. They see the positions
+ * of the slot up to the token's own. `scores` has room for two rows of PADDED(capacity). */
 static inline void attend_token(const float *queries, int64_t slot, int64_t position, int64_t head, float *out, float *scores,
                                 const attention *a) {
     int64_t dim = a->head_dim, shared = a->num_heads / a->num_kv_heads, split = a->splits[slot];

@@ -1,4 +1,4 @@
-/* What a decoder layer does between its matrix products when it is trained: forward and backward, in float32 for a CPU.
+/* The work of a decoder layer between its matrix products in training: forward and backward, in float32 for a CPU.
  *
  * Gradients of weights are summed over a fixed number of parts in a fixed order, whatever the number of threads.
  */
@@ -7,7 +7,7 @@
 
 #define PARTS 32
 
-/* Every output of a forward function is computed by one thread in one order: it depends neither on the number of threads nor
+/* In all forward functions one thread computes an output, in a fixed order. So it depends neither on the number of threads nor
  * on the other rows. */
 void rms_norm(const float *x, const float *weight, float eps, float *out, int64_t num_rows, int64_t dim,
               int64_t max_threads) {
@@ -46,7 +46,7 @@ void norm_rotate(const float *x, int64_t stride, const float *weight, float eps,
     }
 }
 
-/* Gradients of norm_rotate: to `x_grad`, laid out like x, and to `weight_grad` [dim] unless it's NULL. Returns 0, or 1 where
+/* Gradients of norm_rotate: to `x_grad`, laid out like x, and to `weight_grad` [dim] unless it's NULL. Returns 0, or 1 if
  * memory was short. */
 int norm_rotate_backward(const float *grad, const float *x, int64_t stride, const float *weight, float eps,
                          const float *cosines, const float *sines, float *x_grad, float *weight_grad, int64_t num_tokens,
@@ -89,7 +89,7 @@ int norm_rotate_backward(const float *grad, const float *x, int64_t stride, cons
     return 0;
 }
 
-/* Gradient of silu_mul: `x` and `x_grad` [rows, 2 dim] are gates and what they let through. */
+/* Gradient of silu_mul. In `x` and `x_grad` [rows, 2 dim] the first half of a row is the gate. */
 void silu_mul_backward(const float *grad, const float *x, float *x_grad, int64_t num_rows, int64_t dim, int64_t max_threads) {
 #pragma omp parallel for schedule(static) THREADS(num_rows)
     for (int64_t row = 0; row < num_rows; row++) {
@@ -109,17 +109,17 @@ void silu_mul_backward(const float *grad, const float *x, float *x_grad, int64_t
     }
 }
 
-/* Attention over packed tokens. Branch b holds the queries of tokens branches[b] to branches[b + 1], which are the last of its
- * path: the tokens paths[ends[b]] to paths[ends[b + 1]], whose keys and values it sees up to each query itself. */
+/* Attention over packed tokens. The queries of branch b are those of tokens branches[b] to branches[b + 1]. Its path is the
+ * tokens paths[ends[b]] to paths[ends[b + 1]], which end with the branch. A query sees the path up to its own token. */
 
-#define BLOCK 4 /* queries whose gradients to keys and values are added together */
+#define BLOCK 4 /* queries whose gradients to keys and values are computed together */
 
 typedef struct {
     const int64_t *branches, *paths, *ends;
     int64_t num_branches, num_heads, num_kv_heads, dim, longest;
 } tree;
 
-/* Brings one head of a path's rows together, and pads them with zeros to whole vectors. */
+/* Copies one head of the rows of a path to `to`, padded with rows of zeros to a multiple of LANES. */
 static inline void gather(const float *from, const tree *t, int64_t branch, int64_t head, float *to) {
     int64_t length = t->ends[branch + 1] - t->ends[branch];
     const int64_t *path = t->paths + t->ends[branch];
@@ -144,7 +144,7 @@ static inline __attribute__((always_inline)) void branch_forward(const float *qu
     }
 }
 
-/* Gradients of a block of queries: to themselves, and added to `k_grad` and `v_grad` of the path. */
+/* Gradients of a block of queries. Those to keys and values are added to `k_grad` and `v_grad` of the path. */
 static inline __attribute__((always_inline)) void block_backward(const int64_t *rows, const int64_t *num_keys, int num_rows,
                                                                  const float *grad, const float *queries, const float *out,
                                                                  const float *log_sums, float scale, const float *k,
@@ -215,7 +215,7 @@ static inline __attribute__((always_inline)) void branch_backward(const float *g
 }
 
 /* out and log_sums of queries [N, heads, dim] over keys and values [N, kv_heads, dim]; `dim` is a multiple of LANES. Returns
- * 0, or 1 where memory was short. */
+ * 0, or 1 if memory was short. */
 int attend_branches(const float *queries, const float *keys, const float *values, const int64_t *branches,
                     const int64_t *paths, const int64_t *ends, float scale, float *out, float *log_sums,
                     int64_t num_branches, int64_t num_heads, int64_t num_kv_heads, int64_t dim, int64_t longest,
@@ -243,7 +243,7 @@ int attend_branches(const float *queries, const float *keys, const float *values
 }
 
 /* Gradients of attend_branches to queries, keys and values. `k_paths` and `v_paths` [sum of path lengths, kv_heads, dim] are
- * room for what each path sends back. */
+ * scratch memory for the gradients of each path. */
 int attend_branches_backward(const float *grad, const float *queries, const float *keys, const float *values,
                              const float *out, const float *log_sums, const int64_t *branches, const int64_t *paths,
                              const int64_t *ends, float scale, float *q_grad, float *k_grad, float *v_grad, float *k_paths,

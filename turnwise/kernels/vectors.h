@@ -1,4 +1,4 @@
-/* Vectors of eight floats, by the extensions that gcc and clang share, and what all kernels do with them. */
+/* Vectors of eight floats, by the extensions that gcc and clang share, and the functions that all kernels need. */
 
 #ifndef TURNWISE_VECTORS_H
 #define TURNWISE_VECTORS_H
@@ -12,9 +12,9 @@
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-/* Rows below which starting other threads costs more than they save. */
+/* Rows below which more threads cost more than they save. */
 #define FEW 16
-/* For functions with an argument `max_threads`. */
+/* The number of threads, in functions with an argument `max_threads`. */
 #define THREADS(num_rows) num_threads((num_rows) < FEW ? 1 : (int)max_threads)
 
 #if defined(__clang__) || __GNUC__ >= 12
@@ -59,7 +59,7 @@ static inline vec sigmoid_of(vec x) {
     return top / (splat(1.0f) + decay);
 }
 
-/* Sum of products over rows of `dim` numbers. */
+/* The dot product of two rows of `dim` numbers. */
 static inline float dot(const float *x, const float *y, int64_t dim) {
     vec sums = splat(0);
     int64_t i = 0;
@@ -74,7 +74,7 @@ static inline float inverse_size(const float *x, float eps, int64_t dim) {
     return 1.0f / sqrtf(dot(x, x, dim) / dim + eps);
 }
 
-/* x / sqrt(mean x^2 + eps) * weight over rows of `dim` numbers. */
+/* x / sqrt(mean x^2 + eps) * weight, for a row of `dim` numbers. */
 static inline void norm_row(const float *x, const float *weight, float eps, float *out, int64_t dim) {
     float scale = inverse_size(x, eps, dim);
     for (int64_t i = 0; i < dim; i++) out[i] = x[i] * scale * weight[i];

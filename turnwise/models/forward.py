@@ -23,11 +23,12 @@ logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 8
 _CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings by which architectures of transformers change the logits after the projection."""
+"""Config settings by which some architectures scale or cap logits; None or 1 changes nothing."""
 
 
 def make_forward(model: PreTrainedModel, temperature: float = 1.0, use_kernels: bool = True) -> "PackedForward":
-    """The forward pass that fits the model's head. With `use_kernels` it runs on the library's own kernels where they fit."""
+    """A `ValueForward` if the model has a value head, else a `PolicyForward`. With `use_kernels` the model's layers then run on
+    the library's own kernels where these fit (`use_native_layers`)."""
     if use_kernels:
         use_native_layers(model)
     head = value_head(model)
@@ -35,12 +36,13 @@ def make_forward(model: PreTrainedModel, temperature: float = 1.0, use_kernels: 
 
 
 class PackedForward(ABC):
-    """Computes a model's outputs at the trained tokens of a batch, 0 elsewhere. The model is in evaluation mode. Sequences are
-    packed if the model's attention can keep them apart, else padded. The results are the same."""
+    """Computes outputs of a model, which is in evaluation mode, at the trained tokens of a batch; elsewhere they are 0.
+    Sequences are packed if the model's attention can keep them apart, else padded, with the same results."""
 
     gives: ClassVar[frozenset[Output]]
+    """The outputs that it can compute."""
     reads_last: ClassVar[bool] = True
-    """Whether the state of a sequence's last token may be needed."""
+    """Whether an output may need the hidden state at the last token of a sequence."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -50,7 +52,7 @@ class PackedForward(ABC):
         """Tokens of all calls since this was last reset."""
 
     def __call__(self, batch: Batch, outputs: Set[Output]) -> ModelOutputs:
-        """Tensors [N] aligned with the tokens of `batch`. Raises NotAvailableError for outputs that the head lacks."""
+        """The `outputs`, tensors [N], for a batch of tensors. Raises NotAvailableError if the model's head can't give one."""
         if unknown := outputs - self.gives:
             raise NotAvailableError(
                 f"{type(self.model).__name__} gives {' and '.join(sorted(self.gives))}, but no {' or '.join(sorted(unknown))}: "
@@ -60,15 +62,15 @@ class PackedForward(ABC):
 
     @abstractmethod
     def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
-        """The outputs, given the positions of the trained tokens."""
+        """The outputs, given the positions of the trained tokens in the batch."""
 
     def states(self, batch: Batch, with_logits: bool = False) -> Tensor:
         """Last hidden states [N, H], or logits [N, V]."""
         return self._packed(batch, with_logits) if self.is_packed else self._padded(batch, with_logits)
 
     def _packed(self, batch: Batch, with_logits: bool) -> Tensor:
-        """Computes shared prefixes once, and leaves out last tokens that nobody reads. It doesn't do so on a GPU, whose varlen
-        kernels need whole sequences, or with media, where equal tokens may stand for different images."""
+        """Computes shared prefixes once and leaves out unread last tokens. Neither is done on a GPU, whose varlen kernels need
+        whole sequences, or with media, where equal tokens may stand for different images."""
         device = batch.token_ids.device
         can_merge = self._has_own_attention and device.type == "cpu" and not batch.media
         tree = merge_prefixes(batch.token_ids, batch.lengths, self.reads_last) if can_merge else None
@@ -107,10 +109,11 @@ class PackedForward(ABC):
 
 class PolicyForward(PackedForward):
     """Computes log-probs of the trained tokens and entropies of their distributions, softmax(logits / temperature). In a batch
-    with kept ids, `logprobs` are over the ids that each token was drawn from, and `full_logprobs`, over the whole vocabulary,
-    come with them. A token that was sampled at its own temperature is scored at it too.
+    with kept ids, `logprobs` are over the ids that each token was drawn from, and `full_logprobs` are over the whole
+    vocabulary. A token with an entry above 0 in the batch's `temperatures` is scored at that temperature.
 
-    The vocabulary projection runs on trained tokens only, and keeps all logits [N, V] only if the architecture changes them."""
+    The vocabulary projection runs on trained tokens only, and logits are computed a chunk at a time. If the architecture
+    changes its logits, all of them [N, V] are kept in memory."""
 
     gives = frozenset({"logprobs", "full_logprobs", "entropy"})
     reads_last = False
@@ -118,7 +121,7 @@ class PolicyForward(PackedForward):
     def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
         super().__init__(model)
         self.temperature = temperature
-        # Checked here, in evaluation mode: with dropout no two passes would agree.
+        # Tested in evaluation mode: with dropout the two passes of the test would differ.
         self.has_plain_head = _has_plain_head(model)
         if not self.has_plain_head:
             logger.warning("%s changes its logits after the projection, so all are kept in memory", type(model).__name__)
@@ -181,7 +184,7 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, object], with_logits: bool
 
 @torch.no_grad()
 def _has_plain_head(model: PreTrainedModel) -> bool:
-    """Whether logits = hidden · weightᵀ, without a bias, a scale or a cap. Tests it on the model itself."""
+    """Whether logits = hidden · weightᵀ, without a bias, a scale or a cap, by the config and by a test on the model itself."""
     settings = model.config.to_dict()
     # The test wouldn't notice a cap that is far above the logits, as in a new model.
     if any(settings.get(name) not in (None, 1, 1.0) for name in _CHANGES_LOGITS):

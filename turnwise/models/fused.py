@@ -1,8 +1,8 @@
 """Fused projections: q/k/v and gate/up weights of a layer as views of one tensor, shared by trainer and engine.
 
-The trainer still sees `q_proj.weight` and its siblings. Their storage is one tensor laid out q, k, v. So the engine multiplies
-once where the model multiplies three times, and an in-place optimiser step or `load_state_dict` changes both. A fused tensor is
-recognised by where its parts lie in memory. (The library's own kernels read a copy, which `inference.embedded` makes.)"""
+The trainer still has the parameters `q_proj.weight`, `k_proj.weight` and `v_proj.weight`, but their storage is one tensor. So
+the engine needs one product instead of three, and reads what an in-place optimiser step or `load_state_dict` writes. Whether
+tensors are fused is read off their place in memory. (The library's own kernels read a copy that `inference.embedded` makes.)"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,7 +27,8 @@ class FusedLinear(NamedTuple):
 
 
 def fast_path_obstacle(model: PreTrainedModel) -> str | None:
-    """The reason why the model's forward pass isn't the plain Llama shape with plain projections; None if it is."""
+    """Why projections can't be fused: the layers aren't those of Llama, Qwen2, Qwen3 or Mistral, or a projection isn't a plain
+    `nn.Linear`. None if they can."""
     name = type(model).__name__
     if name not in _MODEL_CLASSES:
         return f"{name} isn't one of {', '.join(_MODEL_CLASSES)}"
@@ -42,7 +43,7 @@ def fast_path_obstacle(model: PreTrainedModel) -> str | None:
 
 
 def has_plain_body(model: PreTrainedModel) -> bool:
-    """Whether the layers have the Llama, Qwen2, Qwen3 or Mistral shape, with any head and projections (such as adapters)."""
+    """Whether the model has the layers of Llama, Qwen2, Qwen3 or Mistral, with any head and projections (such as adapters)."""
     return type(model.base_model).__name__ in _BODY_CLASSES and _obstacle_of_body(model) is None
 
 
@@ -60,14 +61,14 @@ def _obstacle_of_body(model: PreTrainedModel) -> str | None:
 
 
 def supports_fast_path(model: PreTrainedModel) -> bool:
-    """Whether the model has the plain Llama, Qwen2, Qwen3 or Mistral shape that fused projections need."""
+    """Whether projections can be fused (`fast_path_obstacle`)."""
     return fast_path_obstacle(model) is None
 
 
 def fuse_projections(model: PreTrainedModel) -> None:
-    """Makes each layer's q/k/v weights views of one tensor, in place; likewise biases and gate/up. Repeating it is harmless.
+    """Makes each layer's q/k/v weights views of one tensor, in place; likewise biases and gate/up. A second call does nothing.
     Parameters stay the same objects with the same values, so existing optimisers still work. Moving the model to another device
-    or dtype, or copying it, undoes the fusion: call this again. Raises ModelError for a model of another shape."""
+    or dtype, or copying it, undoes the fusion: call this again. Raises ModelError if `fast_path_obstacle` finds a reason."""
     obstacle = fast_path_obstacle(model)
     if obstacle is not None:
         raise ModelError(f"projections can't be fused: {obstacle}. Models of another shape run their own forward pass.")
@@ -80,7 +81,7 @@ def fuse_projections(model: PreTrainedModel) -> None:
 
 
 def load_fused(path: str, **options: Any) -> PreTrainedModel:
-    """`load_model`, with fused projections if the model has the shape for it."""
+    """`load_model`, with fused projections if they can be fused."""
     model = load_model(path, **options)
     if supports_fast_path(model):
         fuse_projections(model)
@@ -88,27 +89,15 @@ def load_fused(path: str, **options: Any) -> PreTrainedModel:
 
 
 def qkv(layer: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-    attention = layer.self_attn
-    return attention.q_proj, attention.k_proj, attention.v_proj
+    return layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
 
 
 def gate_up(layer: Any) -> tuple[nn.Linear, nn.Linear]:
     return layer.mlp.gate_proj, layer.mlp.up_proj
 
 
-def _are_together(tensors: Sequence[Tensor]) -> bool:
-    first = tensors[0]
-    offset = first.storage_offset()
-    for tensor in tensors:
-        is_same = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not is_same or tensor.storage_offset() != offset or not tensor.is_contiguous():
-            return False
-        offset += tensor.numel()
-    return True
-
-
 def _lay_together(parameters: Sequence[Tensor]) -> None:
-    if _are_together(parameters):
+    if joined(parameters) is not None:
         return
     fused = torch.cat([parameter.detach() for parameter in parameters])
     for parameter, part in zip(parameters, fused.split([len(p) for p in parameters]), strict=True):
@@ -116,17 +105,21 @@ def _lay_together(parameters: Sequence[Tensor]) -> None:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The tensors as one, without a copy and without gradients; None if they don't lie together."""
-    if not _are_together(tensors):
-        return None
+    """The tensors concatenated, without a copy and without gradients; None if one isn't right behind the other in memory."""
     first = tensors[0].detach()
+    offset = first.storage_offset()
+    for tensor in tensors:
+        is_same = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not is_same or tensor.storage_offset() != offset or not tensor.is_contiguous():
+            return None
+        offset += tensor.numel()
     rows = sum(len(tensor) for tensor in tensors)
     return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
 
 
 def fused(linears: Sequence[nn.Linear]) -> FusedLinear:
-    """The projections of `qkv` or `gate_up` of a layer as one. Raises ModelError if `fuse_projections` wasn't called, or the
-    model was moved or copied since."""
+    """The linear layers of `qkv` or `gate_up` as one. Raises ModelError if `fuse_projections` wasn't called, or the model was
+    moved or copied since."""
     biases = [linear.bias for linear in linears if linear.bias is not None]
     weight, bias = joined([linear.weight for linear in linears]), joined(biases) if biases else None
     if weight is None or (biases and bias is None):

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -65,9 +64,9 @@ def load_model(
     """A causal language model in evaluation mode, from a folder or the hub, with weights of `dtype` on `device`. The folder of
     a LoRA adapter gives its base model with the adapter merged in; merging is done in fp32.
 
-    `auto` packs sequences without padding where the architecture allows it; `sdpa` and `eager` pad; `fa2` is flash attention 2
-    and needs CUDA. Raises ModelError if there is no such folder, no causal language model in it, its config is unreadable,
-    weights are missing, or the attention can't run here."""
+    With `attn_implementation="auto"` sequences are packed without padding where the architecture allows it; `sdpa` and `eager`
+    pad; `fa2` is flash attention 2 and needs CUDA. Raises ModelError if there is no such folder, no causal language model in
+    it, its config is unreadable, weights are missing, or the attention can't run here."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -80,8 +79,9 @@ def load_model(
             parameter.data = parameter.data.to(dtype)
         return model
     config = load_config(folder, trust)
-    options: dict[str, Any] = {"dtype": dtype, "device": device, "attn_implementation": attn_implementation}
-    model, missing = load_pretrained(AutoModelForCausalLM, folder, config, trust=trust, **options)
+    model, missing = load_pretrained(
+        AutoModelForCausalLM, folder, config, dtype=dtype, device=device, attn_implementation=attn_implementation, trust=trust
+    )
     require_weights(path, missing)
     return model
 
@@ -96,8 +96,8 @@ def load_pretrained(
     attn_implementation: str = "auto",
     trust: Trust = NOTHING,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """A model of a class of transformers, loaded as in `load_model`, and the sorted names of the tensors that its weights lack.
-    Raises ModelError if the folder doesn't fit the class, or the attention can't run here."""
+    """A model of the transformers class `kind`, loaded as in `load_model`, and the sorted names of its tensors that the weight
+    files lack. Raises ModelError if the folder doesn't fit the class, or the attention can't run here."""
     implementation = _attention(attn_implementation)
     what = "causal language model" if kind is AutoModelForCausalLM else kind.__name__
     has_tensors = any(Path(path).glob("*.safetensors"))
@@ -125,7 +125,7 @@ def load_pretrained(
 
 
 def require_weights(path: str | Path, missing: Sequence[str]) -> None:
-    """Raises ModelError if the folder lacks tensors."""
+    """Raises ModelError if the weights of the folder at `path` lack tensors, which `missing` names."""
     if missing:
         raise ModelError(f"{path}: the weights lack {len(missing)} tensors of the model ({', '.join(missing[:3])}, …)")
 
@@ -158,9 +158,8 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
 
 
 def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> None:
-    """Checks that every token has a row, and warns of many rows without a token. Ids without a token are sampled with the
-    probability that the model gives them: masking them would make the sampler differ from the trainer. A trained model gives
-    padding ids no probability."""
+    """Raises ModelError if a token has no row in the embedding, and warns if many rows have no token. Such rows aren't masked
+    in sampling, since sampler and trainer would then differ; a trained model hardly ever samples them."""
     num_rows = text_sizes(read_object(base_folder(path, trust) / "config.json")).get("vocab_size")
     require_rows(path, num_rows, max(ids) + 1)
     without = num_rows - len(ids) if isinstance(num_rows, int) else 0
@@ -175,7 +174,7 @@ def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> N
 
 
 def policy_info(path: str, dtype: str, max_context: int, attention: str = "auto", trust: Trust = NOTHING) -> PolicyInfo:
-    """The description of a policy, read from its folder without weights. Raises ModelError if it can't be read."""
+    """The description of a policy, made without reading its weights. Raises ModelError if its files can't be used."""
     folder = base_folder(path, trust)
     config = load_config(folder, trust)
     with told_as_one_sentence(path, "has no usable generation config (generation_config.json)"):
@@ -195,9 +194,9 @@ def base_folder(path: str | Path, trust: Trust) -> Path:
     return folder
 
 
-def stop_token_ids(generation: GenerationConfig | None) -> tuple[int, ...]:
+def stop_token_ids(generation: GenerationConfig) -> tuple[int, ...]:
     """The tokens that end a response according to a generation config."""
-    eos = generation.eos_token_id if generation is not None else None
+    eos = generation.eos_token_id
     return (eos,) if isinstance(eos, int) else tuple(eos or ())
 
 
@@ -219,7 +218,7 @@ def export_model(path: str | Path, folder: Path, dtype: torch.dtype = torch.floa
 
 def write_weights(model: PreTrainedModel, folder: Path, parameters: Mapping[str, Tensor] | None = None) -> None:
     """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as separate tensors.
-    `parameters` replace the model's own, if given. Raises OSError if they can't be written."""
+    `parameters`, if given, are written instead of the model's own. Raises OSError if they can't be written."""
     tensors: dict[str, Tensor] = dict(parameters or model.named_parameters())
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
@@ -246,8 +245,8 @@ def _quiet() -> Iterator[None]:
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
     """Gives an empty folder to write into, and afterwards renames it to `folder`, replacing an old one. If writing fails,
-    `folder` stays as it was and nothing else is left behind. The data reach the disk before the renaming: otherwise, after a
-    power cut, the new name might stand for empty files."""
+    `folder` stays as it was and nothing else is left behind. The data reach the disk before the folder gets its name: otherwise
+    a power cut could leave empty files under it."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -307,13 +306,12 @@ def load_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
 
 @contextmanager
 def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
-    """Turns errors of the libraries that read a folder into one ModelError with the folder's name."""
+    """Turns every error of the libraries that read a folder into a ModelError: `path`, `what` failed, and the reason."""
     try:
         yield
-    except TurnwiseError:
-        raise
     except BaseException as error:  # boundary: three libraries read a stranger's files, and one of them panics in Rust
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        is_theirs = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if isinstance(error, TurnwiseError) or not is_theirs:
             raise
         reason = first_line(error) or type(error).__name__
         if "trust_remote_code" in str(error):
@@ -327,7 +325,7 @@ def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
 
 
 def trusted_already(thing: PreTrainedModel | PreTrainedConfig | PreTrainedTokenizerBase) -> Trust:
-    """The trust that an object proves: if its class is from a folder's own code, that code has run."""
+    """Trust in a folder's own Python code if the object's class comes from such code, which has then run already."""
     return Trust(remote_code=type(thing).__module__.startswith(_REMOTE_MODULES))
 
 

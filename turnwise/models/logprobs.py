@@ -1,5 +1,5 @@
 """Log-probs and entropies of tokens under softmax(logits / temperature), without keeping logits [N, V]. Forward and backward
-pass compute a chunk of rows at a time. The forward pass keeps one number per row; the backward pass recomputes logits."""
+pass compute a chunk of rows at a time. The forward pass keeps a few numbers per row; the backward pass recomputes logits."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -66,18 +66,13 @@ _PEFT_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, Attribut
 """peft's exceptions for folders that it can't use."""
 
 Gathered = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
-"""Makes a context in which these parameters are complete on each rank."""
-
-
-def together(parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
-    """The `Gathered` of parameters that are always complete."""
-    return nullcontext()
+"""Makes a context in which the given parameters, which a strategy may have split over ranks, are complete on each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoRASettings:
-    """`targets` are names of linear modules or endings of names, or `all`. The vocabulary projection and modules whose weights
-    start with one of `frozen` get no adapters. `seed` decides the initial A (B starts at 0) and the dropout masks."""
+    """`targets` are names of linear modules or endings of names, or `all`. The vocabulary projection and modules whose weight
+    has a name that starts with one of `frozen` get no adapters. `seed` decides the initial A (B is 0) and the dropout masks."""
 
     rank: int
     alpha: float
@@ -127,9 +122,9 @@ class Adapters:
         """All trained parameters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def merged_weights(self, gathered: Gathered = together) -> Iterator[tuple[str, Tensor]]:
-        """`(Hugging Face name, tensor)` of every parameter of the model with the adapters added, W + (alpha / rank) · B A. Each
-        call computes them from the unchanged base and adapters. Parameters are read while they are `gathered`."""
+    def merged_weights(self, gathered: Gathered = nullcontext) -> Iterator[tuple[str, Tensor]]:
+        """`(Hugging Face name, tensor)` of every parameter of the model with the adapters added, W + (alpha / rank) · B A. The
+        sums are computed at each call; base and adapters stay as they are. Parameters are read while they are `gathered`."""
         adapted = {id(layer.get_base_layer().weight): layer for layer in self._layers.values()}
         with torch.no_grad():
             for name, parameter in self._base_parameters():
@@ -148,7 +143,8 @@ class Adapters:
 
     @contextmanager
     def dropping(self, position: float, part: int = 0, rank: int = 0) -> Iterator[None]:
-        """In this context dropout is on. Equal `position` in training, `part` of the step and `rank` give equal masks."""
+        """In this context the adapters' dropout is on. Its masks follow from the seed, the `position` in training, the `part`
+        of the step and the `rank`."""
         if not self._settings.dropout:
             yield
             return
@@ -214,7 +210,7 @@ class Adapters:
 
 
 def is_value_adapter(folder: Path) -> bool:
-    """Whether the adapters in a folder are those of a value model, with its head."""
+    """Whether the adapters in a folder are for a value model; then the folder also has its head."""
     values = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     return bool(values.get("task_type") == _VALUE_TASK)
 
@@ -248,7 +244,7 @@ def _import_peft() -> ModuleType:
 def _chosen_modules(
     model: PreTrainedModel, settings: LoRASettings, frozen: Collection[str], head: nn.Linear | None
 ) -> tuple[list[str], list[str], list[str]]:
-    """The targets (`all` replaced by names), the names of the modules that get adapters, and of those left out as `frozen`."""
+    """The targets (`all` replaced by names), the names of the targeted modules that get adapters, and of those `frozen`."""
     heads = (head, model.get_output_embeddings())
     linear = [n for n, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module not in heads]
     endings = sorted({_ending(name) for name in linear})
@@ -275,7 +271,7 @@ def _ending(name: str) -> str:
 
 
 def _may_be_base(folder: Path, fingerprint: str) -> bool:
-    """Whether the folder's adapters may have been trained on the model with this fingerprint: the folder names it or none."""
+    """Whether the folder's adapters may have been trained on the model with this fingerprint: it has that one or none."""
     file = folder / BASE_FINGERPRINT
     return not file.is_file() or file.read_text(encoding="utf-8").strip() == fingerprint
 

@@ -15,6 +15,7 @@ from turnwise.models.presets import ModelPreset, preset
 from turnwise.models.tokenizer import train_tokenizer
 from turnwise.types import derive_seed
 
+# Config fields that `overrides` may not set.
 _MADE_HERE = (
     *("architectures", "model_type", "dtype", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id"),
     *("output_attentions", "output_hidden_states", "return_dict", "problem_type", "id2label", "label2id", "is_encoder_decoder"),
@@ -43,8 +44,9 @@ def make_model(
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelSummary:
     """Makes a model of a preset size and a tokenizer trained on `corpus`, and writes both to `out`. `vocab_size` replaces the
-    preset's, and `overrides` replace fields of its config. Equal arguments give equal bytes. Raises ModelError if the size or a
-    config field is unknown, the vocabulary is too small, or shapes don't fit together."""
+    preset's maximum of tokens, and `overrides` replace fields of its config; with `vocab_size` among them the tokenizer has
+    exactly so many tokens. Equal arguments give equal bytes. Raises ModelError if the size or a config field is unknown, the
+    vocabulary is too small, or shapes don't fit together."""
     shape, overrides = preset(size), dict(overrides or {})
     check_sizes("--set", overrides)
     is_exact = "vocab_size" in overrides or (shape.keeps_vocab_size and vocab_size is None)

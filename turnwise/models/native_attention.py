@@ -17,8 +17,8 @@ _MOST_NUMBERS = 2**15
 
 
 class Branches(NamedTuple):
-    """Which keys each query sees. The queries of branch b are the tokens `starts[b]` to `starts[b + 1]`. They are the last
-    tokens of its path, whose keys are at `paths[ends[b] : ends[b + 1]]`."""
+    """Which keys each query sees. The queries of branch b are the tokens `starts[b]` to `starts[b + 1]`, the last ones of its
+    path `paths[ends[b] : ends[b + 1]]`. Each query sees the keys of the path up to its own token."""
 
     starts: IntArray  # [B + 1]
     paths: IntArray  # [Σ path lengths]
@@ -26,7 +26,7 @@ class Branches(NamedTuple):
 
     @classmethod
     def of(cls, branch_lengths: tuple[int, ...], path_lengths: tuple[int, ...], paths: IntArray | None) -> "Branches":
-        """The branches of these lengths, each with its path; without `paths`, each branch is its own path.
+        """The branches of these lengths and their paths, concatenated. Without `paths` each branch is its own path.
 
         >>> Branches.of((3, 2), (3, 2), None).paths
         array([0, 1, 2, 3, 4])
@@ -43,7 +43,7 @@ class Branches(NamedTuple):
 
 
 def attention_kernels(tensors: Sequence[Tensor], branches: Branches) -> ctypes.CDLL | None:
-    """The kernels, if they support this query, key and value [1, heads, N, D] and are faster."""
+    """The kernels, if they support these `tensors` (query, key and value, [1, heads, N, D]) and are faster than SDPA."""
     heads, size = tensors[0].shape[1], tensors[0].shape[-1]
     is_plain = all(
         type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.shape[-1] == size
@@ -56,7 +56,7 @@ def attention_kernels(tensors: Sequence[Tensor], branches: Branches) -> ctypes.C
 
 
 class BranchAttention(torch.autograd.Function):
-    """Causal attention of queries [N, H, D] over keys and values [N, Hkv, D], each branch over its path; gives [N, H, D]."""
+    """Causal attention [N, H, D] of queries [N, H, D] over keys and values [N, Hkv, D]: each branch attends to its path."""
 
     @staticmethod
     def forward(

@@ -1,6 +1,6 @@
-"""Decoder layers of the plain shape with the library's own kernels between matrix products: float32 on a CPU. transformers'
-modules stay, with their parameters, hooks and adapters; only `forward` of each module is replaced. A module's own forward pass
-runs where the kernels don't fit: on another device or dtype, under autocast, or with attention over a cache."""
+"""Decoder layers of Llama, Qwen2, Qwen3 and Mistral with the library's own kernels between matrix products: float32 on a CPU.
+transformers' modules stay, with their parameters, hooks and adapters; only `forward` of each module is replaced. The module's
+original forward pass runs where the kernels don't fit: on another device or dtype, under autocast, or over a cache."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -17,13 +17,11 @@ from turnwise.kernels.build import load_kernels
 from turnwise.models.fused import fuse_projections, has_plain_body, joined, supports_fast_path
 from turnwise.models.packed_attention import PACKED_ATTENTION, packed_attention
 
-Forward = Callable[..., Any]
-
 
 def use_native_layers(model: PreTrainedModel) -> bool:
-    """Makes a model of the plain shape run its norms, rotations and gates on the library's kernels; returns whether it does.
-    Calling it again changes nothing. The model needs packed attention, which knows where sequences lie. Projections with the
-    same input are laid together (`models.fused`), so that one product serves them."""
+    """Makes the model run its norms, rotary embeddings and gates on the library's kernels if it can, and returns whether it
+    does. A second call changes nothing. The model needs packed attention, which knows where sequences lie. Projections with the
+    same input are fused (`models.fused`), so that one product serves them."""
     is_packed = model.config._attn_implementation == PACKED_ATTENTION
     if not is_packed or model.device.type != "cpu" or model.dtype != torch.float32 or not has_plain_body(model):
         return False
@@ -42,7 +40,7 @@ def use_native_layers(model: PreTrainedModel) -> bool:
 
 
 def uses_native_layers(model: PreTrainedModel) -> bool:
-    """Whether `use_native_layers` has changed this model, and the model is still where the kernels run."""
+    """Whether `use_native_layers` has changed this model, and the model is still in float32 on the CPU."""
     is_there = model.device.type == "cpu" and model.dtype == torch.float32 and has_plain_body(model)
     forward = vars(model.base_model.layers[0].mlp).get("forward") if is_there else None
     return isinstance(forward, partial) and forward.func is _mlp_forward
@@ -70,8 +68,8 @@ class Norm(torch.autograd.Function):
 
 
 class SplitHeads(torch.autograd.Function):
-    """Queries [N, H, D], keys and values [N, Hkv, D] out of `qkv` [N, (H + 2 Hkv) · D]. Queries and keys are normed by their
-    weights [D] where given (Qwen3), and rotated by `tables`, cosines and sines [N, D] (Su et al. 2021)."""
+    """Queries [N, H, D], keys and values [N, Hkv, D] out of `qkv` [N, (H + 2 Hkv) · D]. Queries and keys get an RMS norm if
+    their weights [D] are given (Qwen3), and are rotated by `tables`, cosines and sines [N, D] (Su et al. 2021)."""
 
     @staticmethod
     def forward(
@@ -135,7 +133,7 @@ class Gate(torch.autograd.Function):
 
 
 class JoinedLinear(torch.autograd.Function):
-    """Outputs [N, ΣO] of linear layers side by side. `weight` [ΣO, I] has the memory of their `weights`, without gradients."""
+    """Outputs [N, ΣO] of linear layers side by side. `weight` [ΣO, I] is `joined(weights)`: the same memory, no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, *weights: Tensor) -> Tensor:
@@ -164,8 +162,8 @@ def _heads_backward(
     x_grad: Tensor,
     needs_weight_grad: bool,
 ) -> Tensor | None:
-    """The gradient of `weight` from that of the heads, `grad` [N, heads, D]. Writes the gradient of `x` to `x_grad`, in the
-    same layout."""
+    """The gradient of `weight`, if needed, from `grad` [N, heads, D], that of the normed and rotated heads. Writes the gradient
+    of `x` to `x_grad`, which has the layout of `x`."""
     grad = grad.contiguous()
     weight_grad = torch.empty_like(weight) if needs_weight_grad and weight is not None else None
     cosines, sines = tables or (None, None)
@@ -191,7 +189,7 @@ def _mlp_forward(module: Any, x: Tensor) -> Tensor:
     gate_up = _together(x, module.gate_proj, module.up_proj)
     kernels = _kernels_for(gate_up)
     if kernels is None:
-        # Adapters may answer in another dtype.
+        # Adapters may have outputs of another dtype.
         gate, up = gate_up.chunk(2, -1)
         return module.down_proj(module.act_fn(gate) * up)
     return module.down_proj(Gate.apply(gate_up.flatten(0, -2), kernels).view(*x.shape[:-1], -1))
@@ -228,7 +226,7 @@ def _attention_forward(
 
 
 def _together(x: Tensor, *projections: nn.Module) -> Tensor:
-    """Outputs of the projections side by side; one product if they are plain and lie together in memory."""
+    """Outputs of the projections side by side, by one product if these are plain linear layers that are fused."""
     linears = [linear for linear in projections if type(linear) is nn.Linear and not _is_watched(linear)]
     weights: list[Tensor] = [linear.weight for linear in linears]
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
@@ -240,13 +238,13 @@ def _together(x: Tensor, *projections: nn.Module) -> Tensor:
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Whether somebody has hooked the module's call, or replaced it."""
+    """Whether the module's call has a hook, or its `forward` was replaced."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or "forward" in vars(module)
 
 
 def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
-    """The kernels, if they support these tensors. A tensor of another class (a distributed one) may lack data."""
+    """The kernels, if they support these tensors. A tensor of another class (such as DTensor) may have no memory here."""
     if torch.is_autocast_enabled("cpu"):
         return None
     fits = all(
@@ -256,8 +254,8 @@ def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
     return load_kernels() if fits else None
 
 
-def _replace(module: nn.Module, forward: Forward) -> None:
-    """Replaces `forward`, unless that has been done already. A `partial` is pickled with the module; a bound method isn't."""
+def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Replaces `forward`, unless it has been replaced already. A `partial` is pickled with its module; a bound method isn't."""
     if "forward" not in vars(module):
         module.forward = partial(forward, module)
 

@@ -1,8 +1,8 @@
 """Causal attention over sequences that are packed one after another, without padding or a block-diagonal mask.
 
-transformers' attention registry lists it as `PACKED_ATTENTION`, for architectures that use that registry. Lengths go in the
-keyword `sequences` of the model's forward call. A call without them (generation with a cache, a padded batch) is plain SDPA. If
-sequences share prefixes (`models.prefix_tree`), only the distinct tokens are packed, and a branch attends to its path."""
+transformers' attention registry lists it as `PACKED_ATTENTION`, for architectures that use that registry. Lengths are passed to
+the model's forward call as `sequences`. A call without it (generation with a cache, a padded batch) is plain SDPA. If sequences
+share prefixes (`models.prefix_tree`), only the distinct tokens are packed, and each branch attends to its path."""
 
 import inspect
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Where the S sequences of a packed batch are: their lengths and, on the device, their S + 1 boundaries (cumulative
-    lengths). With a tree the sequences are its branches, and keys and values are gathered along its paths."""
+    """Where the S sequences of a packed batch are: their lengths and, on the model's device, their S + 1 boundaries (cumulative
+    lengths). With a tree the sequences are its branches, whose keys are those along their paths."""
 
     lengths: tuple[int, ...]
     boundaries: Tensor
@@ -56,16 +56,17 @@ class PackedSequences:
 
     @property
     def key_lengths(self) -> tuple[int, ...]:
+        """The number of keys that each sequence attends to."""
         return self.lengths if self.tree is None else self.tree.path_lengths
 
     @cached_property
     def branches(self) -> Branches:
-        """The sequences as branches, for the library's own kernels."""
+        """The sequences and their paths in the form of the library's own kernels."""
         return Branches.of(self.lengths, self.key_lengths, None if self.tree is None else self.tree.paths.numpy())
 
     def mask(self, query: Tensor, num_keys: int, window: int | None) -> Tensor | None:
-        """The mask to add to the scores of queries that are the last ones of `num_keys` positions; None if a plain causal mask
-        is right. All layers and sequences read the same memory, which is filled at the first call."""
+        """The mask to add to the scores of `query` [1, heads, N, D], the last N of `num_keys` positions; None if the plain
+        causal mask is right. Masks are views of one tensor per window and dtype, which the first call makes."""
         num_queries = query.shape[2]
         if num_queries == num_keys and (window is None or num_keys <= window):
             return None
@@ -75,8 +76,8 @@ class PackedSequences:
 
 
 def supports_packing(model: PreTrainedModel) -> bool:
-    """Whether packed sequences can't see each other in this architecture: every layer takes its attention from the registry,
-    and no recurrent state runs on from one sequence into the next."""
+    """Whether packed sequences stay apart in this architecture: every layer takes its attention from the registry, and no
+    recurrent state continues from one sequence into the next."""
     is_plain = model._supports_attention_backend and model._supports_sdpa and not model._is_stateful
     return is_plain and _PACKABLE_LAYERS.issuperset(model.config.to_dict().get("layer_types") or ())
 
@@ -133,7 +134,7 @@ def _each_sequence(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """One SDPA call per sequence. Tensors are split only once: each part's gradient is as long as the whole."""
+    """One SDPA call per sequence. Tensors are split once for all: a slice's gradient would be as long as the whole tensor."""
     is_grouped = query.shape[1] != key.shape[1]
     if sequences.tree is not None and sequences.key_lengths != sequences.lengths:
         key, value = (tensor.index_select(2, sequences.tree.paths) for tensor in (key, value))

@@ -1,4 +1,4 @@
-"""Log-probs computed plainly, to check faster ways: transformers' own forward pass over one context at a time."""
+"""Log-probs by transformers' own forward pass over one context at a time, as a reference for faster ways."""
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -14,7 +14,7 @@ from turnwise.types import FloatArray, Sample
 
 
 def plain_model(config: PreTrainedConfig, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> PreTrainedModel:
-    """A new model with a copy of the named weights in `dtype`, on their device. Raises ModelError if one doesn't fit."""
+    """A new model with copies of the named weights, in `dtype`, on their device. Raises ModelError if a weight doesn't fit."""
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(deepcopy(config), dtype=dtype, attn_implementation="sdpa").eval()
     own = dict(model.named_parameters())
@@ -30,8 +30,8 @@ def plain_model(config: PreTrainedConfig, weights: Iterable[tuple[str, Tensor]],
 
 @torch.no_grad()
 def plain_logprobs(model: PreTrainedModel, samples: Sequence[Sample], temperature: float) -> list[FloatArray]:
-    """Log-probs [N] of each sample's tokens at a temperature, 0 for the first token. For a token with kept ids (truncated
-    sampling) they are over those ids. Raises ModelError if the model's vocabulary lacks a token id."""
+    """Log-probs [N] of each sample's tokens at a temperature, 0 for the first token; over a token's kept ids (truncated
+    sampling) if it has some. Raises ModelError if the model's vocabulary lacks a token id."""
     results = []
     for sample in samples:
         if sample.token_ids.max() >= model.config.vocab_size:

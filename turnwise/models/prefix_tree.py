@@ -1,6 +1,6 @@
-"""Computes a prefix once for all sequences of a packed batch that share it, and leaves out tokens whose states nobody reads.
+"""Finds the prefixes that sequences of a packed batch share, and leaves out last tokens whose hidden states nobody reads.
 Siblings of a group begin with the same prompt and often with the same turns. With causal attention, equal prefixes have equal
-states. So the model runs over distinct tokens only; an index leads to each sequence's states."""
+hidden states. So the model runs over distinct tokens only, and an index gives the state of each token of the batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ from torch import Tensor
 from turnwise.types import IntArray
 
 _SHORT, _LONGEST = 512, 4096
-"""Lengths in tokens. A branch needs a mask; the plain causal kernel needs none and skips future keys. Up to `_SHORT` skipping
-saves nothing (CPU, torch 2.13). Beyond `_LONGEST` a mask would take more than 64 MiB, so nothing is shared."""
+"""Sequence lengths in tokens. SDPA over a branch needs a mask, while plain causal SDPA skips future keys, which saves nothing
+up to `_SHORT` (CPU, torch 2.13). Beyond `_LONGEST` a mask would take more than 64 MiB, so nothing is shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """The U distinct tokens among N, laid out branch after branch. A branch is the part of a sequence after the prefix that it
-    shares with an earlier one. Its path is all tokens from the root to its end; `path_lengths[i] − branch_lengths[i]` of them
-    come before the branch."""
+    """The U distinct tokens among the N of a batch, branch after branch. A branch is the part of a sequence after the prefix
+    that it shares with an earlier branch. Its path is all distinct tokens from the root to its end; `path_lengths[i] −
+    branch_lengths[i]` of them come before the branch."""
 
-    tokens: Tensor  # int64 [U]: the first position of each distinct token in the batch
-    nodes: Tensor  # int64 [N]: the distinct token that each token of the batch is
+    tokens: Tensor  # int64 [U]: a position of each distinct token in the batch
+    nodes: Tensor  # int64 [N]: the index of each token of the batch among the U
     branch_lengths: tuple[int, ...]
     paths: Tensor  # int64 [Σ path lengths]: distinct tokens, path after path
     path_lengths: tuple[int, ...]
 
 
 def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool = True) -> PrefixTree | None:
-    """The tree of sequences with these `lengths` in `token_ids` [N]; None if they share too little.
+    """The tree of sequences with these `lengths` in `token_ids` [N]; None if no token can be left out.
 
-    Unless `reads_last`, the last token of a sequence is left out: no token attends to it. It gets the node of the token before.
+    Unless `reads_last`, a sequence's last token, to which none attends, is left out. It gets the node of the token before it.
 
     >>> tree = merge_prefixes(torch.tensor([5, 6, 7, 5, 6, 8, 9, 5, 6, 7]), [3, 4, 3])
     >>> tree.tokens.tolist(), tree.nodes.tolist()
@@ -44,7 +44,7 @@ def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool =
     """
     sequences = [sequence.numpy() for sequence in token_ids.cpu().split(list(lengths))]
     starts = np.cumsum([0, *lengths[:-1]])
-    # Sorted by bytes, a sequence shares its longest prefix with the one before it.
+    # In the order of their bytes, no earlier sequence shares a longer prefix with a sequence than the one right before it.
     order = sorted(range(len(sequences)), key=lambda index: sequences[index].tobytes())
     nodes = np.empty(len(token_ids), np.int64)
     if not reads_last:

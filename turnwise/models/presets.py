@@ -11,9 +11,8 @@ from turnwise.errors import ModelError, nearest
 
 @dataclass(frozen=True, slots=True)
 class ModelPreset:
-    """One size: a Hugging Face `model_type`, its config fields and its vocabulary. `vocab_size` bounds the tokenizer. The
-    embedding has as many rows as the trained tokenizer has tokens, or, where `keeps_vocab_size` is set, exactly `vocab_size`
-    rows as the published model has."""
+    """One size: a Hugging Face `model_type`, its config fields and its vocabulary. The trained tokenizer has at most
+    `vocab_size` tokens, and the embedding one row for each. With `keeps_vocab_size` there are exactly `vocab_size` of both."""
 
     model_type: str
     config: Mapping[str, Any]
@@ -25,8 +24,8 @@ PRESETS = {
     name: ModelPreset(**fields)
     for name, fields in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).items()
 }
-"""The presets of `presets.json` by name. With the usual `initializer_range` of 0.02, the logits of `tiny` would be flat, and
-its attention would learn several times more slowly."""
+"""The presets of `presets.json` by name. `tiny` has a larger `initializer_range` than the usual 0.02, with which its logits
+would be flat and its attention would learn several times more slowly."""
 
 
 def preset(size: str) -> ModelPreset:

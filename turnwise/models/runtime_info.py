@@ -1,9 +1,8 @@
-"""Describes a loaded model in numbers, counted on the model itself."""
+"""Describes a loaded model: size, dtype, device and attention, read off the model itself."""
 
 import os
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from turnwise.models.load import DTYPES, load_config
@@ -19,10 +18,9 @@ _KERNELS = {
 }
 
 
-def loaded_model(model: PreTrainedModel, *heads: nn.Module) -> LoadedModel:
-    """The model as it is now. Parameters of `heads` are counted too, tied parameters once."""
-    parameters = {id(p): p for module in (model, *heads) for p in module.parameters()}.values()
-    kernel = model.config._attn_implementation
+def loaded_model(model: PreTrainedModel) -> LoadedModel:
+    """The description of the model as it is now. Tied parameters count once."""
+    parameters, kernel = list(model.parameters()), model.config._attn_implementation
     has_own_kernels = kernel == PACKED_ATTENTION and uses_native_layers(model)
     return LoadedModel(
         architecture=type(model).__name__,
@@ -44,7 +42,7 @@ def bare_model(policy: PolicyInfo) -> PreTrainedModel:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The config's word for a dtype.
+    """The name of a dtype in the config; for others torch's name.
 
     >>> dtype_name(torch.bfloat16)
     'bf16'

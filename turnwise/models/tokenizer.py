@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer for small models, trained on the text that they will see."""
+"""A byte-level BPE tokenizer for small models, trained on a corpus like the text that they will see."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -13,19 +13,19 @@ from turnwise.errors import ModelError
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKER_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
-"""Each is one token, but not a special token, so it stays in decoded responses."""
-
-ROLES = ("system", "user", "assistant")
+"""Each is one token, but no special token, so that it stays in decoded responses."""
 
 CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8")
-"""ChatML. Tool calls are JSON in `<tool_call>`, as in Hermes 2 Pro; a result is a message of the role `tool`."""
+"""ChatML, with tool calls as JSON in `<tool_call>` (as in Hermes 2 Pro) and results as messages of the role `tool`."""
 
 _WORDS = Regex(r" ?[^\s\p{N}]\p{N}+,\p{N}+| ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(?!\S)|[^\S\n]+")
-"""Pieces of a text: a symbol with its coordinates (`O1,2`); a word with its leading space; a single digit, symbol, or capital
-that starts no word. So each cell of a grid is one token everywhere, and so is a frequent pair of coordinates."""
+"""Pieces of a text, within which BPE merges: a symbol with its coordinates (`O1,2`); a word; a single digit, symbol, or capital
+that starts no word; each with the space before it. So each cell of a grid is one token, as is a frequent pair of
+coordinates."""
 
 _MOST_TOKENS = 1_000_000
-"""More than any published vocabulary has. The BPE trainer's memory grows with it, and running out kills the process."""
+"""Maximum of `vocab_size`, more than any published model has. The BPE trainer needs memory in proportion to it, and the process
+dies if there is too little."""
 _SYMBOL_COUNT = 5_000
 """How often a symbol is shown to the trainer in addition to the corpus: more often than any other pair, so that each symbol is
 one token even if it is rare (the reached goal, once per episode) and has several bytes."""
@@ -33,8 +33,9 @@ one token even if it is rare (the reached goal, once per episode) and has severa
 
 def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = False) -> PreTrainedTokenizerFast:
     """A tokenizer with at most `vocab_size` tokens and a ChatML template that shows tools. Equal corpora give equal tokenizers.
-    With `is_filled` it has exactly `vocab_size` tokens; tokens that the corpus doesn't give are strings of letters that
-    encoding never produces. Raises ModelError if `vocab_size` is too small for the 256 bytes and the special tokens."""
+    With `is_filled` it has exactly `vocab_size` tokens: if the corpus gives fewer, the rest are strings of letters that
+    encoding never produces. Raises ModelError if `vocab_size` is too small for bytes, special tokens and markers, or over a
+    million."""
     texts = list(corpus)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     num_fixed = len(alphabet) + len(SPECIAL_TOKENS) + len(MARKER_TOKENS)
@@ -51,7 +52,7 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = Fa
         initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
-    roles = (f"{role}\n" * _SYMBOL_COUNT for role in ROLES)
+    roles = (f"{role}\n" * _SYMBOL_COUNT for role in ("system", "user", "assistant"))
     tokenizer.train_from_iterator(_without_markers([*texts, *_repeated_symbols(texts), *roles]), trainer)
     if is_filled:
         _fill(tokenizer, vocab_size - len(MARKER_TOKENS))
@@ -67,7 +68,7 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = Fa
 
 
 def _fill(tokenizer: Tokenizer, num_tokens: int) -> None:
-    """Adds tokens without merges. They can be sampled and have a text, but encoding never gives them."""
+    """Adds tokens without merges up to `num_tokens`. They can be sampled and have a text, but encoding never gives them."""
     model = json.loads(tokenizer.to_str())["model"]
     vocab = model["vocab"]
     words = ("".join(letters) for length in count(2) for letters in product(ascii_lowercase, repeat=length))
@@ -77,7 +78,7 @@ def _fill(tokenizer: Tokenizer, num_tokens: int) -> None:
 
 
 def _without_markers(texts: Sequence[str]) -> Iterable[str]:
-    """The texts without markers and special tokens, which are matched before BPE: their letters must not cause merges."""
+    """The texts without markers and special tokens. Encoding matches these before BPE, so BPE mustn't learn their letters."""
     for text in texts:
         for token in (*SPECIAL_TOKENS, *MARKER_TOKENS):
             text = text.replace(token, "\n")
@@ -85,7 +86,7 @@ def _without_markers(texts: Sequence[str]) -> Iterable[str]:
 
 
 def _repeated_symbols(texts: Sequence[str]) -> Iterable[str]:
-    """The digits, and the symbols and lone capitals of the texts, repeated with and without a space before them."""
+    """Texts that repeat each digit, and each symbol and lone capital of `texts`, with and without a space before it."""
     symbols = set("0123456789") | {
         char
         for text in texts

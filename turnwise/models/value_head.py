@@ -1,9 +1,8 @@
-"""Value models: a decoder's backbone with a scalar head, V(s) = w·h + b at every token. On disk a value model is a Hugging Face
-folder for token classification with one label (`AutoModelForTokenClassification`)."""
+"""Value models: a decoder's backbone with a scalar head, V = w·h + b at every token with hidden state h. On disk a value model
+is a Hugging Face folder for token classification with one label (`AutoModelForTokenClassification`)."""
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,10 +22,9 @@ def load_value_model(
 ) -> PreTrainedModel:
     """A value model in evaluation mode with fp32 weights, from a folder or the hub.
 
-    A folder without a value head (a causal language model) gives its backbone, with a head that is 0 everywhere: then the first
-    advantages are the returns themselves, and nothing is random. The scalar head of a reward model is kept. An adapter is
-    merged into its base model; a critic's adapter also brings its head. Raises ModelError if there is no such folder, no
-    decoder in it, its head has several labels, or weights are missing."""
+    A folder without a value head (a causal language model) gives its backbone with a new head of zeros, so that all values are
+    0. The scalar head of a reward model is kept. An adapter is merged into its base; a critic's adapter brings its head. Raises
+    ModelError if there is no such folder or no decoder in it, its head has several labels, or weights are missing."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -43,9 +41,9 @@ def load_value_model(
             "as reward_pretrain"
         )
     config.num_labels = 1
-    kind = value_model_class(config)
-    options: dict[str, Any] = {"device": device, "attn_implementation": attn_implementation, "trust": trust}
-    model, missing = load_pretrained(kind, folder, config, **options)
+    model, missing = load_pretrained(
+        value_model_class(config), folder, config, device=device, attn_implementation=attn_implementation, trust=trust
+    )
     require_weights(path, [name for name in missing if name.startswith(f"{model.base_model_prefix}.")])
     for name in missing:
         nn.init.zeros_(model.get_parameter(name))
@@ -56,7 +54,7 @@ def load_value_model(
 
 def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:
     """Number of labels of the head that `load_value_model` would find, read from the headers of the weight files; 0 without a
-    head, None if only loading tells. Raises ModelError if the model is no decoder."""
+    head, None if the headers don't tell. Raises ModelError if the model is no decoder."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -73,7 +71,7 @@ def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:
 
 
 def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' token classifier of this architecture, or one made here. Raises ModelError if it isn't a decoder."""
+    """transformers' token classifier of this architecture, or a class made here. Raises ModelError if it isn't a decoder."""
     decoders, known = AutoModelForCausalLM._model_mapping, AutoModelForTokenClassification._model_mapping
     if type(config) not in decoders:
         raise ModelError(

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 from turnwise.errors import ModelError
 from turnwise.model_folder import ADAPTER_CONFIG
 from turnwise.models.load import load_config, load_pretrained, require_weights, trusted_already, write_weights
-from turnwise.models.lora import Adapters, Gathered, together
+from turnwise.models.lora import Adapters, Gathered
 from turnwise.training.optimizer import LossScale
 
 TRAINER_FILE = "trainer_state.pt"
@@ -64,7 +65,7 @@ def load_state(
     adapters: Adapters | None = None,
     loss_scale: LossScale | None = None,
     device: torch.device = CPU,
-    gathered: Gathered = together,
+    gathered: Gathered = nullcontext,
 ) -> None:
     """Copies what `save_state` wrote into the live objects. Their tensors stay where they are, since an engine may share them.
     `restore` loads the optimiser's moments; None leaves them out. Sharded parameters are whole within the context `gathered`.
@@ -119,7 +120,7 @@ def _load_weights(folder: Path, model: PreTrainedModel, gathered: Gathered) -> N
 
 
 @torch.no_grad()
-def copy_weights(source: PreTrainedModel, target: PreTrainedModel, gathered: Gathered = together) -> None:
+def copy_weights(source: PreTrainedModel, target: PreTrainedModel, gathered: Gathered = nullcontext) -> None:
     """Copies every parameter and persistent buffer of `target` from `source`, in place. Raises ModelError if `source` lacks
     one or has it in another shape."""
     origin, destination = source.state_dict(), target.state_dict(keep_vars=True)

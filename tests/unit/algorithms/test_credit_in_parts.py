@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 import pytest
+from episodes import build
 
-from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
+from turnwise.algorithms.settings import RewardNormalization
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import samples_of
 
-EVERYWHERE = {
-    "add_token_level_kl": True,
-    "init_kl_coef": 0.1,
-    "reward_clip": 0.7,
-    "advantage_clip": 0.6,
-}
+EVERYWHERE = {"add_token_level_kl": True, "init_kl_coef": 0.1, "reward_clip": 0.7, "advantage_clip": 0.6}
 NORMALIZED = [{}, {"method": "mean"}, {"method": "asym_clip"}, {"method": "identity"}]
 
 
@@ -31,19 +26,14 @@ def is_streamed(name: str, changes: dict[str, Any]) -> bool:
 
 
 def credit(name, groups, parts, settings):
-    module, _, entry = ESTIMATORS[name].entry.partition(":")
-    estimator = vars(importlib.import_module(module))[entry](settings)
+    estimator = build(name, **settings)
     metrics = [metric for part in parts for metric in estimator.credit([groups[index] for index in part])]
     return [sample.advantages for sample in samples_of(groups)], reduce_metrics(metrics)
 
 
 def test_most_estimators_are_streamed():
-    assert {name for name in ESTIMATORS if not is_streamed(name, {})} == {
-        "gae",
-        "gpg",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-    }
+    others = {"gae", "gpg", "reinforce_plus_plus", "reinforce_plus_plus_baseline"}
+    assert {name for name in ESTIMATORS if not is_streamed(name, {})} == others
 
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if is_streamed(name, {})])
@@ -59,7 +49,7 @@ def test_groups_one_by_one_get_what_they_get_together(make_nested, name, changes
             continue
         if ESTIMATORS[name].placement == "turn" and not ESTIMATORS[name].has_step_returns and asked.method != "identity":
             continue
-        settings = AlgorithmSettings(adv_estimator=name, reward_normalization=asked, **changes)
+        settings = {"reward_normalization": asked, **changes}
         groups = make_nested(seed, smallest=2)
         together, expected = credit(name, groups, [range(len(groups))], settings)
         other = make_nested(seed, smallest=2)

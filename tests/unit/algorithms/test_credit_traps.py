@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
+from episodes import build, episode, group_of
 
-from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
+from turnwise.algorithms.settings import RewardNormalization
 from turnwise.batching.plan import optimizer_steps
-from turnwise.batching.samples import build_samples
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.metrics import reduce_metrics
-from turnwise.types import Group, Task, Trajectory, Turn, samples_of
+from turnwise.types import samples_of
 
 MEAN = RewardNormalization(method="mean")
 STEPS_ALONE = {"episode_reward_weight": 0.0}
-
-
-def build(name, **settings):
-    module, _, entry = ESTIMATORS[name].entry.partition(":")
-    return vars(importlib.import_module(module))[entry](AlgorithmSettings(adv_estimator=name, **settings))
-
-
-def episode(rewards, states=None, length=1, prompt=1, sibling=0, is_stepwise=False, task_id="t", **fields):
-    task = Task(id=task_id, tag="T", split="train", seed=0)
-    logprobs = np.zeros(length, np.float32)
-    turns = [
-        Turn(np.arange(prompt), np.arange(length), logprobs, reward=r, state_key=s, starts_context=is_stepwise)
-        for r, s in zip(rewards, states or range(len(rewards)), strict=True)
-    ]
-    trajectory = Trajectory(task, sibling, turns=turns, **fields)
-    trajectory.samples = build_samples(trajectory)
-    return trajectory
-
-
-def group_of(*trajectories):
-    return Group(trajectories[0].task, list(trajectories))
 
 
 def advantages(trajectory):
@@ -44,18 +21,9 @@ def advantages(trajectory):
     return np.concatenate([s.advantages[s.response_mask] for s in trajectory.samples]).tolist()
 
 
-def test_buckets_do_not_merge_tasks():
-    """Two groups, even of one task id, with step returns (1, 0) and (5, 5) in an equal-looking state."""
-    groups = [
-        group_of(episode([1.0], ["s"]), episode([0.0], ["s"], sibling=1)),
-        group_of(episode([5.0], ["s"]), episode([5.0], ["s"], sibling=1)),
-    ]
-    build("gigpo", reward_normalization=MEAN, **STEPS_ALONE).credit(groups)
-    assert [advantages(t) for group in groups for t in group.trajectories] == [[0.5], [-0.5], [0], [0]]
-
-
-@pytest.mark.parametrize("grouping", ["batch", "tags"])
+@pytest.mark.parametrize("grouping", ["traj_group_id", "batch", "tags"])
 def test_buckets_do_not_merge_tasks_whatever_the_grouping_of_episodes(grouping):
+    """Two groups, even of one task id, with step returns (1, 0) and (5, 5) in an equal-looking state."""
     groups = [
         group_of(episode([1.0], ["s"]), episode([0.0], ["s"], sibling=1)),
         group_of(episode([5.0], ["s"]), episode([5.0], ["s"], sibling=1)),
@@ -98,7 +66,7 @@ def test_episode_statistics_are_over_trajectories_however_long(name, is_stepwise
     settings = {"step_reward_weight": 0.0} if name == "gigpo" else {}
     found = []
     for num_turns in (1, 7):
-        first = episode([0.0] * (num_turns - 1) + [1.0], length=num_turns, is_stepwise=is_stepwise)
+        first = episode([0.0] * (num_turns - 1) + [1.0], lengths=num_turns, is_stepwise=is_stepwise)
         group = group_of(first, episode([0.0], sibling=1), episode([0.5], sibling=2))
         build(name, **settings).credit([group])
         found.append([set(advantages(t)) for t in group.trajectories])
@@ -110,7 +78,7 @@ def test_observations_and_padding_are_no_steps(name):
     """Longer prompts between the same responses give the same advantages, discounts or not."""
     found = []
     for prompt in (1, 9):
-        trajectories = [episode([1.0, -0.5, 2.0], length=2, prompt=prompt, sibling=i) for i in range(2)]
+        trajectories = [episode([1.0, -0.5, 2.0], lengths=2, prompt=prompt, sibling=i) for i in range(2)]
         trajectories[1].turns[0].reward = 3.0
         for trajectory in trajectories:
             for sample in trajectory.samples:
@@ -154,7 +122,7 @@ def test_a_cut_from_outside_is_not_an_end():
 def test_a_reward_on_a_masked_position_is_not_lost(name):
     """The last token of each turn is masked, by a filter say: its reward stands on the last one before it."""
     identity = {"reward_normalization": RewardNormalization(method="identity"), "step_reward_gamma": 1.0}
-    trajectory = episode([1.0, 2.0], length=3)
+    trajectory = episode([1.0, 2.0], lengths=3)
     [sample] = trajectory.samples
     sample.response_mask[[span.stop - 1 for span in sample.turn_spans]] = False
     sample.values = sample.next_values = np.zeros(sample.num_tokens, np.float32)

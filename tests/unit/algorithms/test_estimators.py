@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
+from episodes import TASK, build, episode
 
 from turnwise.algorithms.estimator import Estimator, tokens_of
 from turnwise.algorithms.response_tokens import turn_rewards
@@ -13,40 +12,14 @@ from turnwise.algorithms.score_estimator import GRPOPassK, ScoreEstimator, Traje
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.algorithms.step_estimator import GiGPO, StepEstimator
 from turnwise.algorithms.token_estimator import TokenEstimator
-from turnwise.batching.samples import build_samples
 from turnwise.errors import ConfigError
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.metrics import reduce_metrics
-from turnwise.types import Group, Task, Trajectory, Turn, samples_of
+from turnwise.types import Group, samples_of
 
-TASK = Task(id="t", tag="T", split="train", seed=0)
 SIBLINGS = [name for name, spec in ESTIMATORS.items() if spec.compares_siblings]
 ON_SCORES = ["grpo", "rloo", "opo", "grpo_passk", "gpg", "reinforce_plus_plus_baseline"]
 MEAN = RewardNormalization(method="mean")
-
-
-def build(name, **settings):
-    module, _, entry = ESTIMATORS[name].entry.partition(":")
-    return vars(importlib.import_module(module))[entry](AlgorithmSettings(adv_estimator=name, **settings))
-
-
-def episode(rewards, states=None, lengths=None, sibling=0, is_stepwise=False, **fields):
-    """One turn a reward, each of `lengths` sampled tokens after a prompt of one."""
-    turns = [
-        Turn(
-            prompt_ids=np.arange(1),
-            response_ids=np.arange(length),
-            logprobs=np.zeros(length, np.float32),
-            reward=reward,
-            state_key=state,
-            observation=str(state),
-            starts_context=is_stepwise,
-        )
-        for reward, state, length in zip(rewards, states or range(len(rewards)), lengths or [1] * len(rewards), strict=True)
-    ]
-    trajectory = Trajectory(TASK, sibling, turns=turns, **fields)
-    trajectory.samples = build_samples(trajectory)
-    return trajectory
 
 
 def by_turn(trajectory):

@@ -11,9 +11,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from episodes import build, gae_by_hand, token_rewards, trained
 
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
-from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
 from turnwise.spec import ESTIMATORS
 from turnwise.types import samples_of
@@ -24,18 +24,6 @@ BETA = 0.3
 
 
 # ------------------------------------------------------------------------------------------------------------ reference
-
-
-def trained(trajectory):
-    """`[[(sample, position), …] of each turn]`, for turns with a trained token, with the turns' indices."""
-    found = []
-    for sample in trajectory.samples:
-        for span in sample.turn_spans:
-            tokens = [(sample, p) for p in range(span.start, span.stop) if sample.response_mask[p]]
-            if tokens:
-                found.append((span.turn, tokens))
-    found.sort(key=lambda entry: entry[0])
-    return [turn for turn, _ in found], [tokens for _, tokens in found]
 
 
 def mean_and_std(values, weights):
@@ -93,14 +81,18 @@ def run_keys(rows):
     return [(g, t.sibling, None if t.weight < 1 else i) for i, (g, _, t) in enumerate(rows)]
 
 
+def group_keys(rows, grouping):
+    """The group of each row in which its score is compared."""
+    return [{"traj_group_id": g, "tags": group.task.tag, "batch": 0}[grouping] for g, group, _ in rows]
+
+
 def transformed(name, rows, scores, method, grouping):
     """The rewards of the trajectories, by an estimator on scores."""
     weights = [t.weight for _, _, t in rows]
     groups = [g for g, _, _ in rows]
-    keys = {"traj_group_id": groups, "tags": [group.task.tag for _, group, _ in rows], "batch": [0] * len(rows)}[grouping]
     siblings = {g: [i for i, other in enumerate(groups) if other == g] for g in groups}
     if name in ("grpo", "gigpo"):
-        return normalized_by(scores, weights, keys, method)
+        return normalized_by(scores, weights, group_keys(rows, grouping), method)
     if name == "reinforce_plus_plus_baseline":
         return normalized_by(scores, weights, groups, "mean")
     result = []
@@ -132,29 +124,6 @@ def transformed(name, rows, scores, method, grouping):
     return result
 
 
-def token_rewards(trajectory, placement, kl):
-    """One a trained token, in order, as lists by turn."""
-    turns, tokens = trained(trajectory)
-    rewards = [[0.0] * len(of_turn) for of_turn in tokens]
-    if placement == "final":
-        rewards[-1][-1] = trajectory.score
-    else:
-        for index, turn in enumerate(trajectory.turns):
-            before = [k for k, t in enumerate(turns) if t <= index]
-            rewards[before[-1] if before else 0][-1] += turn.reward
-        rewards[-1][-1] += sum(trajectory.outcome_rewards.values())
-    return [[r - kl(*token) for r, token in zip(rs, ts, strict=True)] for rs, ts in zip(rewards, tokens, strict=True)]
-
-
-def gae_by_hand(rewards, values, last_value, gamma, lambd):
-    advantages, following, advantage = [], last_value, 0.0
-    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
-        advantage = reward + gamma * following - value + gamma * lambd * advantage
-        following = value
-        advantages.append(advantage)
-    return advantages[::-1]
-
-
 def baseline_of(group, placement, bound):
     rewards = [turn.reward for turn in group.greedy.turns]
     rewards[-1] += sum(group.greedy.outcome_rewards.values())
@@ -184,12 +153,7 @@ def by_hand(name, groups, s):
         placed = [token_rewards(t, placement, kl) if of_row else [] for (_, _, t), of_row in zip(rows, tokens, strict=True)]
         if name not in ON_STEPS:
             if placement == "final" and method != "identity":
-                keys = {
-                    "traj_group_id": [g for g, _, _ in rows],
-                    "tags": [group.task.tag for _, group, _ in rows],
-                    "batch": [0] * len(rows),
-                }
-                final = normalized_by(scores, weights, keys[grouping], method)
+                final = normalized_by(scores, weights, group_keys(rows, grouping), method)
                 placed = [[[0.0] * len(of_turn) for of_turn in turns] for turns in placed]
                 for turns, score in zip(placed, final, strict=True):
                     if turns:
@@ -228,17 +192,17 @@ def on_tokens(name, row, placed, tokens, s, placement):
 
 def on_steps(name, rows, placed, scores, s, method, grouping):
     entries = []
-    for i, ((g, group, trajectory), turns) in enumerate(zip(rows, placed, strict=True)):
+    for i, ((g, _, trajectory), turns) in enumerate(zip(rows, placed, strict=True)):
         returns = discounted([sum(of_turn) for of_turn in turns], s.step_reward_gamma)
         for k, (index, value) in enumerate(zip(trained(trajectory)[0] if turns else [], returns, strict=True)):
-            entries.append((i, k, g, group.task.tag, trajectory.turns[index].state_key, trajectory.weight, value))
-    values, weights = [e[6] for e in entries], [e[5] for e in entries]
+            entries.append((i, k, g, trajectory.turns[index].state_key, trajectory.weight, value))
+    values, weights = [e[5] for e in entries], [e[4] for e in entries]
     if name == "gigpo":
-        steps = normalized_by(values, weights, [(e[2], e[4]) for e in entries], method)
+        steps = normalized_by(values, weights, [e[2:4] for e in entries], method)
         episodes = [bounded(r, s.reward_clip) for r in transformed("gigpo", rows, scores, method, grouping)]
     else:
-        keys = {"traj_group_id": [e[2] for e in entries], "tags": [e[3] for e in entries], "batch": [0] * len(entries)}
-        steps = normalized_by(values, weights, keys[grouping], method)
+        of_rows = group_keys(rows, grouping)
+        steps = normalized_by(values, weights, [of_rows[e[0]] for e in entries], method)
     result = [[] for _ in rows]
     for (i, k, *_), step in zip(entries, steps, strict=True):
         advantage = bounded(step, s.reward_clip)
@@ -267,11 +231,6 @@ CHANGES = {
 }
 
 
-def algorithm_of(name, changes):
-    built = load_class(ESTIMATORS[name].entry, "adv_estimator", ConfigError)
-    return built(AlgorithmSettings(adv_estimator=name, **changes))
-
-
 def is_refused(name, changes):
     asked = changes.get("reward_normalization")
     is_own = asked is not None and ESTIMATORS[name].normalization == "own"
@@ -283,9 +242,9 @@ def is_refused(name, changes):
 def test_credit_equals_the_definition_on_nested_data(name, changes, make_nested):
     if is_refused(name, changes):
         with pytest.raises(ConfigError, match=r"own way|whiten_rewards"):
-            algorithm_of(name, changes)
+            build(name, **changes)
         return
-    algorithm = algorithm_of(name, changes)
+    algorithm = build(name, **changes)
     for seed in range(6):
         groups = make_nested(seed, smallest=2 if name == "grpo_passk" else 1)
         expected, tokens = by_hand(name, groups, AlgorithmSettings(adv_estimator=name, **changes))
@@ -297,7 +256,7 @@ def test_credit_equals_the_definition_on_nested_data(name, changes, make_nested)
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_what_lies_outside_the_mask_is_never_read(name, make_nested):
-    algorithm = algorithm_of(name, KL)
+    algorithm = build(name, **KL)
     results = []
     for poison in (np.float32("nan"), np.float32(1e6)):
         groups = make_nested(3, smallest=2)

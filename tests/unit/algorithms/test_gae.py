@@ -50,12 +50,6 @@ def test_discounted_sums_are_sums(data, discount):
     np.testing.assert_allclose(discounted_sums(x, lengths, discount), expected, atol=1e-6)
 
 
-def test_worked_numbers_of_returns():
-    rewards = np.array([0.0, 0, 1, 0, 0, 2])
-    assert discounted_sums(rewards, np.array([6]), 1.0).tolist() == [3, 3, 3, 2, 2, 2]
-    assert discounted_sums(rewards, np.array([6]), 0.5).tolist() == [0.3125, 0.625, 1.25, 0.5, 1.0, 2.0]
-
-
 @settings(deadline=None, max_examples=60)
 @given(trajectories(), st.floats(0, 1))
 def test_with_lambda_one_returns_are_monte_carlo_and_with_zero_one_step_targets(data, gamma):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,66 +16,39 @@ from turnwise.types import ModelOutputs
 NAN = float("nan")
 
 
-def random_batch(make_batch, seed=0, **extra):
-    generator = torch.Generator().manual_seed(seed)
+def random_batch(make_batch):
+    generator = torch.Generator().manual_seed(0)
     masks = [[0, 1, 1, 0], [0, 1], [0, 0, 1, 1, 1], [0, 0]]
-    n = sum(len(m) for m in masks)
+    n = sum(map(len, masks))
     arrays = {name: torch.randn(n, generator=generator) for name in ("old_logprobs", "ref_logprobs", "advantages")}
-    return masks, make_batch(masks, **arrays, **extra), torch.randn(n, generator=generator)
+    return make_batch(masks, **arrays), torch.randn(n, generator=generator)
 
 
+def stepped(batch, logprobs, settings, **outputs):
+    """The loss, its gradient by the log-probs, and the reduced metrics."""
+    leaf = torch.as_tensor(logprobs).clone().requires_grad_()
+    loss, metrics = PolicyLoss(settings)(ModelOutputs(logprobs=leaf, **outputs), batch)
+    loss.backward()
+    return loss.item(), leaf.grad, reduce_metrics(metrics)
+
+
+PLAIN = AlgorithmSettings()
 FULL = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1, entropy_loss_coef=0.05)
 
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_nan_outside_the_mask_changes_neither_loss_nor_gradient_nor_metrics(mode, make_batch):
-    settings = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1, entropy_loss_coef=0.05, loss_agg_mode=mode)
+    settings = replace(FULL, loss_agg_mode=mode)
     results = []
     for poison in (0.0, NAN, float("inf"), float("-inf")):
-        _, batch, lp = random_batch(make_batch)
+        batch, lp = random_batch(make_batch)
         outside = ~batch.response_mask
-        lp = lp.clone()
-        lp[outside] = poison
-        for array in (batch.old_logprobs, batch.ref_logprobs, batch.advantages):
+        for array in (lp, batch.old_logprobs, batch.ref_logprobs, batch.advantages):
             array[outside] = poison
-        entropy = torch.where(outside, poison, 0.7)
-        lp.requires_grad_()
-        loss, metrics = PolicyLoss(settings)(ModelOutputs(logprobs=lp, entropy=entropy), batch)
-        loss.backward()
-        results.append((loss.item(), lp.grad, reduce_metrics(metrics)))
-        assert (lp.grad[outside] == 0).all()
-    for loss, gradient, metrics in results[1:]:
-        assert loss == results[0][0]
-        assert torch.equal(gradient, results[0][1])
-        assert metrics == results[0][2]
-
-
-@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
-def test_loss_gradient_and_metrics_do_not_depend_on_the_number_of_micro_batches(mode, make_batch):
-    settings = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1, entropy_loss_coef=0.05, loss_agg_mode=mode)
-    policy_loss = PolicyLoss(settings)
-    masks, step, lp = random_batch(make_batch)
-    whole = lp.clone().requires_grad_()
-    entropy = torch.linspace(0.1, 1.0, len(lp))
-    loss, metrics = policy_loss(ModelOutputs(logprobs=whole, entropy=entropy), step)
-    loss.backward()
-    expected = reduce_metrics(metrics)
-
-    parts = lp.clone().requires_grad_()
-    total, part_metrics, start = 0.0, [], 0
-    for mask in masks:
-        here = slice(start, start + len(mask))
-        arrays = {name: x[here] for name, x in vars_of(step).items()}
-        batch = make_batch([mask], **arrays)
-        batch.denominators = step.denominators
-        part, emitted = policy_loss(ModelOutputs(logprobs=parts[here], entropy=entropy[here]), batch)
-        part.backward()
-        total += part.item()
-        part_metrics += emitted
-        start += len(mask)
-    assert total == pytest.approx(loss.item(), abs=1e-6)
-    torch.testing.assert_close(parts.grad, whole.grad)
-    assert reduce_metrics(part_metrics) == pytest.approx(expected, abs=1e-5)
+        loss, gradient, metrics = stepped(batch, lp, settings, entropy=torch.where(outside, poison, 0.7))
+        results.append((loss, gradient.tolist(), metrics))
+        assert (gradient[outside] == 0).all()
+    assert all(result == results[0] for result in results[1:])
 
 
 def recording(seen):
@@ -86,7 +60,7 @@ def recording(seen):
 
 
 def test_a_variant_is_shown_zeros_outside_the_mask(make_batch):
-    _, batch, lp = random_batch(make_batch)
+    batch, lp = random_batch(make_batch)
     outside = ~batch.response_mask
     for array in (lp, batch.old_logprobs, batch.advantages):
         array[outside] = NAN
@@ -96,10 +70,6 @@ def test_a_variant_is_shown_zeros_outside_the_mask(make_batch):
     loss(ModelOutputs(logprobs=lp), batch)
     for array in (seen[0].logprobs, seen[0].old_logprobs, seen[0].advantages):
         assert (array[outside] == 0).all() and (array[batch.response_mask] != 0).all()
-
-
-def vars_of(batch):
-    return {name: getattr(batch, name) for name in ("old_logprobs", "ref_logprobs", "advantages")}
 
 
 def test_loss_metrics_are_means_over_optimiser_steps(make_batch):
@@ -116,19 +86,15 @@ def test_loss_metrics_are_means_over_optimiser_steps(make_batch):
 
 def test_without_old_log_probs_the_ratio_is_one_and_the_gradient_is_the_policy_gradient(make_batch):
     batch = make_batch([[0, 1, 1]], advantages=[9.0, 2.0, -1.0], rollout_logprobs=[0.0, -1.0, -2.5])
-    lp = torch.tensor([-0.1, -1.0, -2.0], requires_grad=True)
-    loss, metrics = PolicyLoss(AlgorithmSettings())(ModelOutputs(logprobs=lp), batch)
-    loss.backward()
-    torch.testing.assert_close(lp.grad, torch.tensor([0.0, -1.0, 0.5]))
-    reduced = reduce_metrics(metrics)
+    _, gradient, reduced = stepped(batch, [-0.1, -1.0, -2.0], PLAIN)
+    torch.testing.assert_close(gradient, torch.tensor([0.0, -1.0, 0.5]))
     assert reduced["actor/ratio_max"] == reduced["actor/ratio_min"] == 1.0
     assert reduced["actor/train_infer_diff_token_max"] == pytest.approx(0.5)
 
 
 def test_how_far_the_policy_has_moved_is_measured_from_old(make_batch):
     batch = make_batch([[0, 1, 1]], advantages=[0.0, 1.0, 1.0], old_logprobs=[NAN, -1.2, -2.5])
-    _, metrics = PolicyLoss(AlgorithmSettings())(ModelOutputs(logprobs=torch.tensor([NAN, -1.0, -2.0])), batch)
-    reduced = reduce_metrics(metrics)
+    _, _, reduced = stepped(batch, [NAN, -1.0, -2.0], PLAIN)
     assert reduced["actor/approxkl"] == pytest.approx((0.02 + 0.125) / 2)
     assert reduced["actor/policykl"] == pytest.approx(-(0.2 + 0.5) / 2)
     ratios = [math.exp(0.2), math.exp(0.5)]
@@ -151,9 +117,7 @@ def test_the_mismatch_is_always_measured_from_the_trainer_s_own_log_probs(settin
     """They are old where it was computed, else those of the loss's own pass, also where old is the sampler's."""
     arrays = {} if old is None else {"old_logprobs": old}
     batch = make_batch([[0, 1, 1]], advantages=[9.0, 2.0, -1.0], rollout_logprobs=[NAN, -1.0, -2.5], **arrays)
-    lp = torch.tensor([NAN, -1.1, -2.0], requires_grad=True)
-    _, metrics = PolicyLoss(AlgorithmSettings(**settings))(ModelOutputs(logprobs=lp), batch)
-    reduced = reduce_metrics(metrics)
+    _, _, reduced = stepped(batch, [NAN, -1.1, -2.0], AlgorithmSettings(**settings))
     assert {name.removeprefix("actor/train_infer_") for name in reduced if "train_infer" in name} == MISMATCH
     assert reduced["actor/train_infer_diff_token_mean"] == pytest.approx(sum(expected) / 2)
     assert reduced["actor/train_infer_diff_token_max"] == pytest.approx(expected[1])
@@ -163,18 +127,17 @@ def test_the_mismatch_is_always_measured_from_the_trainer_s_own_log_probs(settin
 def test_entropy_is_logged_in_nats_a_token_whatever_the_aggregation(mode, make_batch):
     batch = make_batch([[0, 1, 1, 1], [0, 1]], weights=[1.0, 0.5], advantages=[0.0] * 6)
     entropy = torch.tensor([9.0, 1.0, 2.0, 3.0, 9.0, 4.0])
-    policy_loss = PolicyLoss(AlgorithmSettings(loss_agg_mode=mode, entropy_loss_coef=0.1))
-    _, metrics = policy_loss(ModelOutputs(logprobs=torch.full((6,), -1.0), entropy=entropy), batch)
-    assert reduce_metrics(metrics)["actor/entropy"] == pytest.approx((1 + 2 + 3 + 0.5 * 4) / 3.5)
+    settings = AlgorithmSettings(loss_agg_mode=mode, entropy_loss_coef=0.1)
+    _, _, reduced = stepped(batch, [-1.0] * 6, settings, entropy=entropy)
+    assert reduced["actor/entropy"] == pytest.approx((1 + 2 + 3 + 0.5 * 4) / 3.5)
 
 
 def test_parts_and_total(make_batch):
-    _, batch, lp = random_batch(make_batch)
-    loss, metrics = PolicyLoss(FULL)(ModelOutputs(logprobs=lp, entropy=torch.full_like(lp, 0.7)), batch)
-    reduced = reduce_metrics(metrics)
+    batch, lp = random_batch(make_batch)
+    loss, _, reduced = stepped(batch, lp, FULL, entropy=torch.full_like(lp, 0.7))
     expected = reduced["actor/pg_loss"] + 0.1 * reduced["actor/kl_loss"] - 0.05 * reduced["actor/entropy"]
     assert reduced["actor/total_loss"] == pytest.approx(expected, abs=1e-6)
-    assert reduced["actor/total_loss"] == pytest.approx(loss.item(), abs=1e-6)
+    assert reduced["actor/total_loss"] == pytest.approx(loss, abs=1e-6)
     assert reduced["actor/entropy"] == pytest.approx(0.7)
 
 
@@ -191,21 +154,15 @@ def test_an_entropy_bonus_raises_entropy(make_batch):
 def test_a_micro_batch_without_trained_tokens_adds_nothing(make_batch):
     batch = make_batch([[0, 0]], advantages=[1.0, 1.0], old_logprobs=[0.0, 0.0])
     batch.denominators = batch.denominators._replace(num_tokens=5.0, num_sequences=2.0)
-    lp = torch.tensor([-1.0, -2.0], requires_grad=True)
-    loss, metrics = PolicyLoss(AlgorithmSettings())(ModelOutputs(logprobs=lp), batch)
-    loss.backward()
-    assert loss.item() == 0.0
-    assert (lp.grad == 0).all()
-    assert reduce_metrics(metrics) == {}
+    loss, gradient, reduced = stepped(batch, [-1.0, -2.0], PLAIN)
+    assert (loss, gradient.tolist(), reduced) == (0.0, [0.0, 0.0], {})
 
 
 def test_padding_rows_of_weight_zero_have_no_gradient(make_batch):
     batch = make_batch([[1, 1], [1, 1]], weights=[1.0, 0.0], advantages=[1.0] * 4)
-    lp = torch.full((4,), -1.0, requires_grad=True)
-    loss, _ = PolicyLoss(AlgorithmSettings())(ModelOutputs(logprobs=lp), batch)
-    loss.backward()
-    assert loss.item() == pytest.approx(-1.0)
-    assert lp.grad.tolist() == pytest.approx([-0.5, -0.5, 0.0, 0.0])
+    loss, gradient, _ = stepped(batch, [-1.0] * 4, PLAIN)
+    assert loss == pytest.approx(-1.0)
+    assert gradient.tolist() == pytest.approx([-0.5, -0.5, 0.0, 0.0])
 
 
 def test_it_can_be_sent_to_ranks():

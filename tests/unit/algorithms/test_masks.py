@@ -13,7 +13,7 @@ def test_nan_outside_the_mask_changes_neither_values_nor_gradients():
     mask = torch.tensor([True, True, False, True, False])
     clean = torch.tensor([1.0, 2.0, 0.0, 4.0, 0.0], requires_grad=True)
     dirty = torch.tensor([1.0, 2.0, NAN, 4.0, float("inf")], requires_grad=True)
-    value, dirty_value = masked_mean(clean, mask), masked_mean(dirty, mask)
+    value, dirty_value = (masked_mean(x, mask, torch.ones(5)) for x in (clean, dirty))
     value.backward()
     dirty_value.backward()
     assert torch.equal(value, dirty_value)
@@ -26,7 +26,7 @@ def test_the_mean_is_that_of_the_masked_tokens_alone():
         x = torch.randn(13, generator=generator, dtype=torch.float64)
         mask = torch.rand(13, generator=generator) < 0.6
         if mask.any():
-            torch.testing.assert_close(masked_mean(x, mask), x[mask].mean())
+            torch.testing.assert_close(masked_mean(x, mask, torch.ones(13)), x[mask].mean())
 
 
 def test_whitened_numbers_have_mean_0_and_unbiased_variance_1():
@@ -48,7 +48,7 @@ def test_whitening_one_number_leaves_it_and_none_stay_none():
 
 def test_an_empty_mask_has_mean_zero():
     x, mask = torch.tensor([NAN, 1.0]), torch.zeros(2, dtype=torch.bool)
-    assert masked_mean(x, mask).item() == 0.0
+    assert masked_mean(x, mask, torch.ones(2)).item() == 0.0
 
 
 def test_replaced_values_are_what_was_asked_for():

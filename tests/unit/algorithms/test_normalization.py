@@ -11,6 +11,7 @@ from turnwise.algorithms.settings import RewardNormalization
 SCORES = np.array([1.0, 0.0, 0.0, 1.0, 3.0, 3.0])
 IDS = np.array([0, 0, 0, 0, 1, 1])
 GROUP = ("traj_group_id", "mean_std")
+OVER_THE_BATCH = [-0.243975, -0.975899, -0.975899, -0.243975, 1.219874, 1.219874]
 
 
 def normalized(asked, scores=SCORES, ids=IDS, weights=None):
@@ -25,10 +26,7 @@ def normalized(asked, scores=SCORES, ids=IDS, weights=None):
         ({"method": "mean_std"}, [0.866024, -0.866024, -0.866024, 0.866024, 0, 0]),
         ({}, [0.866024, -0.866024, -0.866024, 0.866024, 0, 0]),
         ({"norm_std_type": "batch"}, [0.365962, -0.365962, -0.365962, 0.365962, 0, 0]),
-        (
-            {"norm_mean_type": "batch", "norm_std_type": "batch"},
-            [-0.243975, -0.975899, -0.975899, -0.243975, 1.219874, 1.219874],
-        ),
+        ({"norm_mean_type": "batch", "norm_std_type": "batch"}, OVER_THE_BATCH),
         ({"method": "mean_std", "norm_std_type": "none"}, [0.5, -0.5, -0.5, 0.5, 0, 0]),
     ],
 )
@@ -37,11 +35,7 @@ def test_worked_numbers(asked, expected):
 
 
 def test_batch_grouping_is_one_group():
-    np.testing.assert_allclose(
-        normalized({"grouping": "batch"}, ids=np.zeros(6, int)),
-        [-0.243975, -0.975899, -0.975899, -0.243975, 1.219874, 1.219874],
-        atol=1e-6,
-    )
+    np.testing.assert_allclose(normalized({"grouping": "batch"}, ids=np.zeros(6, int)), OVER_THE_BATCH, atol=1e-6)
 
 
 def test_random_groups_equal_the_definition():
@@ -58,13 +52,9 @@ def test_random_groups_equal_the_definition():
         np.testing.assert_allclose(normalized({}, scores, ids), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["mean", "mean_std", "asym_clip"])
-def test_a_group_of_one_is_zero(method):
-    assert normalized({"method": method}, [5.0, 1.0, 2.0], [0, 1, 1])[0] == 0.0
-
-
-def test_a_group_of_one_is_zero_also_when_the_deviation_is_the_batch_s():
-    assert normalized({"norm_std_type": "batch"}, [5.0, 1.0, 2.0], [0, 1, 1])[0] == 0.0
+@pytest.mark.parametrize("asked", [{"method": "mean"}, {}, {"method": "asym_clip"}, {"norm_std_type": "batch"}])
+def test_a_group_of_one_is_zero(asked):
+    assert normalized(asked, [5.0, 1.0, 2.0], [0, 1, 1])[0] == 0.0
 
 
 def test_equal_scores_are_zero_also_when_they_are_rounded():

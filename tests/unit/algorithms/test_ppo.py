@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
+from episodes import TASK, gae_by_hand, token_rewards, trained
 from hypothesis import given, settings, strategies as st
 
 from turnwise.algorithms.kl import KLController
@@ -14,13 +13,10 @@ from turnwise.algorithms.response_tokens import ResponseTokens, turn_rewards
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.algorithms.token_estimator import PPO, explained_variance
 from turnwise.batching.samples import build_samples
-from turnwise.errors import ConfigError
-from turnwise.spec import ESTIMATORS
 from turnwise.tracking.metrics import reduce_metrics
-from turnwise.types import Group, Task, Trajectory, Turn
+from turnwise.types import Group, Trajectory, Turn
 
 NAN = np.float32("nan")
-TASK = Task(id="t", tag="T", split="train", seed=0)
 
 
 def make_turn(num_prompt, num_response, reward=0.0, **fields):
@@ -80,56 +76,25 @@ nested = st.lists(
 )
 
 
-def trained_turns(trajectory):
-    """`(turn index, [(sample, position) …])` of every turn with trained tokens, in the order of turns."""
-    found = [
-        (span.turn, [(sample, p) for p in range(span.start, span.stop) if sample.response_mask[p]])
-        for sample in trajectory.samples
-        for span in sample.turn_spans
-    ]
-    return sorted([entry for entry in found if entry[1]], key=lambda entry: entry[0])
-
-
-def rewards_by_hand(trajectory):
-    """One reward a trained token, in order."""
-    of_turns = trained_turns(trajectory)
-    rewards = [[0.0] * len(tokens) for _, tokens in of_turns]
-    for index, turn in enumerate(trajectory.turns):
-        before = [k for k, (trained, _) in enumerate(of_turns) if trained <= index]
-        rewards[before[-1] if before else 0][-1] += turn.reward
-    rewards[-1][-1] += sum(trajectory.outcome_rewards.values())
-    return rewards
-
-
-def gae_by_hand(rewards, values, last_value, gamma, lambd):
-    advantages, following, advantage = [], last_value, 0.0
-    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
-        advantage = reward + gamma * following - value + gamma * lambd * advantage
-        following = value
-        advantages.append(advantage)
-    return advantages[::-1]
-
-
 @settings(deadline=None)
 @given(nested, st.sampled_from(["token", "turn"]), st.booleans(), st.sampled_from([1.0, 0.9]), st.sampled_from([1.0, 0.6, 0.0]))
 def test_credit_equals_the_definition_on_nested_data(trajectories, granularity, bootstraps, gamma, lambd):
     credit(trajectories, gae_granularity=granularity, bootstrap_on_truncation=bootstraps, gamma=gamma, lambd=lambd)
     for trajectory in trajectories:
-        of_turns = trained_turns(trajectory)
+        _, of_turns = trained(trajectory)
         for sample in trajectory.samples:
             assert not sample.advantages[~sample.response_mask].any() and not sample.returns[~sample.response_mask].any()
         if not of_turns:
             continue
-        rewards = rewards_by_hand(trajectory)
+        rewards = token_rewards(trajectory, "turn", lambda *token: 0.0)
         assert sum(map(sum, rewards)) == pytest.approx(trajectory.score, abs=1e-5)
-        last_sample, last = of_turns[-1][1][-1]
+        last_sample, last = of_turns[-1][-1]
         is_cut = bootstraps and trajectory.limit in ("environment", "time")
         last_value = float(last_sample.next_values[last]) if is_cut else 0.0
         if granularity == "token":
-            tokens_of_all = [[token] for _, tokens in of_turns for token in tokens]
-            steps = list(zip(tokens_of_all, [reward for of in rewards for reward in of], strict=True))
-        else:
-            steps = [(tokens, sum(of)) for (_, tokens), of in zip(of_turns, rewards, strict=True)]
+            of_turns = [[token] for tokens in of_turns for token in tokens]
+            rewards = [[reward] for of_turn in rewards for reward in of_turn]
+        steps = [(tokens, sum(of_step)) for tokens, of_step in zip(of_turns, rewards, strict=True)]
         values = [float(tokens[0][0].values[tokens[0][1]]) for tokens, _ in steps]
         expected = gae_by_hand([reward for _, reward in steps], values, last_value, gamma, lambd)
         for (tokens, _), advantage, value in zip(steps, expected, values, strict=True):
@@ -166,24 +131,6 @@ def test_lambda_is_one_a_token_by_default():
     assert sample.returns.tolist() == pytest.approx([0, 3, 3, 0, 2, 2])
 
 
-def test_observations_and_padding_change_nothing():
-    """Longer prompts between the same responses: the same advantages."""
-    short, long = (make_trajectory([make_turn(n, 2, 1.0), make_turn(n, 3, -0.5)]) for n in (1, 9))
-    for name in ("values", "next_values"):
-        [a], [b] = short.samples, long.samples
-        array = np.full(b.num_tokens, NAN)
-        array[b.response_mask] = vars_of(a, name)[a.response_mask]
-        setattr(b, name, array)
-    for trajectory in (short, long):
-        credit([trajectory], lambd=0.7, gamma=0.9)
-    [a], [b] = short.samples, long.samples
-    np.testing.assert_allclose(a.advantages[a.response_mask], b.advantages[b.response_mask])
-
-
-def vars_of(sample, name):
-    return {"values": sample.values, "next_values": sample.next_values}[name]
-
-
 @pytest.mark.parametrize(
     ("fields", "goes_on"),
     [
@@ -214,11 +161,6 @@ def test_contexts_are_one_row_in_the_order_of_their_turns():
     assert turn_rewards(tokens).tolist() == [0, 0, 0, 1, 0]
     parts = tokens.scatter(np.array([1.0, 2, 3, 4, 5]))
     assert [part.tolist() for part in parts] == [[0, 0, 1, 0, 4], [0, 0, 0, 0, 2, 3, 0, 5]]
-
-
-def test_a_turn_without_trained_tokens_does_not_lose_its_reward():
-    turns = [make_turn(1, 1, 0.25, is_greedy=True), make_turn(1, 1, 1.0), make_turn(1, 0, 2.0), make_turn(1, 1, 4.0)]
-    assert turn_rewards(ResponseTokens.of([make_trajectory(turns)])).tolist() == [3.25, 4.0]
 
 
 def test_positions_that_a_filter_took_out_are_no_steps():
@@ -296,11 +238,6 @@ def test_running_statistics_live_as_long_as_the_run():
     assert results[0] == results[1] == pytest.approx((seen[1:] - seen.mean()) / seen.std(ddof=1), abs=1e-4)
 
 
-def test_single_turn_rewards_are_not_normalised():
-    with pytest.raises(ConfigError, match="reward_placement final"):
-        PPO(AlgorithmSettings(adv_estimator="gae", reward_normalization=RewardNormalization(method="mean_std")))
-
-
 def test_a_kl_comes_off_scores_before_they_are_normalised():
     normalization = RewardNormalization(method="mean", grouping="batch")
     trajectories = [make_trajectory([make_turn(1, 1, reward), make_turn(1, 2)], seed) for seed, reward in enumerate((3.0, 1.0))]
@@ -361,5 +298,3 @@ def test_what_it_needs_and_gives():
     algorithm = PPO(AlgorithmSettings(adv_estimator="gae", use_kl_loss=True))
     assert algorithm.needs == {"values", "ref_logprobs"} and algorithm.running is None
     assert isinstance(algorithm.loss, PolicyLoss) and isinstance(algorithm.value_loss, ValueLoss)
-    module, _, name = ESTIMATORS["gae"].entry.partition(":")
-    assert vars(importlib.import_module(module))[name] is PPO

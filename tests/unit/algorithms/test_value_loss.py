@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,13 +13,20 @@ from turnwise.types import ModelOutputs
 
 NAN = float("nan")
 MASKS = [[0, 1, 1, 0], [0, 1], [0, 0, 1, 1, 1], [0, 0]]
-NUM = sum(len(mask) for mask in MASKS)
 
 
-def random_batch(make_batch, seed=0, weights=None):
-    generator = torch.Generator().manual_seed(seed)
-    old, returns, values = (torch.randn(NUM, generator=generator) for _ in range(3))
+def random_batch(make_batch, weights=None):
+    generator = torch.Generator().manual_seed(0)
+    old, returns, values = (torch.randn(sum(map(len, MASKS)), generator=generator) for _ in range(3))
     return make_batch(MASKS, weights, values=old, returns=returns), values
+
+
+def stepped(batch, values, **settings):
+    """The loss, its gradient by the values, and the reduced metrics."""
+    leaf = torch.as_tensor(values).clone().requires_grad_()
+    loss, metrics = ValueLoss(AlgorithmSettings(**settings))(ModelOutputs(values=leaf), batch)
+    loss.backward()
+    return loss.item(), leaf.grad.tolist(), reduce_metrics(metrics)
 
 
 def by_hand(values, old, target, clip):
@@ -32,31 +40,30 @@ def by_hand(values, old, target, clip):
 @pytest.mark.parametrize("weights", [None, [0.5, 1.0, 2.0, 0.0]])
 def test_it_is_the_mean_over_trained_tokens(clip, weights, make_batch):
     batch, values = random_batch(make_batch, weights=weights)
-    loss, metrics = ValueLoss(AlgorithmSettings(value_clip=clip))(ModelOutputs(values=values), batch)
+    loss, _, reduced = stepped(batch, values, value_clip=clip)
     chosen = batch.response_mask.nonzero().squeeze(-1).tolist()
     numbers = [(values[i].item(), batch.values[i].item(), batch.returns[i].item(), clip) for i in chosen]
     shares = [batch.weights[i].item() / sum(batch.weights[j].item() for j in chosen) for i in chosen]
-    expected = sum(share * by_hand(*row) for share, row in zip(shares, numbers, strict=True))
-    assert loss.item() == pytest.approx(expected, abs=1e-6)
-    found = reduce_metrics(metrics)
-    assert found["critic/loss"] == pytest.approx(expected, abs=1e-6)
-    assert found["critic/vpred"] == pytest.approx(sum(s * row[0] for s, row in zip(shares, numbers, strict=True)), abs=1e-6)
-    assert found["critic/value"] == pytest.approx(sum(s * row[1] for s, row in zip(shares, numbers, strict=True)), abs=1e-6)
-    error = sum(share * (row[0] - row[2]) ** 2 for share, row in zip(shares, numbers, strict=True))
-    assert found["critic/error"] == pytest.approx(error, abs=1e-6)
-    if clip is None:
-        assert "critic/clipfrac" not in found
-    else:
-        clipped = sum(s for s, row in zip(shares, numbers, strict=True) if by_hand(*row) > 0.5 * (row[0] - row[2]) ** 2)
-        assert found["critic/clipfrac"] == pytest.approx(clipped, abs=1e-6)
+
+    def mean(of):
+        return sum(share * of(*row) for share, row in zip(shares, numbers, strict=True))
+
+    expected = {
+        "critic/loss": mean(by_hand),
+        "critic/vpred": mean(lambda value, old, target, clip: value),
+        "critic/value": mean(lambda value, old, target, clip: old),
+        "critic/error": mean(lambda value, old, target, clip: (value - target) ** 2),
+    }
+    if clip is not None:
+        expected["critic/clipfrac"] = mean(lambda *row: by_hand(*row) > by_hand(*row[:3], clip=None))
+    assert loss == pytest.approx(expected["critic/loss"], abs=1e-6)
+    assert reduced == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_clipped_value_has_no_gradient_beyond_its_bound(make_batch):
     batch = make_batch([[0, 1], [0, 1]], values=[0.0] * 4, returns=[1.0] * 4)
-    values = torch.tensor([0.0, 0.5, 0.0, 0.1], requires_grad=True)
-    loss, _ = ValueLoss(AlgorithmSettings(value_clip=0.2))(ModelOutputs(values=values), batch)
-    loss.backward()
-    assert values.grad.tolist() == pytest.approx([0.0, 0.0, 0.0, -0.45])
+    _, gradient, _ = stepped(batch, [0.0, 0.5, 0.0, 0.1], value_clip=0.2)
+    assert gradient == pytest.approx([0.0, 0.0, 0.0, -0.45])
 
 
 def test_by_turn_it_is_the_mean_over_the_first_tokens_of_turns(make_batch):
@@ -64,12 +71,10 @@ def test_by_turn_it_is_the_mean_over_the_first_tokens_of_turns(make_batch):
     batch.turn_id = torch.tensor([-1, 0, 0, -1, 1, -1, 0, 0])
     batch.denominators = batch.denominators._replace(num_turns=3.0)
     assert first_tokens(batch).tolist() == [False, True, False, False, True, False, True, False]
-    values = torch.zeros(8, requires_grad=True)
-    loss, metrics = ValueLoss(AlgorithmSettings(gae_granularity="turn"))(ModelOutputs(values=values), batch)
-    loss.backward()
-    assert loss.item() == pytest.approx(0.5 * (1 + 4 + 9) / 3)
-    assert values.grad.tolist() == pytest.approx([0, -1 / 3, 0, 0, -2 / 3, 0, -1, 0])
-    assert reduce_metrics(metrics)["critic/error"] == pytest.approx(14 / 3)
+    loss, gradient, reduced = stepped(batch, [0.0] * 8, gae_granularity="turn")
+    assert loss == pytest.approx(0.5 * (1 + 4 + 9) / 3)
+    assert gradient == pytest.approx([0, -1 / 3, 0, 0, -2 / 3, 0, -1, 0])
+    assert reduced["critic/error"] == pytest.approx(14 / 3)
 
 
 def test_turns_that_touch_are_told_apart(make_batch):
@@ -94,27 +99,21 @@ def test_nan_outside_the_mask_changes_neither_loss_nor_gradient_nor_metrics(gran
         outside = ~batch.response_mask
         for array in (batch.values, batch.returns, values):
             array[outside] = poison
-        values.requires_grad_()
-        settings = AlgorithmSettings(value_clip=0.5, gae_granularity=granularity)
-        loss, metrics = ValueLoss(settings)(ModelOutputs(values=values), batch)
-        loss.backward()
-        results.append((loss.item(), values.grad.tolist(), reduce_metrics(metrics)))
+        results.append(stepped(batch, values, value_clip=0.5, gae_granularity=granularity))
     assert results[0] == results[1] == results[2]
     assert any(results[0][1])
 
 
 def test_a_descent_step_moves_values_to_the_returns(make_batch):
     batch = make_batch([[0, 1, 1]], values=[0.0] * 3, returns=[0.0, 2.0, -1.0])
-    values = torch.zeros(3, requires_grad=True)
-    loss, _ = ValueLoss(AlgorithmSettings())(ModelOutputs(values=values), batch)
-    loss.backward()
-    assert torch.sign(-values.grad).tolist() == [0.0, 1.0, -1.0]
+    _, gradient, _ = stepped(batch, [0.0] * 3)
+    assert [np.sign(-x) for x in gradient] == [0.0, 1.0, -1.0]
 
 
 def test_a_batch_without_trained_tokens_adds_nothing(make_batch):
     batch = make_batch([[0, 0]], values=[NAN] * 2, returns=[NAN] * 2)
-    loss, metrics = ValueLoss(AlgorithmSettings())(ModelOutputs(values=torch.zeros(2)), batch)
-    assert loss.item() == 0.0 and "critic/vpred" not in reduce_metrics(metrics)
+    loss, _, reduced = stepped(batch, [0.0] * 2)
+    assert loss == 0.0 and "critic/vpred" not in reduced
 
 
 def test_it_can_be_sent_to_the_ranks():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from toy_model import toy_model
+from toy_model import add_noise, toy_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError
@@ -23,13 +23,8 @@ SETTINGS = LoRASettings(rank=2, alpha=6)
 IDS = torch.arange(20)[None] % 97
 
 
-def trained(adapters: Adapters, size: float = 0.05) -> Adapters:
-    """Adapters that have learnt something: B is no longer 0."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in adapters.model.parameters():
-            if parameter.requires_grad:
-                parameter += size * torch.randn(parameter.shape, generator=generator)
+def trained(adapters: Adapters) -> Adapters:
+    add_noise(adapters.model)
     return adapters
 
 

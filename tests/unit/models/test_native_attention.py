@@ -22,8 +22,8 @@ def shared_prefixes() -> PackedSequences:
     """Siblings that part at several places, and one by itself."""
     rng = np.random.default_rng(0)
     prompt, other = rng.integers(0, 9, 20), rng.integers(0, 9, 7)
-    sequences = [np.concatenate((prompt[:n], rng.integers(10, 20, m))) for n, m in ((20, 9), (20, 1), (13, 17), (20, 30))]
-    sequences = [*sequences, other]
+    siblings = [np.concatenate((prompt[:n], rng.integers(10, 20, m))) for n, m in ((20, 9), (20, 1), (13, 17), (20, 30))]
+    sequences = [*siblings, other]
     tree = merge_prefixes(torch.from_numpy(np.concatenate(sequences)), [len(s) for s in sequences])
     assert tree is not None
     return PackedSequences.along(tree)
@@ -46,10 +46,8 @@ def test_numbers_and_gradients(layout: str, heads: int, kv_heads: int, size: int
     own = BranchAttention.apply(*inputs, sequences.branches, 0.4, kernels)
     right = packed_attention._each_sequence(*(x.transpose(0, 1)[None] for x in inputs), sequences, 0.0, 0.4, None)[0]
     torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-5)
-    for gradient, expected in zip(
-        torch.autograd.grad(own, inputs, slopes), torch.autograd.grad(right, inputs, slopes), strict=True
-    ):
-        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-4)
+    gradients = (torch.autograd.grad(output, inputs, slopes) for output in (own, right))
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
 
 
 def test_gradients_do_not_depend_on_the_number_of_threads() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -62,6 +63,15 @@ def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.base_model.named_parameters() if p.grad is not None}
 
 
+def assert_same_states(kind: str, change: Callable[[PreTrainedModel], None], rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    """Changed in this way, the model gives the same states on own kernels as on transformers'."""
+    model, own = make_model(kind), make_model(kind)
+    for changed in (model, own):
+        change(changed)
+    use_native_layers(own)
+    torch.testing.assert_close(states(own), states(model), rtol=rtol, atol=atol)
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_states_and_gradients_are_those_of_transformers(kind: str) -> None:
     model, own = make_model(kind), make_model(kind)
@@ -95,12 +105,11 @@ class Doubled(torch.nn.Module):
 
 
 def test_adapters_are_asked() -> None:
-    model, own = make_model("llama"), make_model("llama")
-    for changed in (model, own):
-        layer = changed.base_model.layers[1]
+    def adapt(model: PreTrainedModel) -> None:
+        layer = model.base_model.layers[1]
         layer.self_attn.k_proj, layer.mlp.up_proj = Doubled(layer.self_attn.k_proj), Doubled(layer.mlp.up_proj)
-    use_native_layers(own)
-    torch.testing.assert_close(states(own), states(model), rtol=1e-4, atol=1e-5)
+
+    assert_same_states("llama", adapt)
 
 
 class InBfloat16(Doubled):
@@ -111,13 +120,12 @@ class InBfloat16(Doubled):
 
 
 def test_what_adapters_answer_in_another_dtype_is_left_to_torch() -> None:
-    own, expected = make_model("llama"), make_model("llama")
-    for model in (own, expected):
+    def adapt(model: PreTrainedModel) -> None:
         mlp = model.base_model.layers[0].mlp
         mlp.gate_proj, mlp.up_proj = InBfloat16(mlp.gate_proj), InBfloat16(mlp.up_proj)
         mlp.down_proj.bfloat16()
-    use_native_layers(own)
-    torch.testing.assert_close(states(own), states(expected), rtol=1e-2, atol=1e-2)
+
+    assert_same_states("llama", adapt, rtol=1e-2, atol=1e-2)
 
 
 def test_dropout_is_left_to_torch() -> None:
@@ -181,11 +189,7 @@ def test_a_forward_that_somebody_else_replaced_is_kept() -> None:
 
 
 def test_norms_in_another_dtype_are_left_to_torch() -> None:
-    model, own = make_model("qwen3"), make_model("qwen3")
-    for changed in (model, own):
-        changed.base_model.layers[0].self_attn.q_norm.bfloat16()
-    use_native_layers(own)
-    torch.testing.assert_close(states(own), states(model), rtol=1e-4, atol=1e-5)
+    assert_same_states("qwen3", lambda model: model.base_model.layers[0].self_attn.q_norm.bfloat16())
 
 
 def test_frozen_parts_get_no_gradient() -> None:
