@@ -29,8 +29,6 @@ from turnwise.types import Group, SamplingParams, Task, Trajectory
 logger = logging.getLogger(__name__)
 
 Episode = asyncio.Task[list[Trajectory]]
-NoteFailure = Callable[[list[Trajectory]], None]
-"""Takes a failed episode; it may raise an error that ends the run."""
 
 
 class EpisodeContexts(OpenConversation, Protocol):
@@ -55,9 +53,10 @@ class GroupPlayer:
     watchdog: Watchdog
     on_end: Callable[[int], None]
 
-    async def play(self, task: Task, index: int, note_failure: NoteFailure) -> Group:
+    async def play(self, task: Task, index: int, note_failure: Callable[[list[Trajectory]], None]) -> Group:
         """Plays the task's group, number `index`. If cancelled, it leaves no episode running. An episode that fails after all
-        its retries is passed to `note_failure` at once, unless a redundant sibling can replace it."""
+        its retries is passed to `note_failure` at once, unless a redundant sibling can replace it. `note_failure` may raise an
+        error that ends the run."""
         size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
         samplings = [self.sampling] * (size + redundancy)
         if self.settings.has_greedy_sibling:
