@@ -27,7 +27,7 @@ class TextCodec:
         self._backend = _plain_backend(tokenizer)
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """The ids of a text that follows the text `after`. Some tokenizers put a space before a text that follows nothing."""
+        """The ids of a text that follows the text `after`. Some tokenizers put a space before a text if it follows nothing."""
         if after and self._begins_texts:
             before, whole = self._ids(after), self._ids(after + text)
             if whole[: len(before)] == before:
@@ -42,8 +42,7 @@ class TextCodec:
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
-        """Id → token, for all tokens that the tokenizer matches in texts as a whole, special or not; white space is left
-        out."""
+        """Id → token, for all tokens except white space that the tokenizer matches in texts as a whole, special or not."""
         added = {index: token.content for index, token in self._tokenizer.added_tokens_decoder.items()}
         special = dict(zip(self._tokenizer.all_special_ids, self._tokenizer.all_special_tokens, strict=True))
         return {index: token for index, token in (added | special).items() if token.strip()}

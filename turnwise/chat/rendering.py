@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 Tools = Sequence[Mapping[str, Any]]
 
 SENTINEL = "turnwise8f1e6c0d5b7a4293sentinel"
-"""A made-up assistant's text, which marks its place in a rendering. Trimming, splitting at `</think>` and JSON escaping don't
-change it."""
+"""A made-up assistant text. Trimming, splitting at `</think>` and JSON escaping don't change it, so renderings show it."""
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """transformers' tag around the assistant's text, which writes nothing."""
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt")  # variables set at every render
@@ -36,8 +35,8 @@ _MAX_SHAPES = 1024
 
 
 class Renderer:
-    """Renders messages with a tokenizer's chat template, or with the Jinja text `chat_template`. If there are
-    `template_kwargs`, raises ChatTemplateError if the template never reads one of them, or isn't valid Jinja."""
+    """Renders messages with a tokenizer's chat template, or with the Jinja text `chat_template`. With `template_kwargs`, raises
+    ChatTemplateError if the template never reads one of them, or isn't valid Jinja."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None, template_kwargs: Mapping[str, Any]
@@ -70,8 +69,7 @@ class Renderer:
         return {**self._tokenizer.special_tokens_map, **self._kwargs}
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, opens_answer: bool = True) -> str:
-        """The messages as text, with the next response's header if `opens_answer`. Raises ChatTemplateError if the template
-        refuses them."""
+        """The text of the messages, with the next response's header if `opens_answer`. Raises ChatTemplateError if refused."""
         return self._render(messages, list(tools) or self._no_tools, opens_answer)
 
     def shown(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools = ()) -> str:

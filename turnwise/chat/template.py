@@ -1,8 +1,8 @@
 """An append-only chat template: encodes the first prompt, then the text between each sampled response and the next one.
 
-Sampled tokens are never decoded and encoded again. The text after them is rendered in a short made-up conversation, after a
-*sentinel* assistant message, and cut off after the sentinel. So the end-of-turn token, separators and headers are exactly those
-of the template, and the cost of a turn doesn't grow with the history. `docs/design/tokens.md` lists the traps."""
+Sampled tokens are never decoded and encoded again. The text after them is what the template writes after a *sentinel*, a
+made-up assistant message, in a short conversation. So the end-of-turn token, separators and headers are exactly those of the
+template, and the cost of a turn doesn't grow with the history. `docs/design/tokens.md` lists the traps."""
 
 from __future__ import annotations
 
@@ -246,8 +246,7 @@ class ChatTemplate:
         )
 
     def _called(self, result: Message) -> tuple[Message, Message]:
-        """`_prefix` with a made-up call, whose argument is the sentinel: some templates show a tool's result only after a
-        call."""
+        """`_prefix` with a made-up call, which holds the sentinel: some templates show a tool's result only after a call."""
         function = {"name": result.get("name") or "error", "arguments": {"a": SENTINEL}}
         call = {"id": result.get("tool_call_id", "call00000"), "type": "function", "function": function}
         return self._prefix[0], {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -53,8 +53,7 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
 
 
 class MarkedCallParser(ABC):
-    """Reads calls that begin with the mark `opening` and, unless `closing` is empty, end with the mark `closing`. The text
-    around the calls is the content."""
+    """Reads calls that begin with the mark `opening` and end with the mark `closing`, if there is one. The rest is content."""
 
     opening: ClassVar[re.Pattern[str]]
     closing: ClassVar[str] = ""

@@ -41,8 +41,7 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The kind of error: `truncated`, `no_answer`, `calculation` (an equation in the answer is false) or `reasoning`; ""
-        for a right answer."""
+        """What is wrong: `truncated`, `no_answer`, `calculation` (a false equation) or `reasoning`; "" for a right answer."""
         if self.is_correct:
             return ""
         if answer_of(self.completion) is None and stated_answer(self.completion) is None:

@@ -91,7 +91,7 @@ class Train(RowChoice):
     reward_type: str | list[str] | dict[str, float] = "accuracy"
     """A reward's name, several names, or weights by name."""
     reward_config: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the reward; for several, dicts of them by the reward's name."""
+    """Parameters of the reward; for several rewards, a dict for each, by its name."""
     custom_reward: Any = None
     """A function (completions, **columns) -> numbers, in place of reward_type."""
     use_tensorboard: bool = True

@@ -1,5 +1,4 @@
-"""`RLTrainingTool`: takes actions as dicts and answers with JSON. An agent may call it as a function, people as `turnwise
-tool`."""
+"""`RLTrainingTool`: takes actions as dicts and answers with JSON, as a function for agents or as `turnwise tool`."""
 
 import json
 import re
@@ -124,10 +123,4 @@ def error_answer(error: Exception, action: Any) -> dict[str, Any]:
     message, _, hint = str(error).rpartition("; ")
     if not message:
         hint = next(iter(re.findall(r"Did you mean .*\?", hint)), "docs/rl_tool.md explains each action and its parameters")
-    return {
-        "status": "error",
-        "action": action,
-        "code": code or "system",
-        "message": str(error),
-        "hint": hint,
-    }
+    return {"status": "error", "action": action, "code": code or "system", "message": str(error), "hint": hint}

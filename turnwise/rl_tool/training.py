@@ -24,9 +24,8 @@ RUN = "run"
 LEARNING_RATES = {("sft", False): 2e-5, ("sft", True): 1e-4, ("rl", False): 1e-6, ("rl", True): 1e-5}
 """Default learning rates by kind of training and whether LoRA is used."""
 CRITIC_FACTOR, FASTEST_CRITIC = 10, 1e-3
-"""The critic's learning rate is this factor times the policy's, at most the highest rate at which small critics converge: its
-head starts at 0 and must fit before the policy can gain from it. With LoRA the critic takes the policy's rate, which is high
-enough."""
+"""The critic's learning rate is this factor times the policy's, at most the rate at which small critics still converge: its
+head starts at 0 and must fit before the policy can gain. With LoRA the policy's rate is high enough for it."""
 _RESULTS = (ADAPTER_CONFIG, "config.json")
 _DEFAULT_CONTEXT, _DEFAULT_NEW_TOKENS = 4096, 512
 
@@ -262,8 +261,7 @@ def _number(checkpoint: Path) -> int:
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of `train`, with the preset's values for those that aren't given. Raises ConfigError for an unknown
-    preset."""
+    """`train`'s parameters, with the preset's values where none is given. Raises ConfigError for an unknown preset."""
     name = given.get("preset")
     if name is None:
         return dict(given)

@@ -27,8 +27,7 @@ class Submissions:
 
 class Gsm8kTool:
     """Scores submitted answers against the row's `extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_truth`. Its
-    reward is the sum of `UNIMPROVED` over the submissions that don't improve the score; `data.reward` scores the final
-    answer."""
+    reward is the sum of `UNIMPROVED` over submissions that improve nothing; `data.reward` scores the final answer."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         self.schema = tool_schema or SCHEMA

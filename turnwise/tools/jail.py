@@ -24,8 +24,8 @@ LOADED_EARLY: tuple[ModuleType, ...] = (linecache, tokenize)
 
 STDLIB = os.path.dirname(os.__file__)
 FIRST_UID, NUM_UIDS = 61184, 4096
-"""User ids that no other program has, one per process: these users own no files and can signal nobody. (systemd's DynamicUser
-takes ids from the same range.)"""
+"""User ids that belong to no account (systemd's DynamicUser uses the same range), one per process: such users own no files and
+can signal nobody."""
 OPTIONAL = ("/dev/null", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 """Further paths that the code may read, where they exist."""
 MIN_LANDLOCK = 3
@@ -86,8 +86,7 @@ def readable_files() -> list[tuple[str, int]]:
 
 
 def become_nobody() -> str:
-    """Changes from root to a user of `FIRST_UID` and up, drops all capabilities (other users may hold some too), and says which
-    user runs the code."""
+    """Makes a root process that of a user with an id of its own, drops all capabilities, and returns the user as text."""
     if os.geteuid() == 0:
         uid = FIRST_UID + os.getpid() % NUM_UIDS
         try:
@@ -103,8 +102,7 @@ def become_nobody() -> str:
 
 
 def limit(limits: dict[str, int]) -> None:
-    """Sets the limits of the process. The kernel limits threads per user, so the threads that the user already runs are
-    added."""
+    """Sets the limits of the process. The kernel counts threads per user, so those that the user already runs are added."""
     threads = 0
     for name in os.listdir("/proc"):
         try:
@@ -136,8 +134,8 @@ def rules_of_files() -> int:
 
 
 def filter_of_calls(column: int) -> bytes:
-    """The seccomp filter for the machine whose value in `MACHINES` is `column`: instructions of classic BPF, each with code,
-    jump if true, jump if false and operand."""
+    """The seccomp filter for the machine with this value in `MACHINES`: classic BPF (code, jump if true, jump if false,
+    operand)."""
     program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[column]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     for numbers in CALLS["allowed"].values():
         if (number := numbers[column]) is not None:
@@ -154,8 +152,7 @@ def filter_of_calls(column: int) -> bytes:
 
 
 def read_through(folder: str) -> None:
-    """Makes Python import the standard library from `folder`, an open descriptor's path: the new user may have no access to the
-    folders above the library, such as /root."""
+    """Makes Python import the standard library through an open descriptor: the new user may not enter paths like /root."""
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     sys.path = [path.replace(STDLIB, folder) for path in sys.path]
     for module in list(sys.modules.values()):
@@ -164,7 +161,7 @@ def read_through(folder: str) -> None:
 
 
 def isolate(folder: str, limits: dict[str, int]) -> str:
-    """Confines this process to `folder`, and returns how, as text. Raises Refused or OSError if that isn't possible."""
+    """Confines this process to `folder`, and returns how, as text. Raises Refused or OSError if it can't."""
     os.closerange(3, 1 << 20)
     os.setsid()
     os.chdir(folder)

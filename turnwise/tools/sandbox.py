@@ -26,8 +26,7 @@ JAIL = Path(__file__).with_name("jail.py")
 LOOK_S = 0.05
 """Seconds between two measurements of the folder's size."""
 START_S, KILL_S = 60.0, 10.0
-"""Time limits in seconds: for the launcher's first output, even on a busy machine, and for the kernel to end a killed
-process."""
+"""Time limits in seconds: for a busy machine to start the launcher, and for the kernel to end a killed process."""
 MEBIBYTE = 1 << 20
 
 
@@ -57,11 +56,10 @@ class PythonResult(NamedTuple):
     """How a run ended."""
 
     text: str
-    """stdout and stderr in the order of writing, with the traceback of an exception. If a limit or a signal ended the run, the
-    last line says so."""
+    """stdout and stderr in the order of writing, with any traceback. If a limit or signal ended the run, the last line says
+    so."""
     outcome: Literal["ok", "error", "timeout", "disk", "killed"]
-    """`error`: an exception, or an exit status that isn't 0. `killed`: ended by a signal, e.g. SIGKILL for too much processor
-    time."""
+    """`error`: an exception, or an exit status that isn't 0. `killed`: a signal, e.g. SIGKILL for too much processor time."""
     seconds: float
     isolation: str
     """How the system isolated the process, as text."""
@@ -104,9 +102,8 @@ class _Process:
 
 
 async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
-    """Runs a program in a fresh process, which sees the standard library and a folder of its own. The process ends before the
-    call does, even if the call is cancelled. Raises NotAvailableError, which says what is missing, if this system can't isolate
-    a process."""
+    """Runs a program in a fresh process, which sees the standard library and a folder of its own, and which ends before the
+    call does, even a cancelled one. Raises NotAvailableError, which says what is missing, if this system can't isolate it."""
     if not sys.platform.startswith("linux"):
         raise NotAvailableError(f"Python code of a model needs Linux (Landlock and seccomp), and this is {sys.platform}")
     limits = limits or Limits()
@@ -136,8 +133,8 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
 
 
 def isolation() -> str:
-    """How this system isolates Python code, as text; an empty program is run to find out. Raises NotAvailableError, which says
-    what is missing, if it can't."""
+    """How this system isolates Python code, as text; runs an empty program to find out. Raises NotAvailableError if it
+    can't."""
     with ThreadPoolExecutor(1) as pool:  # its own event loop, whether or not the caller is in one
         return pool.submit(asyncio.run, run_python("")).result().isolation
 

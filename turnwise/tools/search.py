@@ -63,8 +63,8 @@ def _library() -> Any:
 
 @lru_cache(maxsize=2)
 def _indexed(path: Path, *changes: int) -> tuple[Sequence[tuple[str, str]], Any]:
-    """`(id, text)` of the documents of a file, and their index. The cache's key includes `changes`, the file's time and size,
-    so that a changed file is read again."""
+    """`(id, text)` of a file's documents, and their index. `changes`, the file's time and size, tell the cache of a new
+    content."""
     found: dict[str, tuple[str, str]] = {}
     for place, row in read_jsonl(path):
         id, text = row.get("id"), row.get("text")

@@ -32,8 +32,7 @@ MISTAKES = (ToolError, ValueError, ArithmeticError)
 
 
 class ToolFault(EnvironmentFault):
-    """A tool or a simulated user ran past its deadline, or returned something that its contract doesn't allow. The model isn't
-    to blame, so the episode fails."""
+    """A tool or simulated user ran past its deadline, or broke its contract. The model isn't to blame: the episode fails."""
 
 
 class ToolResult(NamedTuple):
@@ -46,8 +45,7 @@ class ToolResult(NamedTuple):
 
 @dataclass(slots=True)
 class OfferedTool:
-    """A tool and the limits of its calls, shared by all episodes of a split. Raises ConfigError if the tool's schema is
-    invalid."""
+    """A tool with the limits of its calls, for all episodes of a split. Raises ConfigError if the tool's schema is invalid."""
 
     tool: Tool
     timeout_s: float | None = None

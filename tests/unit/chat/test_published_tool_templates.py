@@ -78,10 +78,7 @@ FAMILIES = (
         "<|eot_id|>",
         '{"name": "look", "parameters": {"x": 6}}',
         "<|eot_id|>",
-        (
-            '<|start_header_id|>ipython<|end_header_id|>\n\n"',
-            '"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n',
-        ),
+        ('<|start_header_id|>ipython<|end_header_id|>\n\n"', '"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n'),
     ),
 )
 

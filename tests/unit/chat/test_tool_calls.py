@@ -68,12 +68,7 @@ READABLE = [
         [],
         '<think>\n<tool_call>{"name": "weather"}</tool_call>',
     ),
-    (
-        HermesParser,
-        '<tool_call>{"name": "weather", "arguments": "{\\"town\\": \\"Rome\\"}"}</tool_call>',
-        [ROME],
-        "",
-    ),
+    (HermesParser, '<tool_call>{"name": "weather", "arguments": "{\\"town\\": \\"Rome\\"}"}</tool_call>', [ROME], ""),
     (
         HermesParser,
         '<tool_call>{"name": "say", "arguments": {"text": "a </tool_call> {b} \\"c\\"", "in": {"d": [{}]}}}</tool_call>',
@@ -112,12 +107,7 @@ READABLE = [
         "",
     ),
     (Llama3JsonParser, 'A set {1, 2} and {"a": 1} are no calls.', [], 'A set {1, 2} and {"a": 1} are no calls.'),
-    (
-        Llama3JsonParser,
-        '{"type": "function", "name": "weather", "parameters": {"town": "Rome"}}',
-        [ROME],
-        "",
-    ),
+    (Llama3JsonParser, '{"type": "function", "name": "weather", "parameters": {"town": "Rome"}}', [ROME], ""),
     # Meta's prompt format of Llama 3.1: built-in tools and the code interpreter.
     (PythonTagParser, '<|python_tag|>weather.call(town="Paris", days=2)<|eom_id|>', [PARIS], ""),
     (PythonTagParser, 'So: <|python_tag|>weather(town="Rome")', [ROME], "So:"),
@@ -156,12 +146,7 @@ READABLE = [
         [PARIS],
         "",
     ),
-    (
-        GptOssParser,
-        ' to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{"town": "Rome"}',
-        [ROME],
-        "",
-    ),
+    (GptOssParser, ' to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{"town": "Rome"}', [ROME], ""),
     (
         GptOssParser,
         "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>It rains.<|return|>",

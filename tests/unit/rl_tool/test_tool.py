@@ -100,11 +100,7 @@ REFUSED = [
         "config",
         "reward step: can't compute with step_bonus='1'",
     ),
-    (
-        {"model_name": "M", "dataset": [{"prompt": "a"}], "algorithm": "grpo"},
-        "data",
-        "no column ground_truth or answer",
-    ),
+    ({"model_name": "M", "dataset": [{"prompt": "a"}], "algorithm": "grpo"}, "data", "no column ground_truth or answer"),
     ({"model_name": "M", "dataset": [*ROWS, {"question": "a", "answer": None}]}, "data", "row 5: answer is null"),
     ({"model_name": "M", "dataset": [{"messages": "hello"}]}, "data", "row 1: has 'hello' for its messages; a prompt is"),
     ({"model_name": "M", "dataset": [*ROWS, {"prompt": 5, "completion": "7"}]}, "data", "row 5: message 0 has the content '5'"),
