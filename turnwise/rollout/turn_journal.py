@@ -35,7 +35,7 @@ class TurnJournal:
         self._thread = DaemonThread("turn journal")
         self._num_left_out = 0
         if self._size:
-            self._size += self._file.write(b"\n")  # a kill may have cut the last line
+            self._thread.start(self._write, b"\n")  # a kill may have cut the last line
 
     def noted(self, agents: Callable[[Task], AgentLoop]) -> Callable[[Task], AgentLoop]:
         """Wraps `agents`, which returns a task's agent, so that all turns of the agents are written to the journal."""
@@ -52,10 +52,13 @@ class TurnJournal:
         self._thread.join(_CLOSE_S)
 
     def _append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:
+        if self._file is not None:
+            line = json.dumps(make_line(), ensure_ascii=False, separators=(",", ":"), default=lambda it: type(it).__name__)
+            self._write(line.encode(errors="replace") + b"\n")
+
+    def _write(self, line: bytes) -> None:
         if self._file is None:
             return
-        text = json.dumps(make_line(), ensure_ascii=False, separators=(",", ":"), default=lambda it: type(it).__name__)
-        line = text.encode(errors="replace") + b"\n"
         if len(line) > self._max_bytes:
             self._num_left_out += 1
             return
