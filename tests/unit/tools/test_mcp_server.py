@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from toy_tools import called
 
 from turnwise.build.tools import _of_entry
 from turnwise.config.tools import ToolEntry
@@ -17,7 +18,6 @@ from turnwise.errors import ConfigError, NotAvailableError, ToolError
 from turnwise.tools import mcp_server
 from turnwise.tools.mcp_server import McpServer
 from turnwise.tools.session import ToolBox, ToolFault
-from turnwise.types import Task
 
 PROGRAM = Path(__file__).parents[2] / "support" / "toy_mcp.py"
 STDIO = {"command": [sys.executable, str(PROGRAM)], "env": {"TOY": "red", "PYTHONPATH": os.pathsep.join(sys.path)}}
@@ -47,12 +47,7 @@ def config(request):
 
 def answer(config: dict, name: str, timeout_s: float | None = 60, **arguments) -> tuple[str, bool]:
     box = ToolBox(_of_entry(ToolEntry(class_name="mcp", config=config, timeout_s=timeout_s), "class_name"))
-
-    async def main() -> tuple[str, bool]:
-        async with box.open(Task(id="0", tag="data", split="train", seed=0)) as session:
-            return tuple(await session.call(name, arguments))
-
-    return asyncio.run(main())
+    return tuple(called(box, name, **arguments)[0])
 
 
 def test_its_tools_have_the_schemas_of_the_server(config):
