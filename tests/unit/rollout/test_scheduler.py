@@ -228,10 +228,6 @@ def test_a_last_batch_is_short_since_the_rows_are_used_up(runner, caplog, droppe
     assert said in caplog.text and len(caplog.records) == len(dropped)
 
 
-def test_validation_is_not_filtered(runner):
-    assert len(make(runner, Agent(), is_fixed=True).get_batch(8)) == 4
-
-
 def test_a_broken_filter_ends_the_batch_which_is_played_again(runner):
     def divide(group):
         return 1 / (number(group.task) - 2) > 0

@@ -39,10 +39,15 @@ def http():
         thread.join(30)
 
 
+@pytest.fixture
+def stdio():
+    pytest.importorskip("mcp")
+    return STDIO
+
+
 @pytest.fixture(params=["stdio", "http"])
 def config(request):
-    pytest.importorskip("mcp")
-    return STDIO if request.param == "stdio" else request.getfixturevalue("http")
+    return request.getfixturevalue(request.param)
 
 
 def answer(config: dict, name: str, timeout_s: float | None = 60, **arguments) -> tuple[str, bool]:
@@ -83,24 +88,21 @@ def test_content_that_is_no_text_is_left_out(config):
     assert answer(config, "picture") == ("a dot\n[image left out]", False)
 
 
-def test_a_call_has_a_deadline_and_others_go_on(http):
-    for config in (STDIO, http):
-        with pytest.raises(ToolFault, match="timeout_s of the tool"):
-            answer(config, "slow", timeout_s=0.3)
-        assert answer(config, "add", a=1, b=2) == ("3", False)
+def test_a_call_has_a_deadline_and_others_go_on(config):
+    with pytest.raises(ToolFault, match="timeout_s of the tool"):
+        answer(config, "slow", timeout_s=0.3)
+    assert answer(config, "add", a=1, b=2) == ("3", False)
 
 
-def test_a_program_has_its_variables_and_chosen_tools():
-    pytest.importorskip("mcp")
-    assert answer(STDIO, "variable", key="TOY") == ("red", False)
-    assert [tool.schema["function"]["name"] for tool in McpServer(STDIO | {"tools": ["end", "add"]}, None)] == ["end", "add"]
+def test_a_program_has_its_variables_and_chosen_tools(stdio):
+    assert answer(stdio, "variable", key="TOY") == ("red", False)
+    assert [tool.schema["function"]["name"] for tool in McpServer(stdio | {"tools": ["end", "add"]}, None)] == ["end", "add"]
 
 
-def test_a_server_that_ended_fails_the_call_and_is_started_again():
-    pytest.importorskip("mcp")
+def test_a_server_that_ended_fails_the_call_and_is_started_again(stdio):
     with pytest.raises(Exception, match="failed in a call of end: Connection closed"):
-        answer(STDIO, "end")
-    assert answer(STDIO, "add", a=1, b=2) == ("3", False)
+        answer(stdio, "end")
+    assert answer(stdio, "add", a=1, b=2) == ("3", False)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +143,11 @@ def test_a_wrong_config_is_refused(config, message):
         McpServer(config, None)
 
 
-def test_a_tool_that_the_server_lacks_is_refused():
-    pytest.importorskip("mcp")
+def test_a_tool_that_the_server_lacks_is_refused(stdio):
     with pytest.raises(ConfigError, match=r"names 'adds'; the server has add, .* Did you mean 'add'"):
-        McpServer(STDIO | {"tools": ["adds"]}, None)
+        McpServer(stdio | {"tools": ["adds"]}, None)
     with pytest.raises(ConfigError, match="leave tool_schema out"):
-        McpServer(STDIO, {"type": "function"})
+        McpServer(stdio, {"type": "function"})
 
 
 def test_without_its_library_it_is_refused(monkeypatch):
