@@ -29,9 +29,10 @@ class McpServer:
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         check_keys("mcp", config, KEYS)
         for key, value in config.items():
-            texts = [value] if isinstance(value, str) else [*value, *(value.values() if isinstance(value, dict) else [])]
+            texts = [value] if isinstance(value, str) else [*value, *value.values()] if isinstance(value, dict) else value
             if not isinstance(value, KEYS[key]) or not value or not all(isinstance(text, str) for text in texts):
-                raise ConfigError(f"mcp: config.{key} is {value!r}; it must be a {KEYS[key].__name__} of strings")
+                form = "string" if KEYS[key] is str else f"{KEYS[key].__name__} of strings"
+                raise ConfigError(f"mcp: config.{key} is {value!r}; it must be a {form}")
         if ("command" in config) == ("url" in config):
             raise ConfigError("mcp: config has command, a list of words, or url; give one of them")
         if tool_schema:

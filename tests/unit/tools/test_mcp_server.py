@@ -134,6 +134,7 @@ def test_a_server_that_says_nothing_is_refused(monkeypatch):
         ({"command": ["a"], "url": "b"}, "give one of them"),
         ({"command": "python a.py"}, "config.command is 'python a.py'; it must be a list of strings"),
         ({"command": ["a", 1]}, "it must be a list of strings"),
+        ({"url": 5}, "config.url is 5; it must be a string"),
         ({"url": "a", "env": {"A": 1}}, "config.env is .* it must be a dict of strings"),
         ({"uri": "a"}, "config has no key 'uri'; it has command, .* Did you mean 'url'"),
     ],
