@@ -318,7 +318,7 @@ class TextConversation:
         self._tools = tools
 
     async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
-        num_characters_of(new_messages)  # refuses what are no messages
+        num_characters_of(new_messages)  # raises ChatTemplateError if these are no messages
         sampling = _of_turn(self._sampling, len(self.turns), options)
         tools = self._tools if options.tools is None else options.tools
         answer = await self._complete([*self.messages, *new_messages], sampling, tools)

@@ -132,7 +132,7 @@ class ChatTemplate:
             return tail
         num_closing = len(ends.closing)
         is_usual = tail[:num_closing] == ends.closing
-        # If the token of the next role ends a turn, the token of another role can't replace it.
+        # Where the next role's token ends a turn, another role's token may stand here.
         end = num_closing - 1 if is_usual else self._first_added(tail)
         last = response_ids[-1]
         if end is None:

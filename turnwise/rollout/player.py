@@ -113,7 +113,7 @@ class GroupPlayer:
                 is_told = isinstance(fault, TurnwiseError)
                 error = str(fault) if is_told else "".join(traceback.format_exception(fault)).rstrip()
                 logger.warning("episode %s, sibling %d, attempt %d failed: %s", task.id, sibling, attempt + 1, headline(error))
-                # Another attempt would have the same long prompt, or block all other episodes again.
+                # A prompt that was too long stays too long, and a call that blocks would hold up all other episodes again.
                 if isinstance(fault, RolloutError | BlockingFault):
                     break
             finally:

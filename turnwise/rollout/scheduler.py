@@ -103,9 +103,8 @@ class RolloutScheduler:
         return part.groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """The batch as one part or, if streamed, in several: groups in the order in which they end, each as soon as it is
-        selected for the batch, while the others still play. Raises what `get_batch` raises. If the iterator is closed before
-        the last part, the batch is played again; `close` closes the iterator too."""
+        """See `RolloutSource`: between two parts the other groups still play. Raises what `get_batch` raises. If the generator
+        is closed before the last part, the batch is played again; `close` closes the generator too."""
         self._open_parts = self._parts(num_trajectories, is_streamed)
         return self._open_parts
 

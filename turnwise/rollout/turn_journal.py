@@ -115,7 +115,7 @@ class _NotedContexts:
         self._journal.append(lambda: head | {"messages": messages})
 
     def sampled(self, context: int, turn: Turn, reply: Message) -> None:
-        head, snapshot = self._head(context) | {"turn": self._num_sampled}, replace(turn)  # the agent annotates it later
+        head, snapshot = self._head(context) | {"turn": self._num_sampled}, replace(turn)  # the agent changes the turn later
         self._num_sampled += 1
         calls = {key: reply[key] for key in ("tool_calls", "call_errors") if reply.get(key)}
         self._journal.append(lambda: head | {"sampled": written_turn(snapshot, None, StateKeyWriter())} | calls)

@@ -135,7 +135,7 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
 def isolation() -> str:
     """How this system isolates Python code, as text; runs an empty program to find out. Raises NotAvailableError if it
     can't."""
-    with ThreadPoolExecutor(1) as pool:  # its own event loop, whether or not the caller is in one
+    with ThreadPoolExecutor(1) as pool:  # asyncio.run needs a thread without a running event loop
         return pool.submit(asyncio.run, run_python("")).result().isolation
 
 

@@ -253,35 +253,34 @@ def test_an_aborted_response_keeps_its_partial_tokens_and_is_closed(chatml):
     conversation.verify()
 
 
-def broken_completion(token_ids, reason):
-    zeros = np.zeros(len(token_ids), np.float32)
-    return Completion(np.array(token_ids, np.int64), zeros, reason, (VersionRun(0, len(token_ids)),))
+class Careless:
+    """A server that answers with these tokens and this finish reason, whatever it is asked."""
+
+    def __init__(self, token_ids, reason):
+        zeros = np.zeros(len(token_ids), np.float32)
+        self.completion = Completion(np.array(token_ids, np.int64), zeros, reason, (VersionRun(0, len(token_ids)),))
+
+    async def generate(self, prompt_ids, sampling, request_id, media=()):
+        return self.completion
 
 
 @pytest.mark.parametrize(
-    ("completion", "complaint"),
+    ("server", "complaint"),
     [
-        (broken_completion([65] * 33, "length"), "33 tokens, more than the 32"),
-        (broken_completion([65], "eos"), "finish reason 'eos'"),
-        (broken_completion([65], "stop"), "keep the stop token"),
-        (broken_completion([], "stop"), "keep the stop token"),
+        (Careless([65] * 33, "length"), "33 tokens, more than the 32"),
+        (Careless([65], "eos"), "finish reason 'eos'"),
+        (Careless([65], "stop"), "keep the stop token"),
+        (Careless([], "stop"), "keep the stop token"),
     ],
 )
-def test_an_answer_that_breaks_the_contract_is_refused(chatml, completion, complaint):
-    class Broken(ScriptedServer):
-        async def generate(self, prompt_ids, sampling, request_id, media=()):
-            return completion
-
+def test_an_answer_that_breaks_the_contract_is_refused(chatml, server, complaint):
     with pytest.raises(ServerError, match=complaint):
-        play(open_conversation(chatml, Broken([])), ["hi"])
+        play(open_conversation(chatml, server), ["hi"])
 
 
 def test_a_stop_string_ends_a_response_without_a_stop_token(chatml):
-    class StopString(ScriptedServer):
-        async def generate(self, prompt_ids, sampling, request_id, media=()):
-            return broken_completion([65], "stop")
-
-    conversation = open_conversation(chatml, StopString([]), sampling=replace(SAMPLING, stop_strings=("A",)))
+    sampling = replace(SAMPLING, stop_strings=("A",))
+    conversation = open_conversation(chatml, Careless([65], "stop"), sampling=sampling)
     assert play(conversation, ["hi"])[0] is not None
 
 
