@@ -22,12 +22,14 @@ from machine import describe_machine
 from turnwise import RLTrainingTool
 from turnwise.data.gsm8k import generate_problems, prompt_of
 from turnwise.models.make import make_model
-from turnwise.rl_tool.training import SAFE_REWARD
+from turnwise.package_tables import read_table
+from turnwise.rl_tool import training
 
 HERE = Path(__file__).parent
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 PROBLEMS: dict[str, Any] = {"steps": (1, 2), "largest": 9, "operations": "+"}
-CONFIGS: dict[str, dict[str, Any]] = {"published": {}, "presets": SAFE_REWARD}
+SAFE_REWARDS = read_table(training.__file__, "presets.yaml")["safe_rewards"]
+CONFIGS: dict[str, dict[str, Any]] = {"published": {}, "presets": SAFE_REWARDS["step"]}
 COLUMNS = ("accuracy", "average_steps", "average_length_tokens")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from turnwise.errors import ToolError
 from turnwise.tools import jail
+from turnwise.tools.session import ToolBox, ToolResult, ToolSession
 from turnwise.types import Observation, Task
 
 LACKS_SANDBOX = "TURNWISE_NEEDS_SANDBOX" not in os.environ and jail.landlock_version() < jail.MIN_LANDLOCK
@@ -29,6 +30,19 @@ def schema(name: str) -> dict[str, Any]:
     properties = {"text": {"type": "string", "description": "A text."}}
     parameters = {"type": "object", "properties": properties, "required": ["text"]}
     return {"type": "function", "function": {"name": name, "description": "A toy.", "parameters": parameters}}
+
+
+TASK = Task(id="train/data/0", tag="data", split="train", seed=0)
+
+
+def called(box: ToolBox, name: str, /, **arguments: Any) -> tuple[ToolResult, ToolSession]:
+    """The result of one call in an episode, and the episode's tools."""
+
+    async def main() -> tuple[ToolResult, ToolSession]:
+        async with box.open(TASK) as session:
+            return await session.call(name, arguments), session
+
+    return asyncio.run(main())
 
 
 class Notebook:

@@ -1,4 +1,4 @@
-"""Text ↔ token ids, without transformers' own code around its Rust tokenizers, which takes longer than the tokenizers."""
+"""Text ↔ token ids. Calls the Rust tokenizers directly, since transformers' code around them takes longer than they do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TextCodec:
         self._backend = _plain_backend(tokenizer)
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """The ids of a text that follows the text `after`. This matters for tokenizers that begin every text with a space."""
+        """The ids of a text that follows the text `after`. Some tokenizers put a space before a text if it follows nothing."""
         if after and self._begins_texts:
             before, whole = self._ids(after), self._ids(after + text)
             if whole[: len(before)] == before:
@@ -42,7 +42,7 @@ class TextCodec:
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
-        """Id → token, for all tokens that the tokenizer matches in texts as a whole, special or not."""
+        """Id → token, for all tokens except white space that the tokenizer matches in texts as a whole, special or not."""
         added = {index: token.content for index, token in self._tokenizer.added_tokens_decoder.items()}
         special = dict(zip(self._tokenizer.all_special_ids, self._tokenizer.all_special_tokens, strict=True))
         return {index: token for index, token in (added | special).items() if token.strip()}
@@ -59,7 +59,7 @@ class TextCodec:
 
     def _ids(self, text: str) -> list[int]:
         backend = self._backend
-        # Any call of the tokenizer may set these options for later calls.
+        # A call of transformers' tokenizer with such an option leaves it set in the Rust tokenizer.
         if backend is None or backend.truncation or backend.padding or backend.encode_special_tokens:
             return _encode(self._tokenizer, text)
         token_ids: list[int] = backend.encode(text, add_special_tokens=False).ids

@@ -1,5 +1,5 @@
-"""The token ledger of one context: exactly the ids that the server saw, in order. Also the contexts of an episode, and a
-conversation with a text-in, text-out model."""
+"""Conversations: `TokenConversation` keeps exactly the token ids of one context as the server saw them, `TokenContexts` opens
+the contexts of an episode, and `TextConversation` talks to a text-in, text-out model."""
 
 import logging
 import re
@@ -27,11 +27,11 @@ _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
 class TokenConversation:
     """A Conversation over a PolicyServer. Ids are only appended, and each response is a Turn. One `generate` runs at a time.
 
-    `max_length` is the room of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
+    `max_length` is the size of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
     `sampling.seed` and k, so that it does not depend on what else the server is doing. If an agent rewrote history, `parent` is
-    the index of the turn whose context this one continues; the first Turn keeps it. With `opens_episode` this is the episode's
-    first context: a first prompt without room is an error here, and a limit in later contexts. `tools` are the schemas that the
-    first prompt shows; the `parser` reads their calls from the responses.
+    the index of the turn whose context this one continues; the first Turn keeps it. `opens_episode` marks the episode's first
+    context: a first prompt that is too long for it is an error, while later contexts then just end. `tools` are the schemas
+    that the first prompt shows; the `parser` reads their calls from the responses.
 
     >>> import asyncio
     >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
@@ -69,26 +69,25 @@ class TokenConversation:
         self._parser = parser
         self._opens_episode = opens_episode
         self._is_closed = False
-        self._said: list[Message] = []
-        self._ended: list[array[int]] = []  # contexts before this one
+        self._ended: list[array[int]] = []  # ids of the contexts that other `tools` have ended
         # Not a list, since the garbage collector would scan every entry of a list again and again.
         self._context_ids = array("q")
         self._media: list[Media] = []
 
     async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
         """Adds the messages, samples a response and returns it as an assistant message. With tools and a parser it has
-        `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call that can't be read. Other `tools` than
-        before start a new context, whose prompt is the whole conversation.
+        `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call that can't be read. If `options` names other
+        tools than before, a new context starts, whose prompt is the whole conversation.
 
-        Returns None, and adds and samples nothing, if the context has no room for the messages and one token: a context ends
-        on sampled tokens. Nothing is added if the server refuses the request. Raises ChatTemplateError if the template
-        refuses the messages; RolloutError if the episode's first prompt leaves no room in its context, or the conversation
-        is closed; ServerError if the server can't serve the request, or its answer breaks the contract."""
+        Returns None if the context has no room for the messages and one sampled token; then nothing is added or sampled.
+        Nothing is added either if the server refuses the request. Raises ChatTemplateError if the template refuses the
+        messages; RolloutError if the episode's first prompt leaves no room in its context, or the conversation is closed;
+        ServerError if the server can't serve the request, or its answer breaks the contract."""
         if self._is_closed:
             raise RolloutError(f"{self.request_id!r} is closed: open another context to say more")
         tools = self._tools if options.tools is None else options.tools
         is_anew = bool(self.turns) and list(tools) != list(self._tools)
-        messages = [*self._said, *new_messages] if is_anew else new_messages
+        messages = [*(said for turn in self.turns for said in turn.messages), *new_messages] if is_anew else new_messages
         before = array("q") if is_anew else self._context_ids
         room, num_characters = self._max_length - len(before), num_characters_of(messages)
         # A tokenizer takes minutes for a text of megabytes, and no deadline can end it.
@@ -123,14 +122,28 @@ class TokenConversation:
         token_ids = completion.token_ids.tolist()
         if is_anew:
             self._ended.append(self._context_ids)
-        turn = self._turn(added_ids, completion, token_ids, sampling, observation=_text_of(new_messages), media=new_media)
-        turn.starts_context = is_anew or not self.turns
+        turn = Turn(
+            prompt_ids=np.array(added_ids, dtype=np.int64),
+            response_ids=completion.token_ids.astype(np.int64),
+            logprobs=np.array(completion.logprobs, np.float32),
+            versions=completion.versions,
+            finish_reason=completion.finish_reason,
+            text=self._text(token_ids),
+            observation=_text_of(new_messages),
+            media=new_media,
+            starts_context=is_anew or not self.turns,
+            parent=None if self.turns else self._parent,
+            is_greedy=sampling.is_greedy,
+            generate_s=completion.generate_s,
+            kept_ids=completion.kept_ids,
+            kept_offsets=completion.kept_offsets,
+            sampling=sampling,
+        )
         self.turns.append(turn)
         self._context_ids = prompt_ids + array("q", token_ids)
         self._media, self._tools = media, tools
         reply = {"role": "assistant", "content": turn.text, **self._calls(token_ids)}
         turn.messages = [*new_messages, dict(reply)]
-        self._said += turn.messages
         return reply
 
     def remaining_tokens(self) -> int:
@@ -138,14 +151,14 @@ class TokenConversation:
         return self._max_length - len(self._context_ids)
 
     async def close(self) -> None:
-        """Lets the server forget the context; the ledger stays."""
+        """Lets the server forget the context; the turns stay."""
         if not self._is_closed:
             await self._server.release(self.request_id)
             self._is_closed = True
 
     def verify(self) -> None:
-        """Checks that the ids of the turns, concatenated, are those that the server saw last, with its response, in each
-        context. Raises RolloutError if a turn was changed, lost or put in another place."""
+        """Raises RolloutError if the ids of a turn were changed, or a turn was lost or moved: the concatenated ids of all turns
+        must be the prompts that the server saw last in each context, with its last responses."""
         recorded = np.concatenate([np.zeros(0, np.int64), *(ids for t in self.turns for ids in (t.prompt_ids, t.response_ids))])
         seen = np.concatenate([np.array(ids, np.int64) for ids in (*self._ended, self._context_ids)])
         if np.array_equal(recorded, seen):
@@ -163,38 +176,13 @@ class TokenConversation:
         self._template.announce_rewrites()
         return self._template.extend(self.turns[-1].response_ids.tolist(), messages, tools)
 
-    def _turn(
-        self,
-        added_ids: list[int],
-        completion: Completion,
-        token_ids: list[int],
-        sampling: SamplingParams,
-        observation: str,
-        media: tuple[Media, ...],
-    ) -> Turn:
-        return Turn(
-            prompt_ids=np.array(added_ids, dtype=np.int64),
-            response_ids=completion.token_ids.astype(np.int64),
-            logprobs=np.array(completion.logprobs, np.float32),
-            versions=completion.versions,
-            finish_reason=completion.finish_reason,
-            text=self._text(token_ids),
-            observation=observation,
-            media=media,
-            parent=None if self.turns else self._parent,
-            is_greedy=sampling.is_greedy,
-            generate_s=completion.generate_s,
-            kept_ids=completion.kept_ids,
-            kept_offsets=completion.kept_offsets,
-            sampling=sampling,
-        )
-
     def _text(self, response_ids: list[int], skips_special: bool = True) -> str:
         is_stopped = bool(response_ids) and response_ids[-1] in self._sampling.stop_token_ids
         return self._template.decode(response_ids[:-1] if is_stopped else response_ids, skips_special)
 
     def _calls(self, response_ids: list[int]) -> Message:
-        """The tool calls of the last response. They are parsed with special tokens, by which some model families mark calls."""
+        """The `tool_calls` and `call_errors` of a response; empty without tools or parser. Special tokens are kept for the
+        parser, since some model families mark calls by them."""
         if self._parser is None or not self._tools:
             return {}
         parsed = self._parser.parse(self._text(response_ids, skips_special=False), self._tools)
@@ -251,9 +239,8 @@ def _parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class TokenContexts:
-    """Opens token ledgers over one server, with request ids that only this episode uses. `episode_id` must be unique among
-    running episodes, since servers keep KV under request ids made from it. The `parser` reads tool calls in contexts that are
-    opened with tools."""
+    """Opens the conversations of one episode over one server. `episode_id` must be unique among running episodes, since servers
+    keep KV under request ids made from it. The `parser` reads tool calls in contexts that are opened with tools."""
 
     template: ChatTemplate
     server: PolicyServer
@@ -272,7 +259,7 @@ class TokenContexts:
     ) -> TokenConversation:
         index = len(self._conversations)
         request_id = f"{self.episode_id}/{index}"
-        # Turns count from 0 in each context, so the contexts of an episode need seeds of their own.
+        # The index of a turn counts from 0 in each context, so the contexts of an episode need seeds of their own.
         sampling = replace(sampling, seed=derive_seed(sampling.seed, "context", index))
         conversation = TokenConversation(
             self.template if encode_special_tokens else self.template.without_special_tokens,
@@ -289,7 +276,7 @@ class TokenContexts:
         return conversation
 
     def verify(self) -> None:
-        """Raises RolloutError unless the turns of every context, closed ones too, are what the server saw."""
+        """Raises RolloutError unless the turns of every context, closed or not, hold the ids that the server saw."""
         for conversation in self._conversations:
             conversation.verify()
 
@@ -309,11 +296,11 @@ class TextAnswer(NamedTuple):
 
 
 Complete = Callable[[Sequence[Message], SamplingParams, Tools], Awaitable[TextAnswer | None]]
-"""Answers a whole conversation, with the schemas of the tools that may be called. Returns None if there are no more answers."""
+"""Answers a whole conversation; gets the schemas of the tools that may be called. Returns None if there are no more answers."""
 
 
 class TextConversation:
-    """A Conversation over chat messages. Its turns hold texts and no tokens, and its context length is unknown.
+    """A Conversation with a model that takes and returns text. Its turns hold no tokens, and its context length is unknown.
 
     >>> import asyncio
     >>> async def echo(messages, sampling, tools):
@@ -331,7 +318,7 @@ class TextConversation:
         self._tools = tools
 
     async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
-        num_characters_of(new_messages)  # refuses what are no messages
+        num_characters_of(new_messages)  # raises ChatTemplateError if these are no messages
         sampling = _of_turn(self._sampling, len(self.turns), options)
         tools = self._tools if options.tools is None else options.tools
         answer = await self._complete([*self.messages, *new_messages], sampling, tools)

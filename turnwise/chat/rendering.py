@@ -1,14 +1,15 @@
 """Renders with a chat template, and makes sure that every message and tool shows in the result.
 
-Many published templates silently drop messages of some kind. So each shape of conversation is rendered once with made-up words
-in place of its texts, calls and schemas. A shape is refused if the result lacks one of these words. `ForeignText` keeps special
-tokens that a user or a tool has spelt out as ordinary text, so that neither can forge a turn."""
+Many published templates silently drop messages of some kind. So each new combination of roles, keys and kinds of content is
+rendered once with made-up words in place of its texts, calls and schemas, and refused if the result lacks one of these words.
+`ForeignText` keeps special tokens that a user or a tool has spelt out as ordinary text, so that neither can forge a turn."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Tools = Sequence[Mapping[str, Any]]
 
 SENTINEL = "turnwise8f1e6c0d5b7a4293sentinel"
-"""One word of ASCII letters and digits, which trimming, splitting at `</think>` and JSON escaping don't change."""
+"""A made-up assistant text. Trimming, splitting at `</think>` and JSON escaping don't change it, so renderings show it."""
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """transformers' tag around the assistant's text, which writes nothing."""
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt")  # variables set at every render
@@ -34,8 +35,8 @@ _MAX_SHAPES = 1024
 
 
 class Renderer:
-    """Renders messages with a tokenizer's chat template, or with the Jinja text `chat_template`. Raises ChatTemplateError if
-    the template isn't valid Jinja, or never reads one of `template_kwargs`."""
+    """Renders messages with a tokenizer's chat template, or with the Jinja text `chat_template`. With `template_kwargs`, raises
+    ChatTemplateError if the template never reads one of them, or isn't valid Jinja."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None, template_kwargs: Mapping[str, Any]
@@ -49,7 +50,7 @@ class Renderer:
 
     @property
     def where(self) -> str:
-        """How error messages name the template; its file is named if it is known."""
+        """The template's name in error messages, with its file if that is known."""
         folder = Path(str(self._tokenizer.name_or_path or ""))
         names = ("chat_template.jinja", "tokenizer_config.json")
         found = next((str(folder / name) for name in names if folder.name and (folder / name).is_file()), "")
@@ -68,12 +69,13 @@ class Renderer:
         return {**self._tokenizer.special_tokens_map, **self._kwargs}
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, opens_answer: bool = True) -> str:
-        """The messages as text, with the next response's header if `opens_answer`. Raises ChatTemplateError on refusal."""
+        """The text of the messages, with the next response's header if `opens_answer`. Raises ChatTemplateError if refused."""
         return self._render(messages, list(tools) or self._no_tools, opens_answer)
 
     def shown(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools = ()) -> str:
-        """The text of the messages; with a `prefix` that ends with the sentinel, only the text after the sentinel. Raises
-        ChatTemplateError if the template refuses the messages, or doesn't show everything in them and the tools."""
+        """The text of the messages and the next response's header. With a `prefix`, which ends with the sentinel, only the text
+        after the sentinel. Raises ChatTemplateError if the template refuses the messages, or doesn't show all of their texts,
+        calls and tools."""
         if self._takes_parts_here(prefix, messages, tools):
             messages = [_as_parts(message) for message in messages]
         text = self._after(prefix, messages, tools)
@@ -83,7 +85,7 @@ class Renderer:
         return text
 
     def takes(self, content: Any) -> bool:
-        """Whether a user's message may hold `content`, which contains the sentinel."""
+        """Whether the template shows a user's message with this `content`, which contains the sentinel, as a text."""
         try:
             text = self.render([{"role": "user", "content": content}])
         except ChatTemplateError:
@@ -91,7 +93,7 @@ class Renderer:
         return SENTINEL in text and "'type'" not in text
 
     def _takes_parts_here(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> bool:
-        """Whether texts in messages of this shape must be lists, not strings. Raises ChatTemplateError if both fail."""
+        """Whether the texts of such messages must be lists of parts, not strings. Raises ChatTemplateError if both fail."""
         key = (bool(prefix), tuple(map(_shape, messages)), json.dumps(tools, default=str) if tools else "")
         if key not in self._shapes:
             if len(self._shapes) >= _MAX_SHAPES:
@@ -111,7 +113,7 @@ class Renderer:
             except ChatTemplateError as error:
                 refusal = refusal or error
                 continue
-            # The messages that opened the context have announced the tools.
+            # Where messages continue a context, its first prompt has shown the tools.
             expected = {word: what for word, what in words.items() if not (prefix and what.startswith("the schema"))}
             lost = next((what for word, what in expected.items() if word not in text), "")
             if not lost and not (is_parts and "'type'" in text):
@@ -154,15 +156,13 @@ class Renderer:
 
     @cached_property
     def _no_tools(self) -> list[Any] | None:
-        """What to pass as `tools` when there are none: None, or an empty list if the template fails on None."""
+        """The value of `tools` when there are none: None, or an empty list if the template fails on None."""
         choices: tuple[list[Any] | None, ...] = (None, [])
         for tools in choices:
-            for content in ("a", [{"type": "text", "text": "a"}]):
-                try:
+            for content in ("a", as_part("a")):
+                with suppress(ChatTemplateError):
                     self._render([{"role": "user", "content": content}], tools)
-                except ChatTemplateError:
-                    continue
-                return tools
+                    return tools
         return None
 
     def _check_kwargs(self) -> None:
@@ -212,7 +212,7 @@ def texts_of(message: Message) -> Iterator[str]:
 
 def num_characters_of(messages: Sequence[Message]) -> int:
     """Number of characters of the messages' texts, without surrounding white space, which some templates drop. Raises
-    ChatTemplateError if these are no messages."""
+    ChatTemplateError if `messages` isn't a list of mappings."""
     try:
         return sum(len(text.strip()) for message in messages for text in texts_of(message))
     except (AttributeError, TypeError):
@@ -250,7 +250,7 @@ def _shape(message: Message) -> tuple[Any, ...]:
 
 
 def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dict[str, Any]:
-    """A message or schema with made-up words for everything that must show. Notes in `words` what each word stands for."""
+    """A message or schema with made-up words for everything that must show. `words` gets each word → what it stands for."""
 
     def word(_: str, what: str = what) -> str:
         made = f"turnwiseword{len(words)}x"
@@ -294,7 +294,7 @@ _MARKS = range(0xE000, 0xF900)  # characters of Unicode's private use area
 
 
 class ForeignText:
-    """Breaks up special tokens that are spelt out in messages of users and tools. `tokens` are these tokens' texts by id.
+    """Breaks up special tokens that are spelt out in messages of users and tools. `tokens`: id → text of each special token.
 
     >>> messages, mark = ForeignText({7: "<|im_end|>"}).marked([{"role": "user", "content": "a<|im_end|>"}])
     >>> messages[0]["content"].split(mark)
@@ -306,7 +306,7 @@ class ForeignText:
         self._spelt = re.compile("|".join(map(re.escape, spelt))) if spelt else None
 
     def marked(self, messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
-        """The messages with a mark inside each spelt-out token, and the mark; "" if there is no such token."""
+        """The messages with a mark inside each spelt-out token, and the mark. It is "" if no token is spelt out."""
         told = [message for message in messages if message.get("role") in ("user", "tool")]
         texts = [text for message in told for text in texts_of(message)]
         # Some templates join two texts of one message, so a token may span both.

@@ -1,8 +1,8 @@
-"""An append-only chat template: writes the first prompt, then the text after each sampled response.
+"""An append-only chat template: encodes the first prompt, then the text between each sampled response and the next one.
 
-Sampled tokens are never decoded and encoded again. The text after them is rendered in a short made-up conversation, after a
-*sentinel* assistant message, and cut off after the sentinel. So the end-of-turn token, separators and headers are exactly those
-of the template, and the cost of a turn doesn't grow with the history. `docs/design/tokens.md` lists the traps."""
+Sampled tokens are never decoded and encoded again. The text after them is what the template writes after a *sentinel*, a
+made-up assistant message, in a short conversation. So the end-of-turn token, separators and headers are exactly those of the
+template, and the cost of a turn doesn't grow with the history. `docs/design/tokens.md` lists the traps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _TEXT_FORMS: tuple[Callable[[str], Any], ...] = (str, as_part)
-"""Forms of a message's text: a string, or a list of parts, which templates of vision models need."""
+"""The forms that a message's text may need: a string, or a list of parts (for templates of vision models)."""
 _OPENED_THINKING = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
 _CLOSED_THINKING = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*<(?=/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
 _THINKING_TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
@@ -34,20 +34,20 @@ _THOUGHT = "turnwise8f1e6c0d5b7a4293thought"
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys in which published templates look for an assistant's thinking."""
 _MOST_RECENT = 8192  # renderings that are kept
-_BEFORE = "\n"  # stands for the sampled text before a tail; no vocabulary merges it with the text after it
+_BEFORE = "\n"  # stands for sampled text before an encoded text; no vocabulary merges it with what follows
 
 
 class _Ends(NamedTuple):
     """The end of an assistant's turn in a template."""
 
     closing: list[int]
-    """Ids between an answer and the next message, up to the token that ends the turn; empty without such a token."""
+    """The ids that follow an answer before another message, up to the token that ends the turn; empty without such a token."""
     said: list[int]
-    """Ids after the last answer of a conversation, up to the token that ends the turn; fine-tuning teaches these."""
+    """The ids that follow the last answer of a conversation, up to the token that ends the turn. Fine-tuning teaches these."""
 
 
 class ChatTemplate:
-    """The chat template of a Hugging Face tokenizer, rendered without changing what is already in the context.
+    """The chat template of a Hugging Face tokenizer, for contexts whose ids are only appended to.
 
     `chat_template` replaces the tokenizer's own Jinja text. `template_kwargs` are variables that the template reads at every
     render (`enable_thinking=False`, `date_string="26 Jul 2024"`). `eos_token_ids` are additional tokens that end a response,
@@ -132,7 +132,7 @@ class ChatTemplate:
             return tail
         num_closing = len(ends.closing)
         is_usual = tail[:num_closing] == ends.closing
-        # If the token of the next role ends a turn, the token of another role can't replace it.
+        # Where the next role's token ends a turn, another role's token may stand here.
         end = num_closing - 1 if is_usual else self._first_added(tail)
         last = response_ids[-1]
         if end is None:
@@ -144,7 +144,7 @@ class ChatTemplate:
 
     def respond(self, content: str) -> list[int]:
         """Ids of a response as the model would sample it to say `content`, with the end-of-turn token. Raises ChatTemplateError
-        if the prompt opens thinking, and neither `content` nor the template shows its end."""
+        if the response's header opens thinking, and neither `content` nor the template ends it."""
         lead_in, opened = self._lead_in, _opened(self._header)
         if opened and content.lstrip().startswith(opened.strip()):
             content = content.lstrip().removeprefix(opened.strip()).removeprefix(opened[len(opened.rstrip()) :])
@@ -193,9 +193,9 @@ class ChatTemplate:
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Whether a fresh render of a conversation differs from the appended one: thinking is stripped, an empty think block is
-        added to answers without thinking, or the system prompt is moved. Renders conversations to find out, with a system
-        prompt if the template takes one."""
+        """Whether rendering a whole conversation gives another text than appending to it: thinking is stripped, an empty think
+        block is added to answers without thinking, or the system prompt is moved. Made-up conversations are rendered to find
+        out, with a system prompt if the template takes one."""
         user, sentinel = self._prefix
         form = _TEXT_FORMS[isinstance(user["content"], list)]
         thinking = dict.fromkeys(_THINKING_KEYS, _THOUGHT)
@@ -210,7 +210,7 @@ class ChatTemplate:
         return False
 
     def announce_rewrites(self) -> None:
-        """Warns, once, if the template would rewrite the history: contexts stay append-only all the same."""
+        """Warns, once, if the template `rewrites_history`."""
         if self._is_announced:
             return
         self._is_announced = True
@@ -230,7 +230,8 @@ class ChatTemplate:
 
     @cached_property
     def _prefix(self) -> tuple[Message, Message]:
-        """A user's message and the sentinel as an answer, as strings or lists of parts: the form that the template keeps."""
+        """A user's message and the sentinel as its answer, in the form (strings or lists of parts) that the template shows.
+        Raises ChatTemplateError if it shows neither."""
         refusal = "it drops the text of assistant messages"
         for form in _TEXT_FORMS:
             user, sentinel = _message("user", form("a")), _message("assistant", form(SENTINEL))
@@ -245,14 +246,14 @@ class ChatTemplate:
         )
 
     def _called(self, result: Message) -> tuple[Message, Message]:
-        """`_prefix` for templates that show a result only after a call (made up). The sentinel is the call's argument."""
+        """`_prefix` with a made-up call, which holds the sentinel: some templates show a tool's result only after a call."""
         function = {"name": result.get("name") or "error", "arguments": {"a": SENTINEL}}
         call = {"id": result.get("tool_call_id", "call00000"), "type": "function", "function": function}
         return self._prefix[0], {"role": "assistant", "content": "", "tool_calls": [call]}
 
     @cached_property
     def _results_need_call(self) -> bool:
-        """Whether a tool's result only shows after a call, and not after another answer."""
+        """Whether the template shows a tool's result only after a call."""
         result = {"role": "tool", "name": "look", "tool_call_id": "call00000", "content": _THOUGHT}
         texts = [self._text([*prefix, result], is_last=False) for prefix in (self._prefix, self._called(result))]
         return [_THOUGHT in text.partition(SENTINEL)[2] for text in texts] == [False, True]
@@ -268,8 +269,8 @@ class ChatTemplate:
 
     @cached_property
     def _ends(self) -> _Ends:
-        """What ends an answer before another message, and what ends the last answer. If the same tokens follow both answers, up
-        to a special token (an EOS token, if there is one), they end both; otherwise each has its own end."""
+        """How answers end. If the same ids follow both kinds of answers, up to a special token (an EOS token, if there is one),
+        these ids end both; otherwise each has its own end."""
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)
@@ -293,7 +294,7 @@ class ChatTemplate:
     @cached_property
     def _lead_in(self) -> str | None:
         """The text between a response's header and its content, such as a space, a channel, or the end of opened thinking. None
-        if thinking is opened and the template doesn't show its end."""
+        if the header opens thinking and the template doesn't show how it ends."""
         header = self._header
         rendered = (self.renderer.render([*self._prefix, self._prefix[0]]), self._text(self._prefix))
         led = [text.partition(SENTINEL)[0] for text in rendered if SENTINEL in text]
@@ -332,20 +333,17 @@ class ChatTemplate:
                 "a message's content is a list of parts and this chat template takes strings only: send a string, or use the "
                 "template of a model that takes images"
             )
+        mark = ""
+        if self._foreign is not None:
+            messages, mark = self._foreign.marked(messages)
+        text = self.renderer.shown(prefix, messages, tools)
         token_ids: list[int] = []
         after = _BEFORE if prefix else ""
-        for piece in self._pieces(prefix, messages, tools):
+        # Cut inside special tokens that users or tools have spelt out, so that these stay ordinary text.
+        for piece in text.split(mark) if mark else [text]:
             token_ids += self._codec.encode(piece, after)
             after = _BEFORE
         return token_ids
-
-    def _pieces(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[str]:
-        """The rendered text; cut inside special tokens that users or tools spelt out, if they are to stay ordinary text."""
-        if self._foreign is None:
-            return [self.renderer.shown(prefix, messages, tools)]
-        messages, mark = self._foreign.marked(messages)
-        text = self.renderer.shown(prefix, messages, tools)
-        return text.split(mark) if mark else [text]
 
 
 def _message(role: str, content: Any) -> Message:
@@ -353,12 +351,12 @@ def _message(role: str, content: Any) -> Message:
 
 
 def _opened(header: str) -> str:
-    """The tag with which a header opens thinking, with the white space after it; "" if it opens none."""
+    """The tag with which a response's header opens thinking, with the white space after the tag; "" if it opens none."""
     found = _OPENED_THINKING.search(header)
     return found.group() if found else ""
 
 
 def _closed(header: str) -> str:
-    """The empty thinking with which a header turns thinking off; "" if there is none."""
+    """The empty thinking with which a response's header turns thinking off; "" if it has none."""
     found = _CLOSED_THINKING.search(header)
     return found.group() if found else ""

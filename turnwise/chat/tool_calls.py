@@ -1,6 +1,6 @@
-"""Reads tool calls from sampled text, in the forms of seven families of models. The forms are those of the families' own chat
-templates and model cards. A call that can't be read becomes a sentence for the model. Whoever executes a call checks whether
-the tool is known and the arguments fit its schema. Thinking is skipped: text before `</think>` holds no calls."""
+"""Reads tool calls from sampled text, in seven forms that families of models use in their chat templates and model cards. A
+call that can't be read becomes a sentence for the model. `tools.session` checks whether the tool is known and the arguments
+fit its schema. Thinking is skipped: text before `</think>` holds no calls."""
 
 import ast
 import json
@@ -32,8 +32,9 @@ _JSON = json.JSONDecoder(strict=False, parse_constant=_no_number)
 
 
 def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
-    """The parser `name`, a registered one or `module:Class`. None chooses the parser for the form of calls that the template
-    writes. Raises ConfigError if there is no such parser, or the template writes none of the known forms."""
+    """The parser `name`: a registered name or `module:Class`. None chooses the parser by the form of calls that the template
+    writes. Raises ConfigError if there is no such parser, or the template writes none of the known forms; EnvironmentFault if
+    a user's class can't be made."""
     source = "\n".join(template.renderer.sources())
     found = name or next((form for form, (_, sign) in TOOL_PARSERS.items() if sign and sign in source), None)
     if found is None:
@@ -52,19 +53,19 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
 
 
 class MarkedCallParser(ABC):
-    """Reads calls that begin with a mark and may end with one. The text around them is content."""
+    """Reads calls that begin with the mark `opening` and end with the mark `closing`, if there is one. The rest is content."""
 
     opening: ClassVar[re.Pattern[str]]
     closing: ClassVar[str] = ""
     form: ClassVar[str]
-    """A call as the model should write it."""
+    """A call as the model should write it, for error messages."""
     dropped: ClassVar[tuple[str, ...]] = ()
-    """Marks that are removed from the content, such as those around a list of calls."""
+    """Marks that are removed from the content, such as the marks around a list of calls."""
     opens_thinking: bool = False
     """Whether the template's header opens the thinking of each response."""
 
     def parse(self, text: str, tools: Tools) -> ParsedResponse:
-        """The calls in order, the text around them, and a sentence for each call that can't be read.
+        """The calls in order, the thinking and other text around them, and a sentence for each call that can't be read.
 
         >>> HermesParser().parse('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', []).tool_calls
         (ToolCall(name='add', arguments={'a': 1}, id=''),)
@@ -91,15 +92,16 @@ class MarkedCallParser(ABC):
         return ParsedResponse(around.strip(), tuple(calls), tuple(errors))
 
     def _thinking(self, text: str) -> str:
-        """The thinking at the beginning of a response, with its end. If neither the response nor the template's header opens
-        thinking, its end must come before the first call."""
+        """The thinking at the beginning of a response, with its end tag. If neither the response nor the template's header
+        opens thinking, a `</think>` counts only before the first call."""
         opened, mark = self.opens_thinking or text.lstrip().startswith("<think>"), self.opening.search(text)
         before, end, _ = (text if opened or mark is None else text[: mark.start()]).partition("</think>")
         return before + end if opened or end else ""
 
     @abstractmethod
     def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[Sequence[ToolCall | _Unreadable], int]:
-        """The calls (or faults) after an opening mark, and the position after them. Raises _Unreadable if the form is wrong."""
+        """The calls after an opening mark, with a fault in place of each unreadable one, and the position after them. Raises
+        _Unreadable if no call can be read."""
 
     def _after_closing(self, text: str, position: int) -> int:
         end = _skip_space(text, position)
@@ -108,7 +110,7 @@ class MarkedCallParser(ABC):
         return end + len(self.closing)
 
     def _next(self, text: str, position: int) -> int:
-        """The position where reading continues after an unreadable call."""
+        """The position where reading continues after an unreadable call whose opening mark ends at `position`."""
         closed = text.find(self.closing, position) if self.closing else -1
         opened = self.opening.search(text, position)
         ends = [closed + len(self.closing)] if closed >= 0 else []
@@ -224,8 +226,8 @@ class GptOssParser(MarkedCallParser):
 
 
 class DeepSeekParser(MarkedCallParser):
-    """`<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`: V3.1. V3 and R1 write the word `function` before the
-    separator; after it come the name and the arguments, in a Markdown block of json."""
+    """`<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`: V3.1. V3 and R1 write the word `function` before
+    the separator, and after it the name and a Markdown block of JSON."""
 
     opening = re.compile("<｜tool▁call▁begin｜>")
     closing = "<｜tool▁call▁end｜>"

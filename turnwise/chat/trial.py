@@ -1,4 +1,4 @@
-"""Tests in another process whether rendering a chat template ends, since nothing in this process could stop an endless loop."""
+"""Tests in another process whether rendering with a chat template ends: in this process nothing could stop an endless loop."""
 
 import json
 import logging
@@ -15,15 +15,15 @@ from turnwise.errors import ChatTemplateError
 _logger = logging.getLogger(__name__)
 
 CPU_S = 5
-"""Limit in seconds of processor time; a usual template takes a tenth of a second."""
+"""Limit of the processor time in seconds; a usual template takes 0.1 s."""
 _WALL_S = 60.0
 _BYTES = 2 * 2**30
 _PROGRAM = Path(__file__).with_name("trial_program.py")
 
 
 def tried(template: ChatTemplate) -> ChatTemplate:
-    """Returns the template after it has rendered conversations of every kind, of up to 100 turns, in another process. Raises
-    ChatTemplateError with the template's file if rendering doesn't end, or takes too much memory."""
+    """Returns the template after another process has rendered conversations of up to 100 turns with it. Raises
+    ChatTemplateError, which names the template's file, if rendering doesn't end or takes too much memory."""
     renderer = template.renderer
     sources = [GENERATION_TAG.sub("", source) for source in renderer.sources()]
     asked = {"sources": sources, "variables": renderer.variables, "cpu_s": CPU_S, "num_bytes": _BYTES}

@@ -22,7 +22,7 @@ _TOOL = {
 
 
 def conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
-    """Conversations with every kind of message, as texts and as parts, with tools, and of 100 turns."""
+    """Conversations with their tools: of 100 turns, and short ones with every kind of message, as texts and as parts."""
     user: dict[str, Any] = {"role": "user", "content": "a"}
     answer: dict[str, Any] = {"role": "assistant", "content": "<think>\nb\n</think>\n\nc"}
     system = {"role": "system", "content": "d"}

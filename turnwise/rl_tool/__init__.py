@@ -1,1 +1,1 @@
-"""One tool with a few actions, for people who don't write training code. It takes dicts and answers with JSON."""
+"""Training, evaluation and export as the actions of one tool, which takes dicts and answers with JSON."""

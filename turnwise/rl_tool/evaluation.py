@@ -1,4 +1,4 @@
-"""The action `evaluate`: a model answers rows whose true answers are known, and the answers are measured."""
+"""The action `evaluate`: a model answers rows with known true answers, and its answers are measured."""
 
 import json
 import operator
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> str:
-        """What is wrong: `truncated`, `no_answer`, `calculation` (an equation is false), `reasoning`; or nothing."""
+        """What is wrong: `truncated`, `no_answer`, `calculation` (a false equation) or `reasoning`; "" for a right answer."""
         if self.is_correct:
             return ""
         if answer_of(self.completion) is None and stated_answer(self.completion) is None:
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 
 
 def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
-    """Measures the model, and returns the tool's answer."""
+    """Measures the model; returns the answer of the tool."""
     check_model(asked.model_path)
     base = base_of_adapter(asked.model_path)
     if asked.use_lora and base is None:
@@ -92,7 +92,7 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[Group]":
-    """Plays the rows as validation in training does."""
+    """Plays the rows like a validation during training."""
     sampling = {
         "max_new_tokens": new_tokens(model, asked.max_new_tokens),
         "do_sample": asked.k > 1,
@@ -171,7 +171,7 @@ def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
 
 
 def _majority_is_correct(answers: Sequence[Answer]) -> bool:
-    """Whether the most frequent answer to a row is right; among equally frequent ones the first counts."""
+    """Whether the most frequent answer to a row is right; if several are equally frequent, the first of them."""
     numbers = [answer_of(answer.completion) for answer in answers]
     keys = [n.value if n else stated_answer(a.completion) or "" for n, a in zip(numbers, answers, strict=True)]
     [(winner, _)] = Counter(keys).most_common(1)
@@ -179,7 +179,8 @@ def _majority_is_correct(answers: Sequence[Answer]) -> bool:
 
 
 def _write_worst(file: Path, rows: Sequence[Sequence[Answer]]) -> None:
-    """Writes the first wrong answer to each of the worst rows: by share of right answers, then by distance from the truth."""
+    """Writes the first wrong answer to each of the `NUM_WORST` worst rows: those with the smallest share of right answers, then
+    those whose first answer is farthest from the truth."""
     ordered = sorted(rows, key=lambda of_row: (_mean(a.is_correct for a in of_row) or 0.0, -(of_row[0].distance or 0.0)))
     wrong = [next(a for a in of_row if not a.is_correct) for of_row in ordered if not all(a.is_correct for a in of_row)]
     lines = [json.dumps({**answer._asdict(), "error": answer.error}, ensure_ascii=False) for answer in wrong[:NUM_WORST]]

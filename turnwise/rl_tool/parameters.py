@@ -11,17 +11,14 @@ from turnwise.errors import ConfigError, nearest
 from turnwise.package_tables import read_table
 
 Count = Annotated[int, Field(ge=1)]
-Algorithm = Literal["sft", "grpo", "ppo"]
 Dtype = Literal["fp32", "bf16", "fp16"]
-Schedule = Literal["constant", "linear", "cosine"]
-Preset = Literal["quick", "small", "medium", "full"]
 PYTHON_ONLY = ("custom_reward",)
 """Parameters that only Python can give."""
 _UNREAD: dict[str, list[dict[str, Any]]] = read_table(__file__, "unread.yaml")
 
 
 class Action(BaseModel):
-    """Parameters of one action; unknown ones are refused."""
+    """Base class of the parameters of an action. Unknown parameters are refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), frozen=True)
 
@@ -33,7 +30,7 @@ class Action(BaseModel):
 
 
 class RowChoice(Action):
-    """The rows of an action."""
+    """Base class of the actions that take rows."""
 
     dataset: Any = None
     """`gsm8k`, `generated` (word problems made here), a registered name, a file or folder of rows, or rows in Python
@@ -49,9 +46,9 @@ class Train(RowChoice):
 
     model_name: str
     """Folder of a model, or its name on the hub."""
-    algorithm: Algorithm = "sft"
+    algorithm: Literal["sft", "grpo", "ppo"] = "sft"
     """How it is trained."""
-    preset: Preset | None = None
+    preset: Literal["quick", "small", "medium", "full"] | None = None
     """Sizes of a quick trial up to a full training run; parameters given explicitly take precedence."""
     num_epochs: Count = 3
     """Passes over the rows."""
@@ -75,7 +72,7 @@ class Train(RowChoice):
     """The optimiser's learning rate [sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]."""
     critic_learning_rate: Positive | None = None
     """Learning rate of ppo's value model, which is always trained whole [learning_rate; without LoRA 10 × it, up to 1e-3]."""
-    lr_scheduler_type: Schedule = "constant"
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or linear or cosine to 0 at the last step."""
     warmup_ratio: Fraction = 0.0
     """Share of the steps in which the learning rate rises."""
@@ -94,7 +91,7 @@ class Train(RowChoice):
     reward_type: str | list[str] | dict[str, float] = "accuracy"
     """A reward's name, several names, or weights by name."""
     reward_config: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the reward; for several, dicts of them by the reward's name."""
+    """Parameters of the reward; for several rewards, a dict for each, by its name."""
     custom_reward: Any = None
     """A function (completions, **columns) -> numbers, in place of reward_type."""
     use_tensorboard: bool = True
@@ -172,7 +169,7 @@ P = TypeVar("P", bound=Action)
 
 
 def parse(kind: type[P], values: Mapping[str, Any]) -> P:
-    """The checked parameters of an action."""
+    """The checked parameters of an action. Raises ConfigError with a sentence for each parameter that is wrong."""
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
@@ -189,7 +186,7 @@ def _sentence(kind: type[Action], item: Mapping[str, Any]) -> str:
 
 
 def function_schema() -> dict[str, Any]:
-    """The tool as an OpenAI function: `action`, and every parameter of any action that JSON can hold."""
+    """The tool's schema in OpenAI's form: `action`, and all parameters of the actions that JSON can hold."""
     properties: dict[str, Any] = {"action": {"type": "string", "enum": list(ACTIONS), "description": "What to do."}}
     for action, kind in ACTIONS.items():
         for name, found in kind.model_json_schema()["properties"].items():

@@ -1,4 +1,4 @@
-"""`AgenticRLPipeline`: data, SFT, evaluation, GRPO, evaluation and results, from one file."""
+"""`AgenticRLPipeline`: SFT, evaluation, GRPO and evaluation of a model, by one config file."""
 
 import base64
 import json
@@ -19,28 +19,26 @@ THRESHOLD = "sft_accuracy_threshold"
 
 
 class StageError(TurnwiseError):
-    """A stage that ended with an error, or a gate that a model didn't pass."""
+    """A stage ended with an error, or the model after SFT isn't accurate enough."""
 
 
 class AgenticRLPipeline:
     """Runs six stages by a config file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring`
     (`docs/rl_tool.md`). A stage that is recorded in `training_results.json` isn't done again; an interrupted training run
-    continues. Raises ConfigError for an unknown key, or if two stages have the same folder."""
+    continues. Raises ConfigError for an unknown key or a wrong value, or if `sft` and `grpo` have the same folder."""
 
     def __init__(self, config_path: str | Path) -> None:
         self.config = _sections(load_yaml(read_yaml(Path(config_path)), str(config_path)), str(config_path))
         self.rl_tool = RLTrainingTool()
         self.output_dir = Path(self.config.get("output_dir", "./output/pipeline"))
-        folders = [self._training(kind, "model")["output_dir"] for kind in ("sft", "grpo")]
-        for kind in ("sft", "grpo"):
-            parse(Train, with_preset(_without_action(self._training(kind, "model"))))
-        parse(Evaluate, _without_action(self._evaluation("model")))
-        if Path(folders[0]).resolve() == Path(folders[1]).resolve():
-            raise ConfigError(f"sft.output_dir and grpo.output_dir are both {folders[0]}; give each stage its own folder")
+        sft, grpo = (parse(Train, with_preset(self._training(kind, "model"))) for kind in ("sft", "grpo"))
+        parse(Evaluate, self._evaluation("model"))
+        if Path(sft.output_dir).resolve() == Path(grpo.output_dir).resolve():
+            raise ConfigError(f"sft.output_dir and grpo.output_dir are both {sft.output_dir}; give each stage its own folder")
         self.results = _recorded(self.output_dir / RESULTS)
 
     def run(self) -> dict[str, Any]:
-        """Runs all stages in order; returns the results, or the error that ended them."""
+        """Runs all stages in order. Returns the results, or the error that ended a stage as the tool's answer."""
         try:
             self.stage1_prepare_data()
             sft_model = self.stage2_sft_training()
@@ -53,19 +51,20 @@ class AgenticRLPipeline:
         return {"status": "success", "action": "pipeline", "output_dir": str(self.output_dir), **self.results}
 
     def stage1_prepare_data(self) -> dict[str, Any]:
-        """Loads and examines the rows in both formats."""
+        """Loads and examines the rows as demonstrations and as prompts; returns the report on the demonstrations."""
         rows = parse(LoadDataset, self._section("data")).model_dump(exclude_unset=True)
-        found = self._stage("data", {"action": "load_dataset", **rows, "format": "sft"})
-        self._stage("rl_data", {"action": "load_dataset", **rows, "format": "rl"})
+        found = self._stage("data", "load_dataset", {**rows, "format": "sft"})
+        self._stage("rl_data", "load_dataset", {**rows, "format": "rl"})
         return found
 
     def stage2_sft_training(self) -> str:
         """Trains by SFT; returns the folder of the model."""
-        return str(self._stage("sft_training", self._training("sft", self._section("model")["base_model"]))["output_dir"])
+        asked = self._training("sft", self._section("model")["base_model"])
+        return str(self._stage("sft_training", "train", asked)["output_dir"])
 
     def stage3_sft_evaluation(self, model_path: str) -> dict[str, Any]:
-        """The evaluation of the model after SFT."""
-        return self._stage("sft_evaluation", self._evaluation(model_path))
+        """Evaluates the model after SFT; returns the tool's answer."""
+        return self._stage("sft_evaluation", "evaluate", self._evaluation(model_path))
 
     def check_gate(self, evaluation: Mapping[str, Any]) -> None:
         """Raises StageError if the accuracy is below `eval.sft_accuracy_threshold`."""
@@ -78,14 +77,14 @@ class AgenticRLPipeline:
 
     def stage4_grpo_training(self, sft_model_path: str) -> str:
         """Trains by GRPO; returns the folder of the model."""
-        return str(self._stage("grpo_training", self._training("grpo", sft_model_path))["output_dir"])
+        return str(self._stage("grpo_training", "train", self._training("grpo", sft_model_path))["output_dir"])
 
     def stage5_grpo_evaluation(self, model_path: str) -> dict[str, Any]:
-        """The evaluation of the model after GRPO."""
-        return self._stage("grpo_evaluation", self._evaluation(model_path))
+        """Evaluates the model after GRPO; returns the tool's answer."""
+        return self._stage("grpo_evaluation", "evaluate", self._evaluation(model_path))
 
     def stage6_save_results(self) -> str:
-        """Writes the results and a report with curves and answers; returns the file of the results."""
+        """Writes the results as JSON, and a report with curves and answers as HTML; returns the file of the results."""
         self.output_dir.mkdir(parents=True, exist_ok=True)
         file = self.output_dir / RESULTS
         partial = file.with_suffix(".partial")
@@ -94,9 +93,9 @@ class AgenticRLPipeline:
         write_report(self.output_dir / "report.html", self.results)
         return str(file)
 
-    def _stage(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    def _stage(self, name: str, action: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """The recorded result of a stage; runs and records the stage if there is none yet."""
-        recorded = self.results.get(name)
+        recorded, asked = self.results.get(name), {"action": action, **parameters}
         if recorded is not None:
             if recorded["parameters"] != asked:
                 raise StageError(f"{name} was done with other parameters in {self.output_dir}; choose another output_dir")
@@ -104,7 +103,7 @@ class AgenticRLPipeline:
             return dict(recorded)
         print(f"{name}: begins", flush=True)
         out = Path(asked.get("output_dir", ""))
-        goes_on = asked["action"] == "train" and any((out / "run").glob("*/checkpoints/checkpoint-*"))
+        goes_on = action == "train" and any((out / "run").glob("*/checkpoints/checkpoint-*"))
         result = json.loads(self.rl_tool.run({**asked, **({"resume": True} if goes_on else {})}))
         if result["status"] != "success":
             raise StageError(f"{name}: {result['message']}")
@@ -118,16 +117,16 @@ class AgenticRLPipeline:
     def _training(self, kind: str, model: str) -> dict[str, Any]:
         common = {"algorithm": kind, "model_name": model, "output_dir": str(self.output_dir / kind)}
         monitored = {"use_tensorboard": True, **self._section("monitoring")}
-        return {"action": "train", **common, **self._section("data"), **monitored, **self._section(kind)}
+        return {**common, **self._section("data"), **monitored, **self._section(kind)}
 
     def _evaluation(self, model_path: str) -> dict[str, Any]:
         own = {key: value for key, value in self._section("eval").items() if key != THRESHOLD}
         rows = {key: value for key, value in self._section("data").items() if key == "dataset"}
-        return {"action": "evaluate", "model_path": model_path, **rows, "return_details": True, **own}
+        return {"model_path": model_path, **rows, "return_details": True, **own}
 
 
 def _sections(found: Any, file: str) -> dict[str, Any]:
-    """The sections of a file, checked; keys of an action are checked later, as that action's parameters."""
+    """The sections of a file, checked except for the keys that are parameters of an action."""
     if not isinstance(found, Mapping):
         raise ConfigError(f"{file} holds a {type(found).__name__}; it has the sections {', '.join(SECTIONS)}")
     for name, section in found.items():
@@ -144,7 +143,7 @@ def _sections(found: Any, file: str) -> dict[str, Any]:
 
 
 def _recorded(file: Path) -> dict[str, Any]:
-    """The results of earlier stages, none if there is no file."""
+    """The results of earlier stages; {} if there is no file."""
     try:
         return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
     except (ValueError, TypeError) as error:
@@ -152,16 +151,12 @@ def _recorded(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: isn't a JSON object of results ({error}); {hint}") from error
 
 
-def _without_action(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in asked.items() if key != "action"}
-
-
 _NUM_SAMPLES = 5
 _HIDDEN = ("parameters", "details", "metrics", "samples")
 
 
 def write_report(file: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes one self-contained HTML file."""
+    """Writes the results of the stages as one self-contained HTML file."""
     parts = [part for name, result in results.items() for part in _stage(name, result)]
     style = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td{padding:2px 1em 2px 0}img{max-width:100%}"
     page = ["<!doctype html><meta charset=utf-8><title>turnwise pipeline</title>", f"<style>{style}</style>", *parts]
@@ -181,7 +176,7 @@ def _stage(name: str, result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _samples(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """The first answers of both evaluations, side by side."""
+    """A table of the first answers of both evaluations, side by side."""
     before, after = (results.get(f"{kind}_evaluation", {}).get("details", []) for kind in ("sft", "grpo"))
     later = {answer["question"]: answer for answer in after}
     if before:

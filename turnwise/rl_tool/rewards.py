@@ -1,4 +1,4 @@
-"""Rewards by name: as sections of `data.reward`, and as functions to call."""
+"""Rewards by name: as entries of `data.reward`, and as functions to call."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ BUILT_IN = (*_FUNCTIONS, "judge")
 
 
 def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    """The reward function of that name, with its arguments checked."""
+    """The reward function or class of that name. Raises ConfigError if there is none, or it can't take the arguments."""
     functions = {**_FUNCTIONS, "judge": Judge, **registered}
     if name not in functions:
         raise ConfigError(f"reward_type {name!r} isn't one of {', '.join(functions)}.{nearest(name, functions)}")
@@ -34,7 +34,7 @@ def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str
 
 
 def _parameters(function: Callable[..., Any]) -> list[str] | None:
-    """The parameters of a reward, None if it takes any; `combined` also has those of its parts."""
+    """The names of a reward's parameters except `COLUMNS`; None if it takes any. `combined` has those of its parts too."""
     if function is combined:
         return ["weights", *dict.fromkeys(name for part in PARTS.values() for name in part.__kwdefaults__ or ())]
     parameters = inspect.signature(function).parameters
@@ -50,8 +50,9 @@ def reward_sections(
     registered: Mapping[str, Any],
     defaults: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """The entries of `data.reward`, with `defaults` of parameters by the reward's name. The first reward decides what a success
-    is, so accuracy comes first. It is added at weight 0 if the rewards asked for are built in, without `format` and `judge`."""
+    """The entries of `data.reward`; `defaults` holds default arguments by the reward's name. The first entry decides what a
+    success is, so accuracy comes first. If all rewards asked for are `length_penalty`, `step` or `combined`, accuracy is added
+    with weight 0. Raises ConfigError for wrong names or arguments."""
     if custom is not None:
         if not callable(custom):
             raise ConfigError(f"custom_reward: got {custom!r:.60}; it is a function (completions, **columns) -> numbers")
@@ -75,7 +76,7 @@ def reward_sections(
 
 
 def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of `create_reward`: the function, its formula and all of its parameters."""
+    """The tool's answer to `create_reward`: the function, its formula, and all its parameters with their values."""
     function = find_reward(reward_type, registered, arguments)
     defaults = {
         name: parameter.default
@@ -98,7 +99,7 @@ def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[s
 def _on_its_columns(
     function: Callable[..., Any], arguments: Mapping[str, Any], completions: Sequence[str], **columns: Any
 ) -> Any:
-    """The rewards of completions. The function gets only those columns of the rows that it has parameters for."""
+    """The rewards of completions. The function gets only the columns of the rows that it has parameters for."""
     parameters = inspect.signature(function).parameters
     takes_all = function is not combined and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return function(completions, **{k: v for k, v in columns.items() if takes_all or k in parameters}, **arguments)

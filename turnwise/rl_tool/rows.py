@@ -1,4 +1,4 @@
-"""The rows of an action: found by name, formatted for SFT or RL, and examined."""
+"""The rows of an action: finds them by name, converts them for SFT or RL, and examines them."""
 
 import json
 import socket
@@ -20,17 +20,19 @@ from turnwise.rl_tool.parameters import RowChoice
 NUM_GENERATED = 1000
 _CONNECT_S = 3.0
 LONGEST = 2048
-"""A row of more tokens than this counts as over-long. Without a tokenizer, four characters count as a token."""
+"""A row of more tokens than this counts as over-long."""
 _FORMATS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {"sft": sft_row, "rl": rl_row}
 _READ = ("question", "answer", "prompt", "completion", "messages", "ground_truth")
-"""The columns that the formats are made from."""
+"""The columns that may be read; their values must not be null."""
 
 
 class Rows(NamedTuple):
-    """Rows in the format that the action needs, with the name of their data set."""
+    """The rows of a data set."""
 
     name: str
+    """The name of the data set."""
     rows: list[dict[str, Any]]
+    """The rows as SFT or RL needs them."""
     columns: list[Mapping[str, Any]]
     """The rows as they were read."""
 
@@ -43,8 +45,9 @@ def load(
     number: int | None = None,
     takes_null: bool = False,
 ) -> Rows:
-    """The rows that an action asks for, as `kind` (sft or rl) needs them; `split` and `number` are the action's defaults.
-    Raises DataError if there are no rows, or a row lacks the columns or has a null in them (allowed by `takes_null`)."""
+    """The rows that an action asks for, as `kind` (sft or rl) needs them. `split` and `number` are the action's defaults;
+    number None = all rows. Raises ConfigError for an unknown data set or a needless split; DataError if there are no rows, or a
+    row lacks the columns that it needs or has null in one (`takes_null` allows that)."""
     number = choice.max_samples or number
     name, found = _find(choice, choice.split or split, number, registered)
     for row in () if takes_null else found[:number]:
@@ -60,7 +63,7 @@ def load(
 
 
 def _problem(row: Mapping[str, Any]) -> str:
-    """Why the conversation of a row can't be read; empty if it can. A null text is no reason here."""
+    """Why the conversation of a row can't be read; "" if it can. A text may be null."""
     messages = row.get("messages", row.get("prompt"))
     if "messages" not in row and isinstance(messages, str | None):
         return ""
@@ -71,7 +74,7 @@ def _problem(row: Mapping[str, Any]) -> str:
 
 
 def require_truths(loaded: Rows, columns: Sequence[str]) -> None:
-    """Raises DataError if a row has none of these columns of true answers."""
+    """Raises DataError if a row has none of these columns, which hold true answers."""
     for number, row in enumerate(loaded.rows, start=1):
         if not any(column in row for column in columns):
             where = f"dataset {loaded.name}, row {number}"
@@ -106,7 +109,7 @@ def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping
 
 @lru_cache(maxsize=4)
 def _tables(name: str) -> list[TableRow]:
-    """The rows of a data set on the hub; none if the hub can't be reached. The result is cached: retries take half a minute."""
+    """The rows of a data set on the hub; [] if the hub can't be reached. Cached, since a hub's retries take half a minute."""
     from huggingface_hub.constants import ENDPOINT
 
     try:
@@ -128,7 +131,7 @@ def _of_python(rows: Any, name: str) -> list[TableRow]:
 
 
 def formatted(row: Mapping[str, Any]) -> str:
-    """A row as plain text."""
+    """A row as plain text: its messages with their roles, and the true answer if it has one."""
     messages = row.get("messages") or row.get("prompt") or ""
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     text = "\n".join(f"{message['role']}: {message.get('content')}" for message in messages)
@@ -136,7 +139,8 @@ def formatted(row: Mapping[str, Any]) -> str:
 
 
 def quality(loaded: Rows, count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
-    """How many rows have an empty or null column, copy an earlier row, are too long, or have a truth without a number."""
+    """The number of rows with an empty or null value, of copies of earlier rows, of rows above `LONGEST` tokens (without
+    `count_tokens`, four characters count as one), and of rows from whose true answer no answer can be read."""
     texts = [formatted(row) for row in loaded.rows]
     lengths = [count_tokens(text) if count_tokens else len(text) // 4 for text in texts]
     values = [[*row.values(), *(m.get("content") for m in row.get("messages") or ())] for row in loaded.columns]

@@ -1,4 +1,4 @@
-"""`RLTrainingTool`: takes actions as dicts and answers with JSON, as a function for an agent or as `turnwise tool`."""
+"""`RLTrainingTool`: takes actions as dicts and answers with JSON, as a function for agents or as `turnwise tool`."""
 
 import json
 import re
@@ -31,28 +31,29 @@ class RLTrainingTool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The tool as an OpenAI function."""
+        """The tool's schema in OpenAI's form."""
         return function_schema()
 
     def register_dataset(self, name: str, dataset: Any) -> None:
-        """Makes `dataset: name` mean these rows: a list of dicts or a `datasets.Dataset`."""
+        """Lets actions name these rows by `dataset`: a list of dicts, or a `datasets.Dataset`."""
         self._datasets[name] = dataset
 
     def register_reward_function(self, name: str, function: Callable[..., Any]) -> None:
-        """Makes `reward_type: name` mean this function, `(completions, **columns) -> numbers`. Raises ConfigError if a built-in
-        one has this name."""
+        """Lets actions name this function, `(completions, **columns) -> numbers`, by `reward_type`. Raises ConfigError if a
+        built-in reward has this name."""
         if name in BUILT_IN:
             raise ConfigError(f"reward {name!r} is built in; register yours under another name")
         self._rewards[name] = function
 
     def run(self, parameters: Mapping[str, Any]) -> str:
-        """The answer to an action as JSON; objects that JSON can't hold are left out."""
+        """The answer to an action as JSON, without `dataset_object` and `reward_function`, which JSON can't hold."""
         answer = self.run_dict(parameters)
         plain = {key: value for key, value in answer.items() if key not in ("dataset_object", "reward_function")}
         return json.dumps(plain, ensure_ascii=False, indent=2, default=str)
 
     def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to an action: `status` is `success`, or `error` with code, message and hint. Bugs in turnwise raise."""
+        """The answer to an action. `status` is `success`, or `error` with `code`, `message` and `hint`. Only TurnwiseError and
+        OSError become answers; other exceptions are raised."""
         given = dict(parameters)
         action = given.pop("action", None)
         try:
@@ -117,15 +118,9 @@ def _export(asked: Export) -> dict[str, Any]:
 
 
 def error_answer(error: Exception, action: Any) -> dict[str, Any]:
-    """An error as data: `code` is its kind, `hint` the part of the message that says what to do."""
+    """An error as the tool's answer: `code` is the kind of error, `hint` the part of the message that says what to do."""
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error").removesuffix("Fault")).lower()
     message, _, hint = str(error).rpartition("; ")
     if not message:
         hint = next(iter(re.findall(r"Did you mean .*\?", hint)), "docs/rl_tool.md explains each action and its parameters")
-    return {
-        "status": "error",
-        "action": action,
-        "code": code or "system",
-        "message": str(error),
-        "hint": hint,
-    }
+    return {"status": "error", "action": action, "code": code or "system", "message": str(error), "hint": hint}

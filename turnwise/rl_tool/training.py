@@ -1,4 +1,4 @@
-"""The action `train`: runs a Trainer with the tool's parameters, and puts its result into output_dir."""
+"""The action `train`: runs a Trainer with the tool's parameters, and puts the resulting model into output_dir."""
 
 import math
 import os
@@ -20,22 +20,22 @@ from turnwise.tracking.jsonl import read_metrics
 from turnwise.trainer.trainer import Trainer
 
 RUN = "run"
-"""The folder of the run in output_dir."""
+"""Name of the run's folder in output_dir."""
 LEARNING_RATES = {("sft", False): 2e-5, ("sft", True): 1e-4, ("rl", False): 1e-6, ("rl", True): 1e-5}
-"""Safe defaults, by kind of training and whether LoRA is used."""
+"""Default learning rates by kind of training and whether LoRA is used."""
 CRITIC_FACTOR, FASTEST_CRITIC = 10, 1e-3
-"""The critic's rate is this factor times the policy's, up to the highest at which small critics converge: its head starts at 0
-and must fit before the policy can gain from it. With LoRA the critic takes the policy's rate, which is high enough."""
+"""The critic's learning rate is this factor times the policy's, at most the rate at which small critics still converge: its
+head starts at 0 and must fit before the policy can gain. With LoRA the policy's rate is high enough for it."""
 _RESULTS = (ADAPTER_CONFIG, "config.json")
 _DEFAULT_CONTEXT, _DEFAULT_NEW_TOKENS = 4096, 512
 
 
 class ExistsError(ConfigError):
-    """output_dir holds a result already."""
+    """`output_dir` holds a result already."""
 
 
 def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains, and returns the tool's answer."""
+    """Trains a model; returns the answer of the tool."""
     out, started, is_sft = Path(asked.output_dir), time.perf_counter(), asked.algorithm == "sft"
     _require_free(asked, out)
     check_model(asked.model_name)
@@ -60,8 +60,7 @@ def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any])
         checkpoint = sorted((trainer.run_folder / "checkpoints").glob("checkpoint-*"), key=_number)[-1]
     place_result(checkpoint, out)
     run = checkpoint.parents[1]
-    rows_of_run = read_metrics(run / "metrics.jsonl")
-    metrics = rows_of_run[-1] if rows_of_run else {}
+    metrics = (read_metrics(run / "metrics.jsonl") or [{}])[-1]
     trainable, total = parameter_counts(out)
     return {
         "algorithm": asked.algorithm,
@@ -139,7 +138,7 @@ def _training_args(asked: Train, rate: float) -> dict[str, Any]:
 
 
 def _share_of_a_step(asked: Train) -> int:
-    """The samples of a step that each of a launcher's processes trains on."""
+    """The number of a step's samples that each of a launcher's processes trains on."""
     samples, (_, num_processes) = asked.batch_size * num_generations(asked), launched()
     if samples % num_processes:
         raise ConfigError(
@@ -150,7 +149,7 @@ def _share_of_a_step(asked: Train) -> int:
 
 
 def learning_rate(asked: Train) -> float:
-    """The learning rate that was asked for, or else the default of the algorithm."""
+    """The learning rate asked for, else the algorithm's default."""
     return asked.learning_rate or LEARNING_RATES["sft" if asked.algorithm == "sft" else "rl", asked.use_lora]
 
 
@@ -213,15 +212,15 @@ def _critic(asked: Train) -> dict[str, Any]:
 
 
 def new_tokens(model: str, asked: int | None) -> int:
-    """Maximum tokens per answer: what was asked for, else 512, at most half of the model's context."""
+    """Maximum tokens per answer: the number asked for, else 512 or, if that is less, half of the model's context."""
     shape = read_model_shape(model)
     context = min(shape.context_length, _DEFAULT_CONTEXT) if shape else _DEFAULT_CONTEXT
     return asked or min(_DEFAULT_NEW_TOKENS, context // 2)
 
 
 def place_result(checkpoint: Path, out: Path) -> None:
-    """Puts the model of a checkpoint into output_dir with its tokenizer: an adapter as it is, any other model as a plain
-    folder. Replaces the model that is there."""
+    """Puts the model of a checkpoint and its tokenizer into the folder `out`: a LoRA adapter as it is, any other model as a
+    plain Hugging Face folder. Replaces the model that is there."""
     from turnwise.models.load import export_model, load_tokenizer
     from turnwise.models.lora import BASE_FINGERPRINT
 
@@ -242,7 +241,7 @@ def place_result(checkpoint: Path, out: Path) -> None:
 
 
 def parameter_counts(folder: Path) -> tuple[int, int]:
-    """`(trained, all)` parameters of a result; for an adapter, all include those of its base model."""
+    """The number of trained parameters of a result, and of all; for an adapter, all include those of its base model."""
     base, own = base_of_adapter(folder), _num_values(folder)
     return own, own if base is None else own + parameter_counts(NOTHING.folder(base))[1]
 
@@ -262,7 +261,7 @@ def _number(checkpoint: Path) -> int:
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of `train`, with the preset's sizes for those that aren't given."""
+    """`train`'s parameters, with the preset's values where none is given. Raises ConfigError for an unknown preset."""
     name = given.get("preset")
     if name is None:
         return dict(given)
@@ -273,9 +272,9 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> float:
-    """Roughly how long a training run takes here if all answers have `max_new_tokens` (default 256) tokens: 6 operations per
-    parameter and token to train, 2 to sample and 2 for a reference, at a third of a matrix product's speed. Four characters
-    count as a token. 0 if the model's size is unknown."""
+    """Roughly how many seconds a training run takes here if all answers have `max_new_tokens` (default 256) tokens: 6
+    operations per parameter and token to train, 2 to sample and 2 for a reference, at a third of a matrix product's speed. Four
+    characters count as a token. 0 if the model's size is unknown."""
     import torch
 
     shape = read_model_shape(asked.model_name)

@@ -1,2 +1,1 @@
-"""Plays groups of trajectories from tasks: admission, seeds, retries, the journal. Knows protocols, not agents or engines.
-Errors that a user can fix are TurnwiseErrors."""
+"""Plays groups of trajectories from tasks: admission, seeds, retries, the journal. Agents and servers are protocols here."""

@@ -10,11 +10,11 @@ from turnwise.rollout.source import Rejection
 
 
 class GroupBuffer:
-    """Groups between their admission and the step that takes them. `docs/design/asynchronous.md` proves the bounds below.
+    """Holds groups from their admission until a step takes them. `docs/design/asynchronous.md` proves the bounds below.
 
-    Groups are numbered by admission. While a step of G groups is collected, the buffer has at most (1 + ratio)·G groups; during
-    training at most ratio·G, where ratio is `async_generation_ratio`. A group admitted in step s is taken in step s + ratio at
-    the latest. No more groups are admitted than there are tasks (`num_tasks`).
+    The index of a group counts admissions. While a step of G groups is collected, the buffer has at most (1 + ratio)·G groups;
+    during training at most ratio·G, where ratio is `async_generation_ratio`. A group admitted in step s is taken in step
+    s + ratio at the latest. No more groups are admitted than there are tasks (`num_tasks`, None = no limit).
 
     >>> buffer = GroupBuffer(SchedulerSettings(group_size=4, max_concurrent_groups=8, async_generation_ratio=1))
     >>> buffer.begin(num_groups=2)
@@ -41,14 +41,13 @@ class GroupBuffer:
         """Number of groups that the step asked for."""
         self._is_collecting = False
         self._num_filtered = 0  # groups filtered since the last `close_step`
-        self._playing: dict[int, int] = {}  # index of each playing group → the last step that may train on it
-        self._finished: dict[int, int] = {}
-        """Index of each finished group that waits for its step → the last step that may take it, in the order of finishing."""
-        self._interrupted: list[int] = []  # interrupted groups, which start again before any new one
+        self._playing: dict[int, int] = {}  # index of each playing group → the last step that may take it
+        self._finished: dict[int, int] = {}  # the same for finished groups, in the order of finishing
+        self._interrupted: list[int] = []  # playing groups that must be started again, before any new one
         self.selected: list[int] = []
         """Finished groups selected for this step, in selection order."""
         self._unselected: dict[int, int] = {}  # finished groups that aren't selected yet, and the last step of each
-        self._num_due: Counter[int] = Counter()  # last step → number of groups, playing or finished, without a place
+        self._num_due: Counter[int] = Counter()  # last step → number of groups, playing or finished, that aren't selected yet
 
     def begin(self, num_groups: int) -> None:
         """Begins to collect the next step, of `num_groups` groups."""
@@ -65,14 +64,14 @@ class GroupBuffer:
             return self._interrupted.pop(0)
         if len(self) >= self._room or not self._num_tasks_left:
             return None
-        index, last_step = self.next_index, self.step + self.settings.async_generation_ratio
-        self._playing[index] = last_step
+        last_step = self.step + self.settings.async_generation_ratio
+        self._playing[self.next_index] = last_step
         self._num_due[last_step] += 1
         self.next_index += 1
-        return index
+        return self.next_index - 1
 
     def finish(self, index: int, rejected: Rejection | None = None) -> None:
-        """Notes that a group has ended."""
+        """Notes that a group has ended. A rejected group leaves the buffer."""
         last_step = self._playing.pop(index)
         if rejected is None:
             self._finished[index] = self._unselected[index] = last_step
@@ -82,7 +81,8 @@ class GroupBuffer:
 
     def select(self) -> bool:
         """Selects finished groups for the step; returns whether the step is complete. A selected group stays selected, so it
-        may be trained on before the other groups end. Early ones come first, unless another would then miss its last step."""
+        may be trained on before the other groups end. Groups that finish early come first, unless another group would then
+        miss its last step."""
         num_wanted, candidates = self._num_wanted, list(self._unselected)
         if self.settings.is_ordered:
             lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])
@@ -105,10 +105,10 @@ class GroupBuffer:
 
     def select_recorded(self, wanted: Sequence[int]) -> bool:
         """Selects these groups if all of them have finished; returns whether they have."""
-        is_there = self._finished.keys() >= set(wanted)
-        for index in wanted if is_there else ():
+        have_finished = self._finished.keys() >= set(wanted)
+        for index in wanted if have_finished else ():
             self._select(index)
-        return is_there
+        return have_finished
 
     def _select(self, index: int) -> None:
         self._num_due[self._unselected.pop(index)] -= 1
@@ -149,7 +149,7 @@ class GroupBuffer:
         return len(self._playing) - len(self._interrupted)
 
     def __len__(self) -> int:
-        """Number of groups that were admitted, and neither taken nor rejected."""
+        """Number of groups that were admitted, and neither taken, rejected nor dropped."""
         return len(self._playing) + len(self._finished)
 
     def __contains__(self, index: int) -> bool:
@@ -160,7 +160,7 @@ class GroupBuffer:
         return index < self.next_index and index not in self
 
     def has_finished(self, index: int) -> bool:
-        """Whether the group waits for its step."""
+        """Whether the group has finished, and no step has taken it yet."""
         return index in self._finished
 
     def restart(self, index: int) -> None:
@@ -180,7 +180,7 @@ class GroupBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the state. No group plays afterwards; those that played at the save start again for the same steps."""
+        """Restores the state. Groups that were playing when it was saved start again, for the same steps."""
         self.step, self.next_index, self._num_filtered = state["step"], state["next_index"], state["num_filtered"]
         self._playing, self._finished = dict(state["playing"]), dict(state["finished"])
         self._unselected, self._num_due = dict(self._finished), Counter([*self._playing.values(), *self._finished.values()])

@@ -1,4 +1,4 @@
-"""Counts failures of episodes by kind, and stops the run if there are too many."""
+"""Counts failures of episodes by kind, and ends the run if there are too many."""
 
 import re
 from collections import Counter
@@ -9,16 +9,21 @@ from turnwise.types import Task, Trajectory
 
 
 class Failures:
-    """Counts the failed episodes of one batch, and stops the run if more than `allowed` of its `num_episodes` fail."""
+    """Counts the failed episodes of one batch of `num_episodes`, of which at most `allowed` may fail."""
 
-    def __init__(self, allowed: float = 0.0, num_episodes: int = 0) -> None:
-        self.allowed = allowed
-        self.num_episodes = num_episodes
+    def __init__(self) -> None:
+        self.allowed = 0.0
+        self.num_episodes = 0
         self._counts: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
 
+    def clear(self) -> None:
+        """Forgets what was counted."""
+        self._counts.clear()
+        self._examples.clear()
+
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Counts the failed ones of these trajectories. Raises RolloutError if there are too many."""
+        """Counts the failed trajectories among these. Raises RolloutError, with the most frequent error, if too many failed."""
         for trajectory in trajectories:
             if trajectory.error is not None:
                 kind = kind_of_failure(trajectory.error, trajectory.task)
@@ -35,17 +40,17 @@ class Failures:
 
 
 def _advice(error: str) -> str:
-    """What to do about an error. A reward's error gets no advice on retries, since only episodes are retried."""
+    """What to do about an error. The advice on a reward's error doesn't mention retries, since only episodes are retried."""
     if reward := re.search(r"data\.reward [^\s;]+", error):
         return f"Fix {reward[0].rstrip(':')}, or raise max_failed_fraction"
     return "Fix the environment, or raise max_failed_fraction or max_env_retries"
 
 
 def kind_of_failure(error: str, task: Task) -> str:
-    """The kind of a failure: equal for episodes that fail alike, whatever their task."""
+    """The message of an error without the task's id: the same for episodes of different tasks that fail alike."""
     return headline(error).replace(task.id, "…")
 
 
 def headline(error: str) -> str:
-    """The line with an error's message: the last one that isn't indented."""
+    """The line with the message in an error's text or traceback: the last line that isn't indented."""
     return next((line for line in reversed(error.splitlines()) if not line.startswith(" ")), "")

@@ -15,14 +15,15 @@ MIN_SPREAD = 1e-6
 
 
 def non_zero_variance(group: Group) -> bool:
-    """Whether siblings have different scores; equal ones teach nothing (DAPO, Yu et al. 2025, arXiv:2503.14476)."""
+    """Whether the siblings' scores differ. Equal scores give no advantage (DAPO, Yu et al. 2025, arXiv:2503.14476)."""
     scores = [trajectory.score for trajectory in group.trajectories]
     return max(scores) - min(scores) > MIN_SPREAD
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFilter:
-    """A function `keep(group) -> bool` and its name. It may use nothing but the group, since groups come in any order."""
+    """A function `keep(group) -> bool` and its name. The result may depend on nothing but the group, since groups come in any
+    order. Raises RolloutError if the function raises an exception, or returns anything but a bool."""
 
     name: str
     keep: Callable[[Group], bool]
@@ -36,7 +37,7 @@ class GroupFilter:
                 f"group_filter {self.name} raised {type(fault).__name__}: {fault} ({where.filename}, line {where.lineno}) on "
                 f"{group.task.id}; fix it, or leave group_filter out"
             ) from fault
-        # A function that forgets to return, or a coroutine, would silently keep nothing, or everything.
+        # Without this check, a function that forgets to return drops every group, and a coroutine function keeps every group.
         if not isinstance(is_kept, bool | np.bool_):
             raise RolloutError(
                 f"group_filter {self.name} returned {is_kept!r} on {group.task.id}; a filter returns True to keep the group, "
@@ -46,8 +47,10 @@ class GroupFilter:
 
 
 def load_group_filter(name: str | None) -> GroupFilter | None:
-    """The filter of `group_filter`: a built-in one, a user's `module:function`, or none."""
+    """The filter that `group_filter` names: the built-in `non_zero_variance`, or a user's `module:function`. Raises ConfigError
+    if there is no such function."""
     if name is None:
         return None
-    built_in = {"non_zero_variance": non_zero_variance}
-    return GroupFilter(name, built_in.get(name) or load_function(name, "group_filter", ConfigError, ["group"]))
+    if name == "non_zero_variance":
+        return GroupFilter(name, non_zero_variance)
+    return GroupFilter(name, load_function(name, "group_filter", ConfigError, ["group"]))

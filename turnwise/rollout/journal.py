@@ -1,4 +1,4 @@
-"""`rollouts.jsonl`: every played trajectory, complete enough to train from again, one JSON object per line."""
+"""`rollouts.jsonl`: every played trajectory as one line of JSON, which holds all that training needs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ _MAX_NAMED = 3  # number of lines or groups that a message lists one by one
 
 
 class Journal:
-    """Appends trajectories to a file. It is flushed once per step, so a crash loses at most the current step."""
+    """Appends trajectories to a file. The file is flushed after each step, so a crash loses at most the current step."""
 
     def __init__(self, path: Path) -> None:
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def append(self, step: int, groups: Iterable[Group]) -> None:
-        """Writes the trajectories of one step, with advantages if any. A group's lines are together, the greedy one last."""
+        """Writes the groups of one step, with advantages if there are any."""
         for group in groups:
             self._file.writelines(line + "\n" for line in write_group(step, group))
         self._file.flush()
@@ -39,7 +39,7 @@ def write_group(step: int, group: Group) -> list[str]:
 
 
 def read_group(lines: Iterable[str], temperature: float | None = None) -> Group:
-    """The group that `write_group` wrote, with its samples for a trainer at this temperature."""
+    """The group that `write_group` wrote, with samples for a trainer whose temperature is `temperature`."""
     group = _group([read_record(line) for line in lines])
     for trajectory in played_of(group):
         trajectory.samples = build_samples(trajectory, temperature)
@@ -47,7 +47,8 @@ def read_group(lines: Iterable[str], temperature: float | None = None) -> Group:
 
 
 def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
-    """`(step, trajectory)` of every line. Use `read_groups` for files that may be damaged."""
+    """`(step, trajectory)` of every line. Raises DataError if there is no such file, or a line can't be read (`read_groups`
+    leaves such lines out)."""
     rows = []
     for number, content, fault in _lines(path):
         if content is None:
@@ -59,16 +60,17 @@ def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The contents of a `rollouts.jsonl`: the complete groups in the order of the file, and notes on what was lost."""
+    """The contents of a `rollouts.jsonl`."""
 
-    path: Path
     groups: list[Group]
-    """The groups with their samples, rejected groups included."""
+    """The complete groups in the order of the file, with their samples. Rejected groups are included."""
     losses: list[str]
+    """Sentences that name the lines and groups that were left out, since they are damaged or incomplete."""
 
 
 def read_groups(path: Path, temperature: float | None = None) -> Recording:
-    """Reads a file's groups, for a trainer at this temperature. `losses` names the broken lines and groups it leaves out."""
+    """Reads a file's groups, with samples for a trainer whose temperature is `temperature`. Raises DataError if the file has no
+    complete group, or a trajectory can't be trained on."""
     lines = list(_lines(path))
     groups, broken = list[Group](), []
     for _, rows in groupby((line.content for line in lines if line.content), lambda row: (row[0][:2], row[1].task.id)):
@@ -89,11 +91,11 @@ def read_groups(path: Path, temperature: float | None = None) -> Recording:
         raise DataError(f"{path} holds no complete group of trajectories: {found}; `turnwise rollout CONFIG` writes such files")
     for trajectory in (trajectory for group in groups for trajectory in played_of(group)):
         try:
-            # Policy versions of the run that played mean nothing in the run that trains.
+            # The run that trains counts its own policy versions.
             trajectory.samples = [replace(sample, versions=()) for sample in build_samples(trajectory, temperature)]
         except RolloutError as fault:
             raise DataError(f"{path}: {trajectory.task.id}, sibling {trajectory.sibling}: {fault}") from fault
-    return Recording(path, groups, losses)
+    return Recording(groups, losses)
 
 
 class _Line(NamedTuple):

@@ -1,4 +1,4 @@
-"""Metrics of finished trajectories, under the names that are usual elsewhere (`rollout/…`, `env/{tag}/…`, `val/…`)."""
+"""Metrics of finished trajectories, under the names that other frameworks use (`rollout/…`, `env/{tag}/…`, `val/…`)."""
 
 from collections.abc import Sequence
 

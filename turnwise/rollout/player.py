@@ -23,14 +23,12 @@ from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import played_of
 from turnwise.rollout.tasks import sibling_sampling
 from turnwise.runtime.foreign import Foreign
-from turnwise.runtime.watchdog import Wait, Watchdog
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Group, SamplingParams, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
 Episode = asyncio.Task[list[Trajectory]]
-NoteFailure = Callable[[list[Trajectory]], None]
-"""Takes a failed episode; it may raise an error that ends the run."""
 
 
 class EpisodeContexts(OpenConversation, Protocol):
@@ -44,19 +42,21 @@ class EpisodeContexts(OpenConversation, Protocol):
 
 @dataclass(frozen=True)
 class GroupPlayer:
-    """Plays groups on the run's event loop. `agents` gives a task's agent; `contexts` opens contexts by an episode's id.
-    `watchdog` ends episodes past their deadline. `on_end` gets a group's index whenever one of its episodes ends."""
+    """Plays groups on the run's event loop. `agents` returns the agent that plays a task; `contexts` takes an episode's id and
+    returns what opens its contexts. `watchdog` ends episodes that run past their deadline. `on_end` is called with a group's
+    index whenever one of its episodes ends."""
 
     agents: Callable[[Task], AgentLoop]
     contexts: Callable[[str], EpisodeContexts]
     sampling: SamplingParams
     settings: SchedulerSettings
     watchdog: Watchdog
-    on_end: Callable[[int], None] = lambda index: None
+    on_end: Callable[[int], None]
 
-    async def play(self, task: Task, index: int, note_failure: NoteFailure = lambda failed: None) -> Group:
-        """Plays the task's group, number `index`. If cancelled, it leaves no episode running. An episode that fails for good is
-        passed to `note_failure` at once, unless a redundant sibling can replace it."""
+    async def play(self, task: Task, index: int, note_failure: Callable[[list[Trajectory]], None]) -> Group:
+        """Plays the task's group, number `index`. If cancelled, it leaves no episode running. An episode that fails after all
+        its retries is passed to `note_failure` at once, unless a redundant sibling can replace it. `note_failure` may raise an
+        error that ends the run."""
         size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
         samplings = [self.sampling] * (size + redundancy)
         if self.settings.has_greedy_sibling:
@@ -65,7 +65,8 @@ class GroupPlayer:
 
         async def noted(sibling: int, sampling: SamplingParams) -> list[Trajectory]:
             nonlocal num_spare
-            trajectories = await self._episode(task, sibling, sampling)
+            trajectories = await self._episode(task, sibling, sibling_sampling(sampling, task, sibling))
+            self.on_end(index)
             if _has_failed(trajectories):
                 if sibling >= size + redundancy or not num_spare:
                     note_failure(trajectories)
@@ -77,17 +78,15 @@ class GroupPlayer:
             asyncio.create_task(noted(sibling, sampling), name=f"episode {task.id}/{sibling}")
             for sibling, sampling in enumerate(samplings)
         ]
-        for episode in episodes:
-            episode.add_done_callback(lambda ended: None if ended.cancelled() else self.on_end(index))
         try:
             if redundancy:
                 await _quickest(episodes[: size + redundancy], size)
                 await cancel(episodes[: size + redundancy])
             played = await asyncio.gather(*(episode for episode in episodes if not episode.cancelled()))
         finally:
-            # Failures are data, so episodes still play here only if an error ends the run.
+            # A failed episode raises nothing: episodes still play here only if the group is cancelled or an error ends the run.
             await cancel(episodes)
-        # The trajectories of one run share its score, so any of them can be the baseline.
+        # All trajectories of one episode have the episode's score, so any of them can be the baseline.
         greedy = next(iter(played.pop()), None) if self.settings.has_greedy_sibling else None
         best = sorted(sorted(range(len(played)), key=lambda sibling: _has_failed(played[sibling]))[:size])
         group = Group(task, [trajectory for sibling in best for trajectory in played[sibling]], index, greedy)
@@ -96,39 +95,30 @@ class GroupPlayer:
 
     async def _episode(self, task: Task, sibling: int, sampling: SamplingParams) -> list[Trajectory]:
         """Plays one episode with its retries. An exception of the agent or environment becomes a failed trajectory."""
-        error = ""
+        error, awaited, timeout_s = "", f"an episode of {task.tag} to end", self.settings.episode_timeout_s
         for attempt in range(1 + self.settings.max_env_retries):
             contexts = self.contexts(f"{task.id}/{sibling}/{attempt}")
+            limit = self.watchdog.waiting("the rollouts", awaited, timeout_s, "episode_timeout_s", EnvironmentFault)
             try:
-                async with self._limit(task.tag):
-                    own_sampling = sibling_sampling(sampling, task, sibling)
+                async with limit:
                     with Foreign(f"the agent of {task.tag}"):
-                        trajectories = await self.agents(task).run(task, sibling, contexts, own_sampling)
+                        trajectories = await self.agents(task).run(task, sibling, contexts, sampling)
                 contexts.verify()
                 for trajectory in trajectories:
                     trajectory.samples = build_samples(trajectory, self.sampling.temperature)
                 return trajectories
             except (ConfigError, DeadlineError, ReplicasDeadError):
                 raise
-            except RolloutError as fault:
-                # Another attempt would fail too, since its prompt would be as long.
-                error = str(fault)
-                break
             except Exception as fault:
-                # After a blocking call, another attempt would make all other episodes wait again.
-                is_blocking = isinstance(fault, BlockingFault)
                 is_told = isinstance(fault, TurnwiseError)
                 error = str(fault) if is_told else "".join(traceback.format_exception(fault)).rstrip()
+                logger.warning("episode %s, sibling %d, attempt %d failed: %s", task.id, sibling, attempt + 1, headline(error))
+                # A prompt that was too long stays too long, and a call that blocks would hold up all other episodes again.
+                if isinstance(fault, RolloutError | BlockingFault):
+                    break
             finally:
                 await contexts.close()
-            logger.warning("episode %s, sibling %d, attempt %d failed: %s", task.id, sibling, attempt + 1, headline(error))
-            if is_blocking:
-                break
         return [Trajectory(task=task, sibling=sibling, status="failed", error=error)]
-
-    def _limit(self, tag: str) -> Wait:
-        awaited, timeout_s = f"an episode of {tag} to end", self.settings.episode_timeout_s
-        return self.watchdog.waiting("the rollouts", awaited, timeout_s, "episode_timeout_s", EnvironmentFault)
 
 
 async def _quickest(episodes: Sequence[Episode], num_wanted: int) -> None:
@@ -144,7 +134,7 @@ def _has_failed(trajectories: Iterable[Trajectory]) -> bool:
 
 
 def _check_same_start(group: Group) -> None:
-    # Only the first trajectory of a sibling counts: its sub-agents start where they are called.
+    # Only the first trajectory of a sibling is compared: the others may be of sub-agents, which start in the middle.
     first_of = {trajectory.sibling: trajectory for trajectory in reversed(played_of(group))}
     starts = {t.turns[0].observation for t in first_of.values() if t.turns}
     if len(starts) > 1:
@@ -157,7 +147,7 @@ def _check_same_start(group: Group) -> None:
 
 
 async def cancel(running: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels the running episodes and waits for their end, so that nothing is left on the event loop."""
+    """Cancels asyncio tasks and waits for their end, so that nothing is left on the event loop."""
     tasks = list(running)
     for task in tasks:
         task.cancel()

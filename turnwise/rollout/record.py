@@ -1,4 +1,4 @@
-"""A trajectory and its group as a line of JSON, complete enough to train from again."""
+"""Writes and reads a trajectory as a line of JSON, which holds all that training needs."""
 
 import json
 import math
@@ -21,6 +21,7 @@ _USUAL = {
     for f in fields(SamplingParams)
     if f.name not in ("seed", "stop_token_ids")
 }
+"""The sampling parameters that are recorded, with their defaults."""
 # Fields that are written as they are.
 _OF_TURN = ("observation", "text", "action", "reward", "finish_reason", "metrics", "starts_context", "parent", "is_greedy")
 _SCORES = ("score", "score_kl_penalty", "outcome_rewards", "metrics")
@@ -28,18 +29,19 @@ _OF_TRAJECTORY = ("sibling", "status", "limit", *_SCORES, "error", "role", "weig
 
 
 class RecordKey(NamedTuple):
-    """A trajectory's place in its group: the `group_length` lines of one group follow each other."""
+    """The step and the group (`Group.index`) of a trajectory. The lines of one group, `group_length` of them, are together."""
 
     step: int
     group: int
     group_length: int
     rejected: Rejection | None
     is_baseline: bool
+    """Whether it is the group's greedy trajectory."""
 
 
 class StateKeyWriter:
-    """Writes the state keys of one group. Keys are only compared within a group: equal keys stay equal. A key that JSON can't
-    hold is read back as a number that stands for it.
+    """Writes the state keys of one group. Keys are only compared within a group, and equal keys stay equal. A key that JSON
+    can't hold is written as a number, which stands for it in this group, with a text for readers.
 
     >>> keys = StateKeyWriter()
     >>> keys.encode(7), keys.encode((1, b"door")), keys.encode(frozenset({3})), keys.encode((1, b"door"))["object"]
@@ -63,8 +65,7 @@ def _read_state_key(value: Any) -> Hashable:
 
 
 def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
-    """The line of a trajectory. `read_record` reads all of it except advantages and media. `keys` writes the state keys of its
-    group."""
+    """The line of a trajectory, without media. `read_record` reads all of it except advantages. `keys` is the group's own."""
     advantages = trajectory.advantages_by_turn
     record = {
         **key._asdict(),
@@ -72,7 +73,7 @@ def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -
         **{name: getattr(trajectory, name) for name in _OF_TRAJECTORY},
         "turns": [written_turn(turn, advantages.get(i), keys) for i, turn in enumerate(trajectory.turns)],
     }
-    # An environment's text may quote bytes that aren't text, which UTF-8 can't hold.
+    # An environment's text may have lone surrogates, which UTF-8 can't encode.
     return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="replace").decode()
 
 
@@ -101,20 +102,21 @@ def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter
     if turn.tool_results is not None:
         record["tool_results"] = turn.tool_results
     if advantages is not None:
-        # One number if all tokens of the turn share it, as with all estimators on trajectories or turns.
+        # Estimators on trajectories or turns give all tokens of a turn the same advantage, which is written once.
         is_constant = len(advantages) > 0 and bool((advantages == advantages[0]).all())
         record["advantage"] = float(advantages[0]) if is_constant else [float(a) for a in advantages]
     return record
 
 
 def _written_sampling(sampling: SamplingParams) -> dict[str, Any]:
-    """The sampling parameters that aren't the default, and the temperature; neither seed nor stop tokens."""
+    """The temperature, and the parameters of `_USUAL` that aren't the default."""
     values = {name: getattr(sampling, name) for name in _USUAL}
     return {name: value for name, value in values.items() if name == "temperature" or value != _USUAL[name]}
 
 
 def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
-    """The key and the trajectory of a line, without samples (`batching.samples.build_samples` makes them)."""
+    """The key and the trajectory of a line, without samples (`batching.samples.build_samples` makes them). Raises ValueError,
+    with the first wrong field, if the line isn't what `write_record` writes."""
     try:
         record = _TrajectoryRecord.model_validate_json(line)
     except ValidationError as error:
@@ -126,7 +128,7 @@ def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
 
 
 class Record(BaseModel):
-    """Fields of a JSON object with their types; the object may have other fields too."""
+    """Base class of JSON objects whose fields have strict types. Further fields are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="ignore")
 
@@ -223,7 +225,7 @@ class _TrajectoryRecord(Record):
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first error as `field: message`.
+    """The first error of a validation as `field: message`.
 
     >>> try:
     ...     Record.model_validate_json("{")

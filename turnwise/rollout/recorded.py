@@ -1,4 +1,4 @@
-"""Plays a recorded trajectory again: agent, environment and template run; tokens and results of tools are the recorded ones."""
+"""Replays a recorded trajectory: agent, environment and template run again, with the recorded tokens and results of tools."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +18,9 @@ class RecordEnd(RolloutError):
 
 
 class RecordedServer:
-    """Answers with the turns of a trajectory, in order, if the prompt is the recorded context. It has those methods of
-    `PolicyServer` that one conversation needs. Without `is_whole`, the end of the episode wasn't recorded."""
+    """Answers with the responses of a trajectory's turns, in order. Has only the methods of `PolicyServer` that a conversation
+    calls. `generate` raises RolloutError if the prompt isn't the recorded context, or no turn is left; RecordEnd if no turn is
+    left and `is_whole` is False: the end of the episode wasn't recorded."""
 
     def __init__(self, trajectory: Trajectory, is_whole: bool = True) -> None:
         self._trajectory = trajectory
@@ -78,9 +79,10 @@ async def replay(
     sampling: SamplingParams,
     is_whole: bool = True,
 ) -> str:
-    """Plays a trajectory again with its agent; `contexts` opens the contexts of an episode over a server. Without `is_whole`,
-    the trajectory has the turns of an episode up to some point, without actions, rewards or outcome. Returns what went wrong
-    after its last turn, or "". Raises RolloutError at the first difference."""
+    """Plays a trajectory again with its agent. `contexts` takes a server and an episode's id, and returns what opens the
+    episode's contexts. Without `is_whole`, the trajectory has only the first turns of an episode, without actions, rewards and
+    outcome. Returns the error that the agent or the environment raised after the last recorded turn, "" if there was none.
+    Raises RolloutError at the first difference."""
     task, server = trajectory.task, RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
     own_sampling = sibling_sampling(sampling, task, trajectory.sibling)
@@ -113,7 +115,7 @@ async def replay(
 
 
 def difference(trajectory: Trajectory, number: int, what: str) -> RolloutError:
-    """The error for the first difference, in turn `number` (from 0)."""
+    """The error for a difference in turn `number` (from 0)."""
     return RolloutError(
         f"the replay differs from the record: {trajectory.task.id}, sibling {trajectory.sibling}, turn {number + 1}, {what}"
     )

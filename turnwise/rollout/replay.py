@@ -12,7 +12,8 @@ from turnwise.types import Group
 
 @dataclass
 class RolloutReplay:
-    """A `RolloutSource` that hands out recorded groups once, in their order. `name` is the file's name, for messages."""
+    """A `RolloutSource` that hands out recorded groups once, in their order. `name` is the file's name, for messages.
+    `get_batch` raises RolloutError if too few groups are left."""
 
     groups: Sequence[Group]
     group_size: int

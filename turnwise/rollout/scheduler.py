@@ -26,18 +26,19 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutScheduler:
-    """The source of rollouts of one split.
+    """Plays the tasks of one split, and is the `RolloutSource` of its batches.
 
-    Groups are numbered in the order of their admission. A synchronous run hands them out in that order, so that training does
-    not depend on which episode was quickest. If `async_generation_ratio` is above 0, groups keep playing between
-    two batches, whenever the event loop runs; `GroupBuffer` decides which of them a batch takes.
+    The index of a group counts admissions. A synchronous run hands groups out in the order of their indices, so that training
+    does not depend on which episode was quickest. If `async_generation_ratio` is above 0, groups keep playing between two
+    batches, whenever the event loop runs; `GroupBuffer` decides which of them a batch takes.
 
     With `is_fixed` (validation) every batch plays the same first tasks, and a failed episode stays in its group. Otherwise a
     group that has a failed episode or that `keep` drops is in `rejected` until the next batch; another task replaces it.
 
-    `agents` gives the agent that plays a task. `score` rewards a complete group before the filter sees it. `run_async` waits
-    for a coroutine on the run's event loop. `watchdog` ends episodes that run past their deadline. `replay_log` records which
-    groups each batch takes, or prescribes it. `stopwatch` counts the playing groups."""
+    `agents` returns the agent that plays a task. `contexts` takes an episode's id and returns what opens its contexts. `score`
+    rewards a complete group before the filter sees it. `run_async` runs a coroutine on the run's event loop and returns its
+    result. `watchdog` ends episodes that run past their deadline. `replay_log` records or prescribes which groups each
+    training batch takes. `stopwatch` is told how many groups are playing."""
 
     def __init__(
         self,
@@ -65,16 +66,17 @@ class RolloutScheduler:
         self._keep = keep
         self.score = score
         self._versions: dict[int, int] = {}
-        """Index of each admitted group → version of the tasks' state that its task follows from."""
-        self._replay_log = replay_log or ReplayLog()
+        """Index of each admitted group → version of the tasks' state from which its task is made."""
+        self._all_splits_log = replay_log or ReplayLog()
+        self._replay_log = ReplayLog() if is_fixed else self._all_splits_log  # a fixed batch needs no record of its groups
         self._stopwatch = stopwatch or Stopwatch()
         self._failures = Failures()
         self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
-        self._played: dict[int, Group] = {}  # groups that ended since the last batch, and those in the buffer
-        self._failing: dict[int, Group] = {}  # failed episodes of playing groups, for the record of a batch that they end
+        self._played: dict[int, Group] = {}  # groups that have ended and aren't handed out yet
+        self._failing: dict[int, Group] = {}  # failed episodes of playing groups, for `rejected` if the batch ends early
         self._running: dict[int, asyncio.Task[Group]] = {}
         self._has_changed = asyncio.Event()
-        self._fault: BaseException | None = None  # the error that ended a group of a later batch
+        self._fault: BaseException | None = None  # the error that ended a group, until a batch raises it
         self._open_parts: Generator[Part] | None = None
         self.num_episodes = 0
         self.finished: list[Group] = []
@@ -87,7 +89,7 @@ class RolloutScheduler:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all tasks were played and every group was handed out."""
+        """Whether all tasks have been played and all groups handed out; never for a fixed source."""
         return not self._is_fixed and self._buffer.is_exhausted
 
     def describe(self) -> str:
@@ -95,15 +97,14 @@ class RolloutScheduler:
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
         """Plays and returns `num_trajectories` trajectories in complete groups, ordered by group index; fewer, perhaps none, if
-        the filter rejected more than may be refilled. If it ends early, all episodes stop and the task position is restored, so
-        that the next batch plays the same tasks."""
+        the filter rejects more groups than may be refilled, or the tasks end. An error or Ctrl-C ends all episodes and restores
+        the position in the tasks, so that the next batch plays the same tasks."""
         [part] = self.parts(num_trajectories, is_streamed=False)
         return part.groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """The batch as one part or, if streamed, in several: groups in the order in which they end, each as soon as it is
-        selected for the batch, while the others still play. Raises what `get_batch` raises. If the iterator is closed before
-        the last part, the batch is played again; `close` closes the iterator too."""
+        """See `RolloutSource`: between two parts the other groups still play. Raises what `get_batch` raises. If the generator
+        is closed before the last part, the batch is played again; `close` closes the generator too."""
         self._open_parts = self._parts(num_trajectories, is_streamed)
         return self._open_parts
 
@@ -114,7 +115,7 @@ class RolloutScheduler:
                 "make rollout_batch_size (val_batch_size) a multiple of the environment manager's group_size"
             )
         if self._is_fixed:
-            self._replay_log.begin_validation()
+            self._all_splits_log.begin_validation()
             self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
         before = self._buffer.state_dict()
         self.finished, self.rejected = [], []
@@ -135,22 +136,22 @@ class RolloutScheduler:
         yield part
 
     def _allow_failures(self, num_episodes: int) -> None:
-        """Makes the batch end if too many of its episodes fail; a validation also ends if all fail, as it measures nothing."""
+        """Sets how many episodes of the batch may fail: never all episodes of a validation, which would measure nothing."""
         allowed = self.settings.max_failed_fraction * num_episodes
         self._failures.num_episodes = num_episodes
         self._failures.allowed = min(allowed, num_episodes - 1) if self._is_fixed else allowed
 
     def num_trajectories(self, asked: int) -> int:
-        """How many trajectories a batch has if `asked` are asked for: fewer if there are fewer tasks."""
+        """The number of trajectories of a batch of `asked`: fewer if there are too few tasks."""
         most = self._tasks.num_tasks
         return asked if most is None else min(asked, most * self.group_size)
 
     def _go_back(self, before: Mapping[str, Any]) -> None:
-        """Restores the state before a dropped step, so that the step is played again, even after Ctrl-C."""
+        """Restores the state before a batch that ended early, so that it is played again, even after Ctrl-C."""
         self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
         self._buffer.load_state_dict(before)
         self._fault = None
-        self._failures = Failures(self._failures.allowed, self._failures.num_episodes)
+        self._failures.clear()
         self._hand_out()
         self.rejected += self._failing.values()
         self._failing.clear()
@@ -173,7 +174,7 @@ class RolloutScheduler:
 
     async def _selected(self, parts: Sequence[Sequence[int]], is_streamed: bool) -> bool:
         """Waits until the batch has another part; returns whether that is the last. Raises the error that ended a group."""
-        recorded = None if self._is_fixed else self._replay_log.batch(self._buffer.step)
+        recorded = self._replay_log.batch(self._buffer.step)
         num_known = sum(map(len, parts))
         self._admit()
         while self._fault is None:
@@ -195,24 +196,22 @@ class RolloutScheduler:
             self._failing.pop(index, None)
             group = self._played.setdefault(index, Group(self._task(index), [], index))
             group.rejected = "stale"
-        self._failures = Failures(self._failures.allowed, self._failures.num_episodes)
-        self._hand_out(None if self._is_fixed else self._replay_log.batch(self._buffer.step))
-        if not self._is_fixed:
-            self._tasks.observe(self.finished + [group for group in self.rejected if group.rejected == "filtered"])
+        self._failures.clear()
+        self._hand_out(self._replay_log.batch(self._buffer.step))
+        self._tasks.observe(self.finished + [group for group in self.rejected if group.rejected == "filtered"])
         if self._is_fixed:
-            self._replay_log.validated()
-        else:
-            rejected = [group.index for group in self.rejected if group.rejected != "stale"]
-            self._replay_log.took(self._buffer.step, Taken(parts, rejected))
-        self._say_what_is_missing(self._buffer.num_groups)
+            self._all_splits_log.validated()
+        rejected = [group.index for group in self.rejected if group.rejected != "stale"]
+        self._replay_log.took(self._buffer.step, Taken(parts, rejected))
+        self._say_what_is_missing()
         self._admit()
 
     def _task(self, index: int) -> Task:
         return self._tasks.task(index, self._versions.get(index))
 
     def _version_at(self, index: int) -> int:
-        """The version of the tasks' state for a group at its admission: the newest, or the one in a replayed log."""
-        recorded = None if self._is_fixed else self._replay_log.task_version(index)
+        """The version of the tasks' state for a group at its admission: the newest, or the recorded one in a replay."""
+        recorded = self._replay_log.task_version(index)
         return self._tasks.version if recorded is None else recorded
 
     def _admit(self) -> None:
@@ -221,13 +220,12 @@ class RolloutScheduler:
                 return
             if index not in self._versions:
                 self._versions[index] = self._version_at(index)
-                if not self._is_fixed:
-                    self._replay_log.admitted(index, self._versions[index])
+                self._replay_log.admitted(index, self._versions[index])
             task = self._running[index] = asyncio.get_running_loop().create_task(self._group(index), name=f"group {index}")
             task.add_done_callback(partial(self._end, index))
 
     def _end(self, index: int, task: asyncio.Task[Group]) -> None:
-        """Handles the end of a group's task. A task that isn't in `_running` any more was cancelled by the scheduler."""
+        """Handles the end of a group's asyncio task. Tasks that the scheduler cancels aren't in `_running` any more."""
         if self._running.pop(index, None) is None:
             return
         if task.cancelled():
@@ -255,25 +253,23 @@ class RolloutScheduler:
             group.rejected = "failed"
         elif self._keep and not self._keep(group):
             group.rejected = "filtered"
-        if not self._is_fixed:
-            self._replay_log.check(index, group.rejected is not None)
+        self._replay_log.check(index, group.rejected is not None)
         return group
 
     def _fail(self, index: int, failed: list[Trajectory]) -> None:
-        """Notes an episode that failed for good, at once: the run ends as soon as there are too many. A replay doesn't count
-        the failures of the recorded run, since more of them may fall into one batch."""
+        """Notes an episode that failed after all its retries, at once: the run ends as soon as there are too many. A replay
+        doesn't count failures that the recorded run had too, since more of them may fall into one batch here."""
         group = self._failing.setdefault(index, Group(self._task(index), [], index, rejected="failed"))
         group.trajectories += failed
-        if self._is_fixed or not self._replay_log.rejects(index):
+        if not self._replay_log.rejects(index):
             self._failures.add(failed)
 
     def _count_episode(self, index: int) -> None:
-        if index in self._num_ended:
-            self._num_ended[index] += 1
+        self._num_ended[index] += 1
 
     def _num_done(self) -> int:
-        """Ended episodes of the batch: those of the selected groups, and of as many playing groups as the batch lacks. Groups
-        of later batches play too, so a count of all episodes wouldn't tell when the batch is complete."""
+        """Number of ended episodes in the selected groups, and in as many playing groups as the batch lacks. Groups of later
+        batches play too, so a count of all episodes wouldn't tell when the batch is complete."""
         size, num_missing = self._episodes_of_group, self._buffer.num_missing
         others = [min(num, size) for num in self._num_ended.values()]
         if not self.settings.is_ordered:
@@ -286,8 +282,8 @@ class RolloutScheduler:
         return self.group_size + self.settings.has_greedy_sibling
 
     def _hand_out(self, recorded: Taken | None = None) -> None:
-        """Moves the groups that have left the buffer into `finished` and `rejected`. A replay may reject a group earlier than
-        the `recorded` run did; the group then waits for its batch."""
+        """Moves the groups that have left the buffer into `finished` and `rejected`. `recorded` is this batch in the run that
+        is replayed: a group that is rejected here, but not in this batch of that run, waits for a later batch."""
         gone = [index for index in sorted(self._played) if index not in self._buffer]
         if recorded is not None:
             gone = [index for index in gone if self._played[index].rejected is None or index in recorded.rejected]
@@ -296,8 +292,9 @@ class RolloutScheduler:
         self.rejected = [group for group in left if group.rejected]
         self._versions = {index: version for index, version in self._versions.items() if index in self._buffer}
 
-    def _say_what_is_missing(self, num_groups: int) -> None:
-        num_kept, num_filtered = len(self.finished), sum(group.rejected == "filtered" for group in self.rejected)
+    def _say_what_is_missing(self) -> None:
+        num_kept, num_groups = len(self.finished), self._buffer.num_groups
+        num_filtered = sum(group.rejected == "filtered" for group in self.rejected)
         if self._keep and num_filtered and num_kept < num_groups:
             limit = f"max_refill_factor {self.settings.max_refill_factor:g} allows no more of them"
             logger.warning(
@@ -325,8 +322,8 @@ class RolloutScheduler:
         self._replay_log.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the sequence of tasks, the number of episodes handed out, and the groups played ahead of training. A
-        run that continues from here starts unfinished groups again, with the same seeds."""
+        """The position in the sequence of tasks, the number of episodes handed out, and the finished groups that no batch has
+        taken. A run that continues from here starts unfinished groups again, with the same seeds."""
         return {
             **self._buffer.state_dict(),
             "num_episodes": self.num_episodes,

@@ -1,4 +1,4 @@
-"""Settings of the scheduler of rollouts."""
+"""Settings of a rollout scheduler."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from turnwise.errors import counted
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """How many episodes run at once, how far they run ahead of training, and how failures and filtered groups are replaced.
-    `max_failed_fraction` is a share of the trajectories of one batch. Beyond it the run stops with the most frequent error. At
-    most `max_refill_factor` × (groups of a batch) filtered groups are replaced by new ones."""
+    """How many episodes run at once, how far they run ahead of training, and how failed episodes and filtered groups are
+    replaced. If more than the share `max_failed_fraction` of a batch's episodes fail after `max_env_retries` retries, the run
+    ends with the most frequent error. At most `max_refill_factor` × (groups of a batch) filtered groups are replaced."""
 
     group_size: int
     max_concurrent_groups: int
@@ -20,22 +20,22 @@ class SchedulerSettings:
     has_greedy_sibling: bool = False
     """Whether each group has one more episode, played greedily, as a baseline."""
     group_size_redundancy: int = 0
-    """Extra siblings that start beyond the group's size; the first to end fill the group."""
+    """Extra siblings that start with each group. The first `group_size` to end without failure make the group."""
     async_generation_ratio: int = 0
     """Batches that may be played ahead of training; 0 = synchronous."""
     drops_stale: bool = False
-    """Whether groups that training would have to wait for are dropped instead."""
+    """Whether a group that ends too late for its last step is dropped. Otherwise training waits for it."""
     is_ordered: bool = False
     """Whether groups are taken in the order of their index instead of as they end."""
     num_batches: int | None = None
-    """Number of batches of the run, after which nothing is played ahead."""
+    """Number of batches of the run; nothing is played for batches beyond it. None = no limit."""
 
     @property
     def num_concurrent_episodes(self) -> int:
         return self.max_concurrent_groups * (self.group_size + self.group_size_redundancy + self.has_greedy_sibling)
 
     def describe(self, group_filter: str = "") -> str:
-        """How groups are played, in a few words; `group_filter` is the filter's name."""
+        """These settings in a few words; `group_filter` is the filter's name, "" if there is none."""
         parts = [f"{counted(self.num_concurrent_episodes, 'episode')} at once"]
         if self.group_size_redundancy:
             parts.append(f"the first {self.group_size} of {self.group_size + self.group_size_redundancy} to end")

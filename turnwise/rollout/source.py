@@ -1,4 +1,4 @@
-"""The source of a run's batches."""
+"""The contract of a run's source of batches."""
 
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Literal, NamedTuple, Protocol
@@ -7,11 +7,11 @@ from turnwise.types import Group, Trajectory
 
 Rejection = Literal["failed", "filtered", "stale"]
 ScoreGroup = Callable[[Group], Awaitable[list[Trajectory]]]
-"""Adds the rewards of a group to its trajectories; returns the trajectories that failed because they couldn't be scored."""
+"""Adds the rewards of a group to its trajectories. Returns the trajectories that failed because they couldn't be scored."""
 
 
 class Part(NamedTuple):
-    """Groups of a batch, and whether they are its last."""
+    """Some groups of a batch, and whether they are the last."""
 
     groups: list[Group]
     is_last: bool = True
@@ -23,7 +23,7 @@ class RolloutSource(Protocol):
     rejected: list[Group]
     """Groups rejected since the previous batch. They are written to the journal, but not trained on."""
     score: ScoreGroup | None
-    """Scores groups, None if only environments give rewards."""
+    """Scores groups; None if all rewards come from environments."""
     num_episodes: int
     """Number of episodes handed out since the run began."""
 
@@ -39,13 +39,13 @@ class RolloutSource(Protocol):
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
         """The batch as one part or, if streamed, in several: groups in the order in which they end, each as soon as it is
-        selected for the batch. Only the last part may be empty. A caller that stops early must close the iterator."""
+        selected for the batch. Only the last part may be empty. A caller that stops early must close the generator."""
 
     def describe(self) -> str:
-        """A short description for the table at the start."""
+        """A short description for the table that a run prints at its start."""
 
     def close(self) -> None:
-        """Ends the episodes that still play."""
+        """Ends all episodes that are playing."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

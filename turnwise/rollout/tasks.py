@@ -1,4 +1,4 @@
-"""Chooses the next task as a pure function of its index, so that the order in which groups end doesn't matter."""
+"""Sources of tasks. A task is a pure function of the index of its group, so the order in which groups end doesn't matter."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from turnwise.types import Group, SamplingParams, Split, Task, derive_seed
 
 
 class TaskSource(Protocol):
-    """Which task comes next. `task` is a pure function of the index and of a version of the source's state."""
+    """The tasks of one split. `task` is a pure function of a group's index and of a version of the source's state."""
 
     @property
     def num_tasks(self) -> int | None:
@@ -23,13 +23,13 @@ class TaskSource(Protocol):
 
     @property
     def version(self) -> int:
-        """How often `observe` has changed the state; it does so between two steps only."""
+        """Number of times that `observe` has changed the state."""
 
     def task(self, index: int, version: int | None = None) -> Task:
-        """The task of group `index` (0, 1, 2, …), by a version of the state (default: the newest)."""
+        """The task of group `index` (0, 1, 2, …), given a version of the state (None = the newest)."""
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Learns from the groups of a step how hard its tasks were."""
+        """Learns from the groups of a batch how hard their tasks were."""
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as JSON can hold it."""
@@ -63,7 +63,8 @@ class DataRow:
 
 
 class RowTasks(FixedTasks):
-    """Every row once per epoch; if shuffled, in a different order each epoch. The state is a hash that detects changed rows.
+    """Every row once per epoch; if shuffled, in a different order each epoch. Without `num_epochs` there is no end. The saved
+    state is a hash of the rows: `load_state_dict` raises CheckpointError if they have changed.
 
     >>> rows = [DataRow("sums", "single_turn_agent", {"prompt": text}) for text in ("1+1", "1+2", "2+2")]
     >>> source = RowTasks(42, "train", rows, num_epochs=2)
@@ -86,7 +87,7 @@ class RowTasks(FixedTasks):
         return self.of_row(int(self._order(epoch)[place]) if self._shuffle else place, index, epoch)
 
     def of_row(self, row: int, index: int, epoch: int) -> Task:
-        """The task of group `index` if it plays this row."""
+        """The task of group `index` if the group plays row number `row`."""
         tag, split = self.rows[row].tag, self._split
         return Task(
             id=f"{split}/{tag}/{index}",
@@ -124,11 +125,11 @@ class RowTasks(FixedTasks):
 
 @dataclass(frozen=True)
 class SeededTasks(FixedTasks):
-    """The endless sequence of tasks of seeded environments for one split. With `rows`, the rows of a data set are mixed in
-    under the tag `rows_tag`, and the sequence ends when they do.
+    """The endless sequence of tasks of seeded environments for one split. With `rows`, the groups of the tag `rows_tag` play
+    the rows of a data set, and the sequence ends when no row is left.
 
-    The groups come in rounds of `sum(partition)`, in which `partition[i]` groups have the tag `tags[i]`, spread evenly, so that
-    a short batch has every tag in its share. A group's slot is its place in its round; its episode is the number of the round.
+    The groups come in rounds of `sum(partition)`. In each round `partition[i]` groups have the tag `tags[i]`, spread evenly, so
+    that even a short batch has the tags in about these proportions. A group's slot is its position in its round.
 
     >>> source = SeededTasks(run_seed=42, split="train", tags=("FrozenLake", "Sokoban"), partition=(4, 2))
     >>> [source.task(i).tag for i in range(6)]
@@ -148,25 +149,27 @@ class SeededTasks(FixedTasks):
 
     @property
     def num_tasks(self) -> int | None:  # type: ignore[override]
-        """Number of groups until there is no row left, None for no end."""
+        """Number of groups until no row is left; None = no end."""
         num_rows = None if self.rows is None else self.rows.num_tasks
-        if num_rows is None:
-            return None
-        slots = _round(tuple(self.tags), tuple(self.partition))
-        places = [slot for slot, tag in enumerate(slots) if tag == self.rows_tag]
-        if not places:
+        places = [slot for slot, tag in enumerate(self._tags_of_round) if tag == self.rows_tag]
+        if num_rows is None or not places:
             return None
         rounds, rest = divmod(num_rows, len(places))
-        return rounds * len(slots) + places[rest]
+        return rounds * len(self._tags_of_round) + places[rest]
+
+    @cached_property
+    def _tags_of_round(self) -> list[str]:
+        """The tag of each slot: the k-th of `count` groups of a tag is at (k + ½)/count of the round."""
+        places = [((k + 0.5) / count, i) for i, count in enumerate(self.partition) for k in range(count)]
+        return [self.tags[i] for _, i in sorted(places)]
 
     def task(self, index: int, version: int | None = None) -> Task:
-        """The task of group `index` (0, 1, 2, …)."""
-        tags = _round(tuple(self.tags), tuple(self.partition))
-        episode, slot = divmod(index, len(tags))
+        tags = self._tags_of_round
+        round_number, slot = divmod(index, len(tags))
         if self.rows is not None and tags[slot] == self.rows_tag:
-            number = episode * tags.count(self.rows_tag) + tags[:slot].count(self.rows_tag)
+            number = round_number * tags.count(self.rows_tag) + tags[:slot].count(self.rows_tag)
             return replace(self.rows.task(number), id=f"{self.split}/{self.rows_tag}/{index}")
-        seed = derive_seed(self.run_seed, self.split, tags[slot], slot, episode, 0)
+        seed = derive_seed(self.run_seed, self.split, tags[slot], slot, round_number, 0)
         return _of_environment(self.split, tags[slot], index, seed, self.agents)
 
     def state_dict(self) -> dict[str, Any]:
@@ -181,20 +184,14 @@ def _of_environment(split: Split, tag: str, index: int, seed: int, agents: Mappi
     return Task(id=f"{split}/{tag}/{index}", tag=tag, split=split, seed=seed, agent=agents.get(tag, ""))
 
 
-@lru_cache
-def _round(tags: tuple[str, ...], partition: tuple[int, ...]) -> tuple[str, ...]:
-    """The tag of each slot: the k-th of `count` groups of a tag is at (k + ½)/count of the round."""
-    places = [((k + 0.5) / count, i) for i, count in enumerate(partition) for k in range(count)]
-    return tuple(tags[i] for _, i in sorted(places))
-
-
 @dataclass
 class CurriculumTasks:
-    """Draws the tag of each group by how much there is to learn from it, and the row too if the tag is the data set's.
+    """Draws the tag of each group with a probability that grows with how much there is to learn from it. If the tag is that of
+    the data set (`rows_tag`), the row is drawn likewise.
 
-    With the measured success p = (s + 1)/(n + 2), a tag or row has the weight 0.1 + 0.9 · 4p(1 − p): the highest at one half,
-    the lowest where everything or nothing succeeds, and never 0. n counts the groups that were played, and s sums their shares
-    of successful siblings. Each new group multiplies both by 0.9, so old measurements are forgotten."""
+    With the measured success p = (s + 1)/(n + 2), a tag or row has the weight 0.1 + 0.9 · 4p(1 − p): the highest at p = ½, the
+    lowest where everything or nothing succeeds, and never 0. n counts the groups that were played, and s sums their shares of
+    successful siblings. Each new group first multiplies n and s by 0.9, so old measurements are forgotten."""
 
     run_seed: int
     split: Split
@@ -203,7 +200,7 @@ class CurriculumTasks:
     rows: RowTasks | None = None
     rows_tag: str = ""
     num_versions: int = 2
-    """Number of versions that are kept: those from which groups may still be admitted or restarted."""
+    """Number of newest versions that are kept. A group may still be admitted or restarted with any of them."""
     version: int = field(init=False, default=0)
 
     _FLOOR, _DECAY = 0.1, 0.9
@@ -237,7 +234,7 @@ class CurriculumTasks:
         self._history.pop(self.version - self.num_versions, None)
 
     def weight(self, key: str, version: int | None = None) -> float:
-        """The weight of a tag, or of `row N`."""
+        """The weight of a tag, or of row N for the key `row N`, given a version of the state (None = the newest)."""
         s, n = self._history[self.version if version is None else version].get(key, (0.0, 0.0))
         p = (s + 1.0) / (n + 2.0)
         return self._FLOOR + (1.0 - self._FLOOR) * 4.0 * p * (1.0 - p)
@@ -271,6 +268,6 @@ def _draw(limits: NDArray[np.float64], draw: float) -> int:
 
 
 def sibling_sampling(sampling: SamplingParams, task: Task, sibling: int) -> SamplingParams:
-    """The group's sampling parameters with the sibling's own seed; the conversation derives the turns' seeds from it. A retry
+    """The sampling parameters with the sibling's own seed, from which the conversation derives the seed of each turn. A retry
     of a failed episode uses the same seed, so it samples the same tokens as long as the observations are the same."""
     return replace(sampling, seed=derive_seed(task.seed, "tokens", sibling))

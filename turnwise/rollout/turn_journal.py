@@ -1,5 +1,5 @@
-"""`turns.jsonl`: every turn as soon as it is sampled, so that an episode that never ended can be replayed. A turn has two
-lines: first the messages that the model is shown, including results of tools, then the sampled response with its calls. The
+"""`turns.jsonl`: every turn as soon as it is sampled, so that even an episode that never ended can be replayed. A turn has two
+lines: first the new messages of its prompt, including results of tools, then the sampled response with its tool calls. The
 first line of an episode holds its task."""
 
 import json
@@ -24,8 +24,9 @@ _CLOSE_S = 10.0  # seconds to write what is left at the end of a run
 
 
 class TurnJournal:
-    """Appends lines to a file in a thread, so that no episode waits for the disk. A file that reaches half of `max_bytes` is
-    renamed to `turns.1.jsonl`, which replaces the previous one. If the disk fails, the journal logs it and stops."""
+    """Appends lines to a file in a thread, so that no episode waits for the disk. If the next line doesn't fit into half of
+    `max_bytes`, the file is renamed to `turns.1.jsonl`, which replaces the file of that name, and a new one begins. If the
+    disk fails, the journal logs a warning and writes nothing more."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path, self._max_bytes = path, max_bytes // 2
@@ -37,11 +38,11 @@ class TurnJournal:
             self._thread.start(self._write, b"\n")  # a kill may have cut the last line
 
     def noted(self, agents: Callable[[Task], AgentLoop]) -> Callable[[Task], AgentLoop]:
-        """The same agents, whose turns are also written to the journal."""
+        """Wraps `agents`, which returns a task's agent, so that all turns of the agents are written to the journal."""
         return lambda task: _NotedLoop(agents(task), self)
 
     def append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:
-        """Appends a line, which is built in the thread."""
+        """Appends a line; the thread calls `make_line`."""
         self._thread.start(self._append, make_line)
 
     def close(self) -> None:
@@ -82,7 +83,7 @@ class TurnJournal:
 
 
 def earlier_part(path: Path) -> Path:
-    """The file with the journal's earlier lines."""
+    """The file that holds the lines before those in `path`."""
     return path.with_name(f"{path.stem}.1{path.suffix}")
 
 
@@ -114,7 +115,7 @@ class _NotedContexts:
         self._journal.append(lambda: head | {"messages": messages})
 
     def sampled(self, context: int, turn: Turn, reply: Message) -> None:
-        head, snapshot = self._head(context) | {"turn": self._num_sampled}, replace(turn)  # the agent annotates it later
+        head, snapshot = self._head(context) | {"turn": self._num_sampled}, replace(turn)  # the agent changes the turn later
         self._num_sampled += 1
         calls = {key: reply[key] for key in ("tool_calls", "call_errors") if reply.get(key)}
         self._journal.append(lambda: head | {"sampled": written_turn(snapshot, None, StateKeyWriter())} | calls)
@@ -147,7 +148,7 @@ class _Line(Record):
 
 
 def is_turn_journal(path: Path) -> bool:
-    """Whether a file's first line is of a `TurnJournal`."""
+    """Whether a file begins like one that a `TurnJournal` has written."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -155,7 +156,8 @@ def is_turn_journal(path: Path) -> bool:
 
 
 def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
-    """The episodes of a journal with their sampled turns, and sentences about unreadable lines and lost beginnings."""
+    """The episodes of a journal with their sampled turns, and sentences that say what is left out: unreadable lines, and turns
+    whose earlier turns are lost. Raises DataError if there is no such file."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     begun: dict[str, Trajectory] = {}

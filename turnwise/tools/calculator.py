@@ -9,7 +9,7 @@ from turnwise.errors import ToolError
 
 MAX_CHARACTERS = 1000
 MAX_BITS = 4096
-"""Maximum bits of a whole number, intermediate results included: larger ones would take seconds."""
+"""Maximum bits of a whole number, intermediate results included: larger numbers would take seconds."""
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -51,8 +51,7 @@ def _value(node: ast.expr) -> int | float:
     raise ToolError(f"{ast.unparse(node)!r} isn't a number, nor one of the operators + - * / // % **")
 
 
-def _bounded(number: Any) -> int | float:
+def _bounded(number: Any) -> Any:
     if isinstance(number, complex) or (isinstance(number, int) and number.bit_length() > MAX_BITS):
         raise ToolError("the result is too large, or no real number")
-    result: int | float = number
-    return result
+    return number

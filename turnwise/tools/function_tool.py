@@ -1,4 +1,4 @@
-"""A plain function as a tool: its schema comes from its signature and docstring."""
+"""A plain function as a tool, whose schema comes from the function's signature and docstring."""
 
 import inspect
 import json
@@ -13,7 +13,7 @@ from turnwise.types import Observation, Task
 
 
 class StatelessTool:
-    """The part of a `protocols.Tool` that is the same for all tools without state and reward."""
+    """Base class of tools (`protocols.Tool`) without state and reward."""
 
     async def create(self, task: Task) -> None: ...
 
@@ -24,8 +24,9 @@ class StatelessTool:
 
 
 class FunctionTool(StatelessTool):
-    """A function without state. A coroutine function is awaited; any other function runs in a thread. A result that isn't text
-    is shown as JSON. Raises ConfigError if the function lacks type hints, or a Google-style docstring of all parameters.
+    """A function as a tool. A coroutine function is awaited; any other function runs in a thread. A result that isn't text is
+    shown as JSON. Without a `schema`, raises ConfigError if the function lacks type hints, or a Google-style docstring that
+    describes all parameters.
 
     >>> def add(a: int, b: int) -> int:
     ...     '''Adds two numbers.
@@ -62,6 +63,7 @@ class FunctionTool(StatelessTool):
 
 
 def check_keys(tool: str, config: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raises ConfigError if a tool's `config` has a key that isn't `known`."""
     names = list(known)
     for key in config:
         if key not in names:
@@ -69,7 +71,7 @@ def check_keys(tool: str, config: Mapping[str, Any], known: Iterable[str]) -> No
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """OpenAI's schema of a function. Raises ConfigError if its signature or docstring doesn't say enough."""
+    """A function's schema in OpenAI's form. Raises ConfigError if its signature or docstring doesn't say enough."""
     # Imported here, since `turnwise config` reads settings of tools without importing transformers.
     from transformers.utils import get_json_schema
     from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException

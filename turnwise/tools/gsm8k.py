@@ -1,4 +1,4 @@
-"""verl's tool and simulated user for GSM8K: the model gives an answer and is told whether it is right."""
+"""verl's tool and simulated user for GSM8K: the model submits an answer and is told whether it is right."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,21 @@ from turnwise.types import Message, Task
 SCHEMA: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 """The tool's schema, as verl publishes it."""
 UNIMPROVED = -0.05
-"""Reward of a submission that is no better than the one before."""
+"""Reward of a submission whose score isn't higher than that of the one before."""
 
 
 @dataclass(slots=True)
 class Submissions:
-    """The state of a trajectory: its right answer, the score of the last submission (`best`) and the reward so far."""
+    """The state of a trajectory: the right answer, the score of the last submission, and the reward so far."""
 
     ground_truth: str
-    best: float = 0.0
+    last_score: float = 0.0
     reward: float = 0.0
 
 
 class Gsm8kTool:
     """Scores submitted answers against the row's `extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_truth`. Its
-    reward is the sum of penalties for submissions that improve nothing; `data.reward` scores the final answer."""
+    reward is the sum of `UNIMPROVED` over submissions that improve nothing; `data.reward` scores the final answer."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         self.schema = tool_schema or SCHEMA
@@ -50,9 +50,9 @@ class Gsm8kTool:
     async def execute(self, state: Submissions, arguments: Mapping[str, Any]) -> str:
         answer = arguments["answer"].removeprefix("#### ")
         score = gsm8k_score(f"#### {answer}", state.ground_truth)
-        if score <= state.best:
+        if score <= state.last_score:
             state.reward += UNIMPROVED
-        state.best = score
+        state.last_score = score
         return f"Current parsed {answer=} reward={score}"
 
     async def calc_reward(self, state: Submissions) -> float:
@@ -63,7 +63,7 @@ class Gsm8kTool:
 
 @dataclass(slots=True)
 class Answered:
-    """The model's last answer in a conversation, and the right one."""
+    """The right answer, and the text of the model's last one."""
 
     ground_truth: str
     text: str = ""

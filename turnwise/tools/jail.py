@@ -1,7 +1,7 @@
-"""The launcher of the sandbox: it restricts its own process irrevocably, then runs `main.py` of the folder.
+"""The launcher of the sandbox: it restricts its own process irrevocably, then runs the file `main.py` in a folder.
 
-It is started as `python -I -S jail.py FOLDER {"…": …}` with the limits, and imports nothing but the standard library. Its first
-line of output says how the process is isolated, or why it can't be. The output of the code follows.
+It is started as `python -I -S jail.py FOLDER {"…": …}`, where the JSON holds the limits, and imports nothing but the standard
+library. Its first line of output says how the process is isolated, or why it can't be. The output of `main.py` follows.
 
 Landlock (kernel 6.2 or newer) allows only access to the standard library, shared libraries and the folder itself. Seccomp
 allows only the system calls of `jail.json`: no network, no other processes, no signals to them, no more rights."""
@@ -24,13 +24,15 @@ LOADED_EARLY: tuple[ModuleType, ...] = (linecache, tokenize)
 
 STDLIB = os.path.dirname(os.__file__)
 FIRST_UID, NUM_UIDS = 61184, 4096
-"""User ids that nothing else has (systemd uses the same range), one per process: they own no files and signal nobody."""
+"""User ids that belong to no account (systemd's DynamicUser uses the same range), one per process: such users own no files and
+can signal nobody."""
 OPTIONAL = ("/dev/null", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinfo")
+"""Further paths that the code may read, where they exist."""
 MIN_LANDLOCK = 3
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 SCRATCH = 1 << 1 | READ_FILE | READ_DIR | 1 << 5 | 1 << 8 | 1 << 12 | 1 << 14
-"""Rights in the code's own folder: it may also write, delete, truncate, and make files and symbolic links, but no folders, so
-that the folder's size is quickly measured."""
+"""Rights in the code's own folder: reading, writing, deleting, truncating, and making files and symbolic links, but no folders,
+so that the folder's size is quickly measured."""
 ALL_ACCESS = (1 << 15) - 1
 
 MACHINES = {"x86_64": 0, "aarch64": 1}
@@ -38,7 +40,7 @@ ARCHITECTURES = (0xC000003E, 0xC00000B7)
 with open(os.path.join(os.path.dirname(__file__), "jail.json"), encoding="utf-8") as file:
     CALLS = json.load(file)
 """`allowed`: system calls with their numbers on `MACHINES`. `only_with`: calls that are allowed only for some values of one
-argument. They may make socket pairs, send without an address, name a thread, read or set the process's own limits, use fcntl
+argument, which make socket pairs, send without an address, name a thread, read or set the process's own limits, use fcntl
 (except to send signals) and ioctl (terminal checks, non-blocking, close-on-exec), and signal the process itself."""
 CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000
 
@@ -84,7 +86,7 @@ def readable_files() -> list[tuple[str, int]]:
 
 
 def become_nobody() -> str:
-    """Changes from root to a user of its own, drops all capabilities (users may hold some too), and says who runs the code."""
+    """Makes a root process that of a user with an id of its own, drops all capabilities, and returns the user as text."""
     if os.geteuid() == 0:
         uid = FIRST_UID + os.getpid() % NUM_UIDS
         try:
@@ -100,7 +102,7 @@ def become_nobody() -> str:
 
 
 def limit(limits: dict[str, int]) -> None:
-    """Sets the limits of the process. The limit of threads is per user, so it counts the threads that the user already runs."""
+    """Sets the limits of the process. The kernel counts threads per user, so those that the user already runs are added."""
     threads = 0
     for name in os.listdir("/proc"):
         try:
@@ -117,7 +119,7 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def rules_of_files() -> int:
-    """Returns a descriptor of Landlock rules for the readable files and the folder; `landlock_restrict_self` applies them."""
+    """A file descriptor of the Landlock rules for the readable files and the folder. `landlock_restrict_self` applies them."""
     if landlock_version() < MIN_LANDLOCK:
         raise Refused(
             f"the kernel {os.uname().release} has no Landlock of version {MIN_LANDLOCK} (Linux 6.2 or newer, and `landlock` in "
@@ -132,7 +134,8 @@ def rules_of_files() -> int:
 
 
 def filter_of_calls(column: int) -> bytes:
-    """The seccomp filter for `MACHINES` number `column`: classic BPF (code, jump if true, jump if false, operand)."""
+    """The seccomp filter for the machine with this value in `MACHINES`: classic BPF (code, jump if true, jump if false,
+    operand)."""
     program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[column]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     for numbers in CALLS["allowed"].values():
         if (number := numbers[column]) is not None:
@@ -149,7 +152,7 @@ def filter_of_calls(column: int) -> bytes:
 
 
 def read_through(folder: str) -> None:
-    """Points Python at the standard library through an open descriptor: the new user may not enter a path below /root."""
+    """Makes Python import the standard library through an open descriptor: the new user may not enter paths like /root."""
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     sys.path = [path.replace(STDLIB, folder) for path in sys.path]
     for module in list(sys.modules.values()):
@@ -158,7 +161,7 @@ def read_through(folder: str) -> None:
 
 
 def isolate(folder: str, limits: dict[str, int]) -> str:
-    """Confines this process to `folder`, and returns the means used."""
+    """Confines this process to `folder`, and returns how, as text. Raises Refused or OSError if it can't."""
     os.closerange(3, 1 << 20)
     os.setsid()
     os.chdir(folder)
@@ -185,7 +188,7 @@ def isolate(folder: str, limits: dict[str, int]) -> str:
 
 
 def run() -> None:
-    """Runs the code as a program, and shows an error as Python does, without the frames of this module."""
+    """Runs `main.py` as a program. Shows an exception as Python does, without the frames of this module."""
     sys.argv[:] = ["main.py"]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)
     module = sys.modules["__main__"] = ModuleType("__main__")

@@ -1,4 +1,4 @@
-"""The registered name `mcp`: the tools of an MCP server, by the official client."""
+"""The registered tool `mcp`: the tools of an MCP server (Model Context Protocol), called by the official client."""
 
 import asyncio
 import json
@@ -18,19 +18,21 @@ INVALID_PARAMS = -32602
 
 
 class McpServer:
-    """All tools of a server. A config names it like one tool; iterating over it gives its tools.
+    """All tools of a server. A tool file names it like one tool; iterating over it gives the tools.
 
     Its config has `command`, the words that start a server on stdin and stdout (with `env`, variables of its environment), or
-    `url`, the address of a server on streamable HTTP (with `headers`). `tools` names the tools to offer; all are offered
-    without it. Raises ConfigError if the config has another key, both or neither of `command` and `url`, or a name that isn't a
-    tool of the server; NotAvailableError if the server doesn't answer, or the client isn't installed."""
+    `url`, the address of a server on streamable HTTP (with `headers`). `tools` names the tools to offer; without it all are
+    offered. Raises ConfigError if there is a `tool_schema`, or the config has another key, a value of the wrong type, both or
+    neither of `command` and `url`, or a name that isn't a tool of the server; NotAvailableError if the server doesn't answer,
+    or the client isn't installed."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         check_keys("mcp", config, KEYS)
         for key, value in config.items():
-            texts = [value] if isinstance(value, str) else [*value, *(value.values() if isinstance(value, dict) else [])]
+            texts = [value] if isinstance(value, str) else [*value, *value.values()] if isinstance(value, dict) else value
             if not isinstance(value, KEYS[key]) or not value or not all(isinstance(text, str) for text in texts):
-                raise ConfigError(f"mcp: config.{key} is {value!r}; it must be a {KEYS[key].__name__} of strings")
+                form = "string" if KEYS[key] is str else f"{KEYS[key].__name__} of strings"
+                raise ConfigError(f"mcp: config.{key} is {value!r}; it must be a {form}")
         if ("command" in config) == ("url" in config):
             raise ConfigError("mcp: config has command, a list of words, or url; give one of them")
         if tool_schema:
@@ -50,7 +52,7 @@ class McpServer:
 
 
 class McpTool(StatelessTool):
-    """A tool of a server. If it fails, its error is the result, which the model reads."""
+    """A tool of a server. If the tool itself fails, the model reads its error. If the server fails, so does the episode."""
 
     def __init__(self, connection: "_Connection", tool: Any) -> None:
         function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
@@ -67,8 +69,8 @@ class McpTool(StatelessTool):
 
 
 class _Connection:
-    """A client in its own event loop, where one asyncio task opens and closes it, so that it outlives episodes. After a lost
-    connection the next call makes a new client."""
+    """A client that outlives episodes, since it has an event loop and a thread of its own. One asyncio task there opens and
+    closes the client. After a lost connection the next call makes a new client."""
 
     def __init__(self, how: Mapping[str, Any]) -> None:
         self._how, self._loop = how, asyncio.new_event_loop()
@@ -147,7 +149,7 @@ def _cause(fault: BaseException | None) -> str:
 
 @lru_cache(maxsize=8)
 def _connected(how: str) -> _Connection:
-    """The connection to a server, made once, though the start of a run asks for a tool several times."""
+    """The connection to a server. It is cached, since the start of a run makes each tool several times."""
     try:
         import mcp  # noqa: F401
     except ImportError as fault:

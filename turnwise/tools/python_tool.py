@@ -1,4 +1,4 @@
-"""The registered tool `python`: the model's code in the sandbox."""
+"""The registered tool `python`: runs the model's code in the sandbox."""
 
 import logging
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 
 
 class PythonTool(FunctionTool):
-    """Runs each call in a fresh process. If the code fails, its error is the result, which the model reads. Its config has the
-    keys of `sandbox.Limits`. Raises ConfigError if the config has another key or a value that isn't allowed; NotAvailableError,
+    """Runs each program in a fresh process. If the program fails, the model reads its error as the result. The config may have
+    the fields of `sandbox.Limits`. Raises ConfigError if it has another key or a value that isn't allowed; NotAvailableError,
     which says what is missing, if this system can't isolate a process."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:

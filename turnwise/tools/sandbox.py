@@ -1,6 +1,6 @@
-"""Runs untrusted Python code in a process without network, other processes, or files outside its own folder. Each wait here has
-a deadline. None waits for the end of the output, since a process that was forked elsewhere at the same moment may hold the pipe
-open. A run ends with its process, and the process is ended when a limit is reached."""
+"""Runs untrusted Python code in a process without network, other processes, or files outside its own folder. A run ends with
+its process, which is killed when it reaches a limit. No wait here is without a deadline, and none is for the end of the output:
+a process that was forked elsewhere at the same moment may hold the pipe open."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run may use; it may never start other processes. Raises ConfigError for a value that isn't allowed."""
+    """What one run may use. Raises ConfigError for a value that isn't allowed."""
 
     timeout_s: float = 10.0
     """Seconds from the start of the program."""
@@ -41,7 +41,7 @@ class Limits:
     max_output: int = 20_000
     """Maximum bytes of output that are kept: half from its beginning, half from its end."""
     disk_mb: int = 64
-    """MiB of all files in its folder; a single file may take a quarter of them."""
+    """MiB of all files in the program's folder; a single file may take a quarter of them."""
     threads: int = 32
 
     def __post_init__(self) -> None:
@@ -56,17 +56,18 @@ class PythonResult(NamedTuple):
     """How a run ended."""
 
     text: str
-    """stdout and stderr in the order of writing, with the traceback. If a limit ended the run, the last sentence says so."""
+    """stdout and stderr in the order of writing, with any traceback. If a limit or signal ended the run, the last line says
+    so."""
     outcome: Literal["ok", "error", "timeout", "disk", "killed"]
     """`error`: an exception, or an exit status that isn't 0. `killed`: a signal, e.g. SIGKILL for too much processor time."""
     seconds: float
     isolation: str
-    """How the system isolated the process."""
+    """How the system isolated the process, as text."""
 
 
 class _Process:
-    """A started launcher: whether it has ended, and with which status (negative: a signal's number). It keeps its output's
-    first line, then the first and last bytes of the rest."""
+    """A started launcher: whether it has ended, and with which status (−n for signal n). It keeps the first line of the output,
+    and of the rest at most `size` bytes, the first and the last ones."""
 
     def __init__(self, pipe: int, size: int) -> None:
         self._pipe, self._half = pipe, max(size // 2, 1)
@@ -74,7 +75,7 @@ class _Process:
         self.has_begun, self.has_ended, self.status = asyncio.Event(), asyncio.Event(), 1
 
     def read(self) -> bytes | None:
-        """Reads and returns at most one buffer of output: empty at the end, None if nothing is available yet."""
+        """Reads and returns up to 64 KiB of output: empty at its end, None if nothing is available yet."""
         try:
             chunk = read = os.read(self._pipe, 1 << 16)
         except BlockingIOError:
@@ -101,8 +102,8 @@ class _Process:
 
 
 async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
-    """Runs a program in a fresh process, which sees the standard library and an empty folder. The process ends with the call,
-    even a cancelled one. Raises NotAvailableError, which says what is missing, if this system can't isolate a process."""
+    """Runs a program in a fresh process, which sees the standard library and a folder of its own, and which ends before the
+    call does, even a cancelled one. Raises NotAvailableError, which says what is missing, if this system can't isolate it."""
     if not sys.platform.startswith("linux"):
         raise NotAvailableError(f"Python code of a model needs Linux (Landlock and seccomp), and this is {sys.platform}")
     limits = limits or Limits()
@@ -110,7 +111,7 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
     with tempfile.TemporaryDirectory(prefix="turnwise-python-", ignore_cleanup_errors=True) as folder:
         Path(folder, "main.py").write_text(code, encoding="utf-8", errors="replace")
         async with _launched(folder, limits) as process:
-            # Until its first line the process runs our own code, which a busy machine may delay.
+            # Until its first line the process runs only the launcher, which a busy machine may delay.
             await _within(START_S, process.has_begun)
             said = process.first_line
             if not said.startswith(ISOLATED):
@@ -132,9 +133,9 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
 
 
 def isolation() -> str:
-    """The means by which this system isolates the model's Python code, found by running an empty program. Raises
-    NotAvailableError, which says what is missing, if it has none."""
-    with ThreadPoolExecutor(1) as pool:  # its own event loop, whether or not the caller is in one
+    """How this system isolates Python code, as text; runs an empty program to find out. Raises NotAvailableError if it
+    can't."""
+    with ThreadPoolExecutor(1) as pool:  # asyncio.run needs a thread without a running event loop
         return pool.submit(asyncio.run, run_python("")).result().isolation
 
 
@@ -162,7 +163,7 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         ]
         try:
-            # Unlike subprocess, it waits for no pipe: a process forked elsewhere might hold its other side.
+            # Unlike subprocess, posix_spawn waits for no pipe, whose other end a process forked elsewhere might hold.
             pid = os.posix_spawn(sys.executable, command, environment, file_actions=streams, setsigmask=())
         finally:
             os.close(theirs)
@@ -201,7 +202,7 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
 
 
 async def _watched(process: _Process, folder: str, limits: Limits) -> Literal["", "timeout", "disk"]:
-    """Waits for the end of the process or the first limit, and says which limit it was ("" for none)."""
+    """Waits until the process ends or reaches a limit. Returns the limit, "" if there was none."""
     deadline = time.monotonic() + limits.timeout_s
     while True:
         await _within(min(LOOK_S, max(deadline - time.monotonic(), 0)), process.has_ended)

@@ -1,4 +1,4 @@
-"""The registered tool `search`: documents of a file, found by BM25 over an index in memory."""
+"""The registered tool `search`: finds documents of a file by BM25, with an index in memory."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -12,14 +12,15 @@ from turnwise.jsonl import read_jsonl
 from turnwise.tools.function_tool import FunctionTool, check_keys
 
 NUMBERS = {"k": 3, "max_document_length": 2000}
-"""Defaults: the maximum number of documents in a result, and the maximum number of characters shown of each."""
+"""Numbers in the config with their defaults: maximum documents of a result, and maximum characters shown of each document."""
 WORD = r"(?u)\b\w+\b"
 
 
 class SearchTool(FunctionTool):
-    """Searches the documents of `config.documents`, a JSONL file of objects with `id` and `text`. Other keys: `NUMBERS`.
-    Raises ConfigError if the config has another key, lacks the file, or a number isn't positive; DataError if the file has no
-    documents, a document without `id` or `text`, or two with the same id; NotAvailableError if bm25s isn't installed."""
+    """Searches the documents of `config.documents`, a JSONL file of objects with `id` and `text`. `config` may also have the
+    keys of `NUMBERS`. Raises ConfigError if it has another key, doesn't name a file, or a number isn't a positive integer;
+    DataError if there is no such file, it holds no word, a document has no `id` or `text`, or two have the same id;
+    NotAvailableError if bm25s isn't installed."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         check_keys("tool search", config, ["documents", *NUMBERS])
@@ -62,7 +63,8 @@ def _library() -> Any:
 
 @lru_cache(maxsize=2)
 def _indexed(path: Path, *changes: int) -> tuple[Sequence[tuple[str, str]], Any]:
-    """Ids and texts of a file, and their index. They are cached until `changes`, the file's time and size, differ."""
+    """`(id, text)` of a file's documents, and their index. `changes`, the file's time and size, tell the cache of a new
+    content."""
     found: dict[str, tuple[str, str]] = {}
     for place, row in read_jsonl(path):
         id, text = row.get("id"), row.get("text")

@@ -1,4 +1,4 @@
-"""The tools and the simulated user of one episode: their state, calls with deadlines, and who is to blame for an error."""
+"""The tools and the simulated user of one episode: their states, calls with deadlines, and whose fault an error is."""
 
 import asyncio
 import inspect
@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -26,13 +26,13 @@ from turnwise.types import Limit, Message, Observation, Task, Turn
 logger = logging.getLogger(__name__)
 
 TRACK = "tools"
-"""The stopwatch's track of tool calls, which overlap."""
+"""The stopwatch's track of the calls of tools and simulated users."""
 MISTAKES = (ToolError, ValueError, ArithmeticError)
-"""Exceptions that a tool raises for wrong arguments. Any other exception is the tool's own fault."""
+"""Exceptions of a tool that count as mistakes of the model. Any other exception fails the episode."""
 
 
 class ToolFault(EnvironmentFault):
-    """A tool or a simulated user hung, crashed, or returned no result. The model isn't to blame, so the episode fails."""
+    """A tool or simulated user ran past its deadline, or broke its contract. The model isn't to blame: the episode fails."""
 
 
 class ToolResult(NamedTuple):
@@ -45,16 +45,17 @@ class ToolResult(NamedTuple):
 
 @dataclass(slots=True)
 class OfferedTool:
-    """A tool and the limits of its calls, shared by all episodes of a split. Raises ConfigError if its schema is invalid."""
+    """A tool with the limits of its calls, for all episodes of a split. Raises ConfigError if the tool's schema is invalid."""
 
     tool: Tool
     timeout_s: float | None = None
-    """Maximum seconds of one call; None = `agent.tool_timeout_s`."""
+    """Maximum seconds of one call; None = `ToolBox.timeout_s`."""
     max_concurrency: int | None = None
-    """Maximum calls at the same time; None = any number."""
+    """Maximum calls of `execute` at the same time; None = any number."""
     name: str = field(init=False)
+    places: AbstractAsyncContextManager[Any] = field(init=False, default_factory=nullcontext)
+    """Entering waits until fewer than `max_concurrency` calls run."""
     _arguments: Draft202012Validator = field(init=False)
-    _places: asyncio.Semaphore | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         function = self.tool.schema.get("function")
@@ -80,19 +81,12 @@ class OfferedTool:
             parameters = {**parameters, "additionalProperties": False}
         self._arguments = Draft202012Validator(parameters)
         if self.max_concurrency:
-            self._places = asyncio.Semaphore(self.max_concurrency)
+            self.places = asyncio.Semaphore(self.max_concurrency)
 
     def problem_of(self, arguments: Any) -> str:
-        """Why the schema refuses the arguments; empty if it allows them."""
+        """Why the schema refuses the arguments; "" if it allows them."""
         found = best_match(self._arguments.iter_errors(arguments))
         return "" if found is None else str(found.message)[:500]
-
-    async def in_turn(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """The call's result. The call waits until fewer than `max_concurrency` others run."""
-        if self._places is None:
-            return await call()
-        async with self._places:
-            return await call()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +124,9 @@ class ToolBox:
 
 
 class ToolSession:
-    """The tools of one episode. Entering the session creates their states; leaving it always releases them. `metrics` counts
-    `calls`, `errors` and `seconds` of each tool, and calls of tools that don't exist, `unknown_tools`."""
+    """The tools of one episode. Entering the session creates their states; leaving it always releases them. `metrics` has
+    `tool/NAME/calls`, `tool/NAME/errors` and `tool/NAME/seconds` of each tool, and `unknown_tools`, the calls of tools that
+    don't exist."""
 
     def __init__(self, box: ToolBox, tools: Sequence[OfferedTool], task: Task) -> None:
         self._box, self._task = box, task
@@ -158,8 +153,9 @@ class ToolSession:
         await self._stack.__aexit__(*exception)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """The answer to a call of the model. The answer to a mistake is an error that the model can read. Raises ToolFault if
-        the tool takes too long or doesn't return a text, and passes on other exceptions of the tool."""
+        """The answer to a call of the model. A mistake (an unknown tool, wrong arguments, `MISTAKES` of the tool) is answered
+        by a sentence for the model. Raises ToolFault if the tool takes too long or doesn't return a text, and passes on other
+        exceptions of the tool."""
         offered = self._tools.get(name)
         if offered is None:
             self.metrics["unknown_tools"] += 1
@@ -175,7 +171,7 @@ class ToolSession:
         return result
 
     async def rewards(self) -> dict[str, float]:
-        """The reward that each tool gives this episode, where it isn't 0. Raises ToolFault if a reward isn't finite."""
+        """Name → reward of the tools whose reward for this episode isn't 0. Raises ToolFault if a reward isn't finite."""
         found: dict[str, float] = {}
         for name, offered in self._tools.items():
             found[name] = finite(await self._answer(offered, "calc_reward", self._states[name]), f"{name}.calc_reward")
@@ -184,9 +180,9 @@ class ToolSession:
     async def _executed(self, offered: OfferedTool, arguments: Mapping[str, Any]) -> ToolResult:
         if problem := offered.problem_of(arguments):
             return _undecoded(f"Invalid arguments for {offered.name!r}: {problem}")
-        execute = partial(self._answer, offered, "execute", self._states[offered.name], arguments)
         try:
-            result = await offered.in_turn(execute)
+            async with offered.places:
+                result = await self._answer(offered, "execute", self._states[offered.name], arguments)
         except MISTAKES as mistake:
             return ToolResult(f"Error executing {offered.name!r}: {mistake}", is_error=True)
         text = result.text if isinstance(result, Observation) else result
@@ -211,14 +207,14 @@ def _undecoded(text: str) -> ToolResult:
 
 
 def finite(number: Any, what: str) -> float:
-    """The number. Raises ToolFault if `what` returned something other than a finite number."""
+    """The number that `what` returned, as a float. Raises ToolFault if it isn't a finite number."""
     if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
         raise ToolFault(f"{what} returned {number!r:.80}; it must be one finite number")
     return float(number)
 
 
 def readable(text: str) -> str:
-    """The text without halves of surrogate pairs, which no tokenizer accepts."""
+    """The text with `?` in place of lone surrogates, which no tokenizer accepts."""
     return text.encode(errors="replace").decode()
 
 
@@ -226,7 +222,7 @@ _ANSWER = "an interaction answers (should_terminate, text, score, metadata)"
 
 
 def interaction_kwargs(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The row's `extra_info.interaction_kwargs` without nulls, which tables write for what a row lacks."""
+    """The row's `extra_info.interaction_kwargs` without nulls, which tables hold where a row has no value; {} without any."""
     extra = columns.get("extra_info")
     kwargs = extra.get("interaction_kwargs") if isinstance(extra, Mapping) else None
     return {key: value for key, value in kwargs.items() if value is not None} if isinstance(kwargs, Mapping) else {}
@@ -243,7 +239,8 @@ class Interactions:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def open(self, task: Task, sibling: int, max_turns: int | None = None) -> "InteractionSession":
-        """The user that the row names, or nobody, with at most `max_turns` messages. Raises ToolFault for an unknown name."""
+        """The simulated user that the row names, if it names one, with at most `max_turns` messages (None = no limit). Raises
+        ToolFault for an unknown name."""
         kwargs = interaction_kwargs(task.payload)
         name = str(kwargs.get("name", ""))
         if name and name not in self.by_name:
@@ -253,7 +250,8 @@ class Interactions:
 
 
 class InteractionSession:
-    """The simulated user of one conversation, or nobody. Entering makes the user's state; leaving always releases it."""
+    """The simulated user of one conversation, or nobody (`is_there`). Entering the session makes the user's state; leaving it
+    always releases the state."""
 
     limit: Limit | None = None
     """The limit that silenced the user; None if the user ended the conversation."""
@@ -291,9 +289,10 @@ class InteractionSession:
             logger.warning("%s: %s", self._id, later)
 
     async def reply(self, messages: Sequence[Message], turn: Turn) -> list[Message]:
-        """The user's next message after the answer of `turn`, which gets the user's score as a reward. The list is empty if
-        there is no user, the user ends the conversation, or its messages are used up (then `limit` is set). Raises ToolFault if
-        the user takes too long or answers in another form; EnvironmentFault if the user raises something."""
+        """The user's next message after the model's answer in `turn`. Adds the user's score to the turn's reward, and the
+        user's numbers to its metrics. The list is empty if there is no user, the user ends the conversation, or has sent
+        `max_turns` messages (then `limit` is set). Raises ToolFault if the user takes too long or answers in another form;
+        EnvironmentFault if the user raises an exception."""
         if not self.is_there:
             return []
         said = await self._ask("generate_response", self._state, list(messages), **self._kwargs)
@@ -316,7 +315,7 @@ class InteractionSession:
         return [{"role": "user", "content": readable(text)}]
 
     async def metrics(self) -> dict[str, float]:
-        """The number of the user's messages, and the score of the whole conversation."""
+        """The number of the user's messages and the score of the whole conversation; {} if there is no user."""
         if not self.is_there:
             return {}
         score = finite(await self._ask("calculate_score", self._state), f"the interaction {self._name}.calculate_score")

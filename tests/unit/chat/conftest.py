@@ -31,56 +31,18 @@ class Family:
     """A stop token of the model that is not the template's end of turn."""
 
 
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family(
-            "qwen2.5-instruct",
-            ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-            "<|im_end|>",
-            "<|im_end|>",
-            "\n",
-            other_stop="<|endoftext|>",
-        ),
-        Family(
-            "qwen3",
-            ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-            "<|im_end|>",
-            "<|im_end|>",
-            "\n",
-            other_stop="<|endoftext|>",
-        ),
-        Family("mistral-nemo-instruct", ("<s>", "</s>", "[INST]", "[/INST]"), "</s>", "</s>", "", bos_token="<s>"),
-        Family(
-            "llama3-control-flow",
-            ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-            "<|end_of_text|>",
-            "<|eot_id|>",
-            "",
-            bos_token="<|begin_of_text|>",
-            other_stop="<|end_of_text|>",
-        ),
-        Family(
-            "gemma-control-flow",
-            ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
-            "<eos>",
-            "<end_of_turn>",
-            "\n",
-            bos_token="<bos>",
-            takes_system=False,
-            other_stop="<eos>",
-        ),
-        Family(
-            "gemma3-control-flow",
-            ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>"),
-            "<eos>",
-            "<end_of_turn>",
-            "\n",
-            bos_token="<bos>",
-            other_stop="<eos>",
-        ),
-    )
-}
+IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+LLAMA3 = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
+_AS_GEMMA = ("<eos>", "<end_of_turn>", "\n", "<bos>")
+_FAMILIES = [
+    *(Family(name, IM, "<|im_end|>", "<|im_end|>", "\n", other_stop=IM[0]) for name in ("qwen2.5-instruct", "qwen3")),
+    Family("mistral-nemo-instruct", ("<s>", "</s>", "[INST]", "[/INST]"), "</s>", "</s>", "", "<s>"),
+    Family("llama3-control-flow", LLAMA3, LLAMA3[1], "<|eot_id|>", "", LLAMA3[0], other_stop=LLAMA3[1]),
+    Family("gemma-control-flow", GEMMA, *_AS_GEMMA, takes_system=False, other_stop="<eos>"),
+    Family("gemma3-control-flow", (*GEMMA, "<start_of_image>"), *_AS_GEMMA, other_stop="<eos>"),
+]
+FAMILIES = {family.name: family for family in _FAMILIES}
 
 
 @cache
@@ -96,6 +58,11 @@ def make_template(name: str, has_merges: bool) -> ChatTemplate:
         vocab_size=330,
     )
     return ChatTemplate(tokenizer, template_kwargs={"date_string": "26 Jul 2024"} if "date_string" in source else {})
+
+
+@pytest.fixture(scope="session")
+def chatml() -> ChatTemplate:
+    return ChatTemplate(byte_tokenizer())
 
 
 @pytest.fixture(params=sorted(FAMILIES))

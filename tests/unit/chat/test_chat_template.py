@@ -5,6 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from chat_messages import assistant, system, tool, user
 from hypothesis import HealthCheck, given, settings
 
 from turnwise.chat.rendering import SENTINEL, key_of
@@ -12,27 +13,10 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ChatTemplateError
 from turnwise.testing.fakes import byte_tokenizer
 
-PROPERTY = settings(
-    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+PROPERTY = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # Text that every template keeps: no outer white space, which some trim, and no "<" or "[", which could spell a special token.
 KEPT = st.text(st.characters(codec="utf-8", exclude_characters="<>[]|", exclude_categories=["Z", "C"]), min_size=1, max_size=12)
-TOOL = {
-    "type": "function",
-    "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
-}
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
-
-
-def system(text):
-    return {"role": "system", "content": text}
+TOOL = tool("look", "Looks.")
 
 
 def special(template, text):
@@ -205,7 +189,7 @@ def test_mistral_announces_tools_before_each_user_message_and_not_before_tool_re
 @pytest.mark.parametrize("family", ["gemma3-control-flow"], indirect=True)
 def test_image_parts_go_through_the_template(template):
     parts = [{"type": "image"}, {"type": "text", "text": "what is it?"}]
-    tail = template.extend(template.respond("go"), [{"role": "user", "content": parts}])
+    tail = template.extend(template.respond("go"), [user(parts)])
     assert tail.count(special(template, "<start_of_image>")) == 1
 
 
@@ -215,7 +199,7 @@ def test_a_template_that_takes_lists_of_parts_only_can_be_extended():
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     template = ChatTemplate(byte_tokenizer(chat_template=parts_only))
-    tail = template.extend([], [{"role": "user", "content": [{"type": "text", "text": "next"}]}])
+    tail = template.extend([], [user([{"type": "text", "text": "next"}])])
     assert template.tokenizer.decode(tail) == "<|im_end|>\n<|im_start|>user\nnext<|im_end|>\n<|im_start|>assistant\n"
 
 

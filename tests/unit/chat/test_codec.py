@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from chat_messages import user
+
 from turnwise.chat.codec import TextCodec
 from turnwise.chat.template import ChatTemplate
 from turnwise.testing.fakes import byte_tokenizer
@@ -33,7 +35,7 @@ def test_a_tokenizer_that_does_something_of_its_own_is_asked_itself():
 
 def test_messages_that_were_met_before_are_not_rendered_again_and_new_ones_are():
     template = ChatTemplate(byte_tokenizer())
-    messages, other = [{"role": "user", "content": "Where to?"}], [{"role": "user", "content": "And now?"}]
+    messages, other = [user("Where to?")], [user("And now?")]
     first = template.start(messages)
     first_again = template.start(messages)
     assert first == first_again and first is not first_again

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
+from chat_messages import assistant, message, system, tool, user
 from hypothesis import given, settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
@@ -154,25 +155,12 @@ def legacy_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", chat_template=LLAMA2)
 
 
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "lookword",
-        "description": "descword",
-        "parameters": {"type": "object", "properties": {"sideword": {"type": "string", "description": "whichword"}}},
-    },
-}
-
-
-def said(role, content):
-    return {"role": role, "content": content}
-
-
-TOOL_RESULT = said("tool", "resultword") | {"name": "look", "tool_call_id": "abcdef123"}
+SCHEMA = tool("lookword", "descword", sideword={"type": "string", "description": "whichword"})
+TOOL_RESULT = message("tool", "resultword") | {"name": "look", "tool_call_id": "abcdef123"}
 ADDED = {
-    "a user": ([said("user", "oneword")], ["oneword"]),
-    "two users in a row": ([said("user", "oneword"), said("user", "twoword")], ["oneword", "twoword"]),
-    "a later system message": ([said("system", "laterword"), said("user", "oneword")], ["laterword", "oneword"]),
+    "a user": ([user("oneword")], ["oneword"]),
+    "two users in a row": ([user("oneword"), user("twoword")], ["oneword", "twoword"]),
+    "a later system message": ([system("laterword"), user("oneword")], ["laterword", "oneword"]),
     "a tool result with name and id": ([TOOL_RESULT], ["resultword"]),
 }
 WORD = st.text("abcdefgh", min_size=1, max_size=8)
@@ -190,7 +178,7 @@ def rendered(template, messages):
     return template.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, tools=[])
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 @pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
 @pytest.mark.parametrize("kind", ADDED)
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -203,7 +191,7 @@ def test_what_is_added_shows_and_is_the_template_s_or_is_refused(name, kind, is_
             len(response) - response.index(template.stop_token_ids[0]) if template.stop_token_ids[0] in response else 0
         )
         response = response[: len(response) - num_closing] if is_cut else response
-        start = template.start([said("user", asked)])
+        start = template.start([user(asked)])
         tail = template.extend(response, messages)
     except ChatTemplateError as refusal:
         assert kind != "a user"
@@ -212,7 +200,7 @@ def test_what_is_added_shows_and_is_the_template_s_or_is_refused(name, kind, is_
     text = text_of(template, start + response + tail)
     assert all(word in text_of(template, tail) for word in words)
     if not template.rewrites_history and "parts" not in name:
-        history = [said("user", asked), said("assistant", answer), *messages]
+        history = [user(asked), assistant(answer), *messages]
         # What was sampled stays: another end of the turn, or the token of a role that didn't speak next.
         text = text.replace("<|return|>", "<|end|>").replace("<|user|><|", "<|")
         assert text == rendered(template, history)
@@ -221,7 +209,7 @@ def test_what_is_added_shows_and_is_the_template_s_or_is_refused(name, kind, is_
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_tools_show_with_names_and_descriptions_or_are_refused(name):
     try:
-        text = text_of(of(name), of(name).start([said("user", "hey")], [SCHEMA]))
+        text = text_of(of(name), of(name).start([user("hey")], [SCHEMA]))
     except ChatTemplateError as refusal:
         assert "doesn't show the schema of a tool" in str(refusal)
         return
@@ -231,11 +219,11 @@ def test_tools_show_with_names_and_descriptions_or_are_refused(name):
 @pytest.mark.parametrize("name", ["loops over parts (idefics3)", "selects parts (llava_next)"])
 def test_plain_strings_show_in_templates_that_read_parts_only(name):
     template = of(name)
-    assert "Where to?" in text_of(template, template.start([said("user", "Where to?")]))
-    ids = template.start([said("user", "Where to?")]) + template.respond("Right")
-    ids += template.extend(template.respond("Right"), [said("user", "And now?")])
+    assert "Where to?" in text_of(template, template.start([user("Where to?")]))
+    ids = template.start([user("Where to?")]) + template.respond("Right")
+    ids += template.extend(template.respond("Right"), [user("And now?")])
     parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in
-             (said("user", "Where to?"), said("assistant", "Right"), said("user", "And now?"))]  # fmt: skip
+             (user("Where to?"), assistant("Right"), user("And now?"))]  # fmt: skip
     assert text_of(template, ids) == rendered(template, parts)
 
 
@@ -252,24 +240,24 @@ def test_an_analysis_doesn_t_end_the_answer():
 
 def test_a_channelled_answer_is_taught_with_its_channel_and_closed_once():
     template = of("channels (gpt-oss)")
-    messages = [said("user", "Where to?"), said("assistant", "Right"), said("user", "And now?"), said("assistant", "Left")]
+    messages = [user("Where to?"), assistant("Right"), user("And now?"), assistant("Left")]
     sample = encode_demonstration(template, messages)
     learnt = text_of(template, sample.token_ids[sample.response_mask])
     assert learnt == "".join(f"<|channel|>final<|message|>{text}<|return|>" for text in ("Right", "Left"))
     cut = template.tokenizer.encode("<|channel|>analysis<|message|>hm", add_special_tokens=False)
-    assert text_of(template, template.extend(cut, [said("user", "b")])).startswith("<|end|><|start|>user<|message|>b<|end|>")
+    assert text_of(template, template.extend(cut, [user("b")])).startswith("<|end|><|start|>user<|message|>b<|end|>")
     whole = [*cut, template.tokenizer.convert_tokens_to_ids("<|return|>")]
-    assert text_of(template, template.extend(whole, [said("user", "b")])).startswith("<|start|>user")
+    assert text_of(template, template.extend(whole, [user("b")])).startswith("<|start|>user")
 
 
 def test_answers_close_the_thinking_that_their_header_opens():
     template = of("opens thinking and shows its end (Qwen3.5)")
     for text in ("Right", "<think>\n\n</think>\n\nRight", "\n</think>\n\nRight"):
-        ids = template.start([said("user", "a")]) + template.respond(text)
-        expected = template.tokenizer.apply_chat_template([said("user", "a"), said("assistant", "Right")], tokenize=False)
+        ids = template.start([user("a")]) + template.respond(text)
+        expected = template.tokenizer.apply_chat_template([user("a"), assistant("Right")], tokenize=False)
         assert text_of(template, ids) == expected.rstrip("\n")
     with pytest.raises(ChatTemplateError, match=r"opens an answer with '<think>'.*enable_thinking"):
-        encode_demonstration(of("opens thinking and drops it (R1)"), [said("user", "a"), said("assistant", "Right")])
+        encode_demonstration(of("opens thinking and drops it (R1)"), [user("a"), assistant("Right")])
 
 
 def test_an_end_token_that_is_not_special_stands_once():
@@ -278,15 +266,15 @@ def test_an_end_token_that_is_not_special_stands_once():
     template = ChatTemplate(tokenizer)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert end in template.stop_token_ids and template.respond("Right")[-1] == end
-    closed = template.extend([65, end], [said("user", "b")])
+    closed = template.extend([65, end], [user("b")])
     assert tokenizer.decode(closed).startswith("\n<|im_start|>user")
-    assert template.extend([65], [said("user", "b")]) == [end, *closed]
+    assert template.extend([65], [user("b")]) == [end, *closed]
 
 
 def test_no_blank_is_added_by_a_legacy_tokenizer():
     tokenizer = legacy_tokenizer()
     template = ChatTemplate(tokenizer)
-    history = [said("user", "a"), said("assistant", "Right"), said("user", "a")]
+    history = [user("a"), assistant("Right"), user("a")]
     expected = tokenizer.encode(tokenizer.apply_chat_template(history, tokenize=False), add_special_tokens=False)
     response = template.respond("Right")
     assert template.start(history[:1]) + response + template.extend(response, history[:1]) == expected
@@ -305,8 +293,8 @@ def test_a_wrapped_answer_ends_where_its_turn_ends():
     assert text_of(template, template.respond("go")) == "<R>go</R></T>"
     assert template.stop_token_ids == (template.tokenizer.convert_tokens_to_ids("</T>"),)
     cut = template.respond("go")
-    assert text_of(template, template.extend(cut[:-2], [said("user", "b")])).startswith("</R></T><T><U>b")
-    assert text_of(template, template.extend(cut[:-1], [said("user", "b")])).startswith("</T><T><U>b")
+    assert text_of(template, template.extend(cut[:-2], [user("b")])).startswith("</R></T><T><U>b")
+    assert text_of(template, template.extend(cut[:-1], [user("b")])).startswith("</T><T><U>b")
 
 
 def test_refusals_say_what_is_lost_and_what_to_do():
@@ -314,24 +302,24 @@ def test_refusals_say_what_is_lost_and_what_to_do():
     with pytest.raises(ChatTemplateError, match=r"doesn't show a tool message after an answer: put its text into a user's"):
         template.extend([65], [TOOL_RESULT])
     with pytest.raises(ChatTemplateError, match=r"doesn't show the schema of a tool: describe the tools in the system message"):
-        template.start([said("user", "a")], [SCHEMA])
+        template.start([user("a")], [SCHEMA])
     nothing = "{% for m in messages %}{{ m.content }}{{ functions | tojson }}{% endfor %}"
     with pytest.raises(ChatTemplateError, match="set a variable that it lacks in template_kwargs"):
-        ChatTemplate(byte_tokenizer(chat_template=nothing)).start([said("user", "a")])
+        ChatTemplate(byte_tokenizer(chat_template=nothing)).start([user("a")])
 
 
 def test_text_that_a_template_cuts_out_is_refused():
     cutting = CHATML_TEMPLATE.replace("message.content }}", "message.content.split('---')[0] }}")
     template = ChatTemplate(byte_tokenizer(chat_template=cutting))
-    template.start([said("user", "one - two")])
+    template.start([user("one - two")])
     with pytest.raises(ChatTemplateError, match="doesn't show part of what a user message says"):
-        template.start([said("user", "one --- two")])
+        template.start([user("one --- two")])
 
 
 def test_variables_that_the_template_never_reads_are_refused():
     reading = CHATML_TEMPLATE + "{% if mood %}{{ mood }}{% endif %}"
     tokenizer = byte_tokenizer(chat_template=reading)
     cheerful = ChatTemplate(tokenizer, template_kwargs={"mood": "cheerful"})
-    assert text_of(cheerful, cheerful.start([said("user", "a")])).endswith("cheerful")
+    assert text_of(cheerful, cheerful.start([user("a")])).endswith("cheerful")
     with pytest.raises(ChatTemplateError, match=r"template_kwargs.moood: .* never reads 'moood'.*Did you mean 'mood'"):
         ChatTemplate(tokenizer, template_kwargs={"moood": "cheerful"})

@@ -8,6 +8,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from chat_messages import assistant, message, tool, user
 from hypothesis import HealthCheck, given, settings
 
 from turnwise.chat.conversation import TokenConversation
@@ -19,18 +20,8 @@ from turnwise.models.tokenizer import CHAT_TEMPLATE
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.types import SamplingParams
 
-PROPERTY = settings(
-    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+PROPERTY = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXT = st.text(st.characters(codec="utf-8"), max_size=15)
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
 
 
 @PROPERTY
@@ -69,7 +60,7 @@ def test_text_and_end_of_turn_are_learnt_and_nothing_else(template, family):
         ([user("a")], "no assistant message"),
         ([assistant("a")], "message 0 is an assistant's at the start"),
         ([user("a"), assistant("b"), assistant("c")], "message 2 is an assistant's after another"),
-        ([user("a"), {"role": "oracle", "content": "b"}], "'oracle'; allowed: system, user, tool, assistant"),
+        ([user("a"), message("oracle", "b")], "'oracle'; allowed: system, user, tool, assistant"),
         ([user("a"), assistant("b"), user("c")], "after the last assistant message"),
         ([user("a"), assistant(None)], "content of type NoneType"),
         ([user("a"), {**assistant("b"), "thinking": "hm"}], "the keys thinking"),
@@ -81,14 +72,7 @@ def test_conversations_that_teach_nothing_or_something_else_are_refused(messages
 
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds two numbers.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
-    },
-}
+ADD = tool("add", "Adds two numbers.", a="integer", b="integer")
 
 
 def call(a, b, number=0):
@@ -104,23 +88,19 @@ def test_calls_are_taught_as_the_template_writes_them_and_read_again(name):
     text = CHAT_TEMPLATE if name == "made here" else (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(byte_tokenizer(), text)
     parser = find_parser(None, template)
-    asked = {"role": "assistant", "content": None, "tool_calls": [call(3, 4), call(5, 6, 1)]}
+    asked = assistant(None) | {"tool_calls": [call(3, 4), call(5, 6, 1)]}
     messages = [user("3 + 4, 5 + 6?"), asked, result("7"), result("11", 1), assistant("7 and 11")]
     sample = encode_demonstration(template, messages, [ADD])
     taught = [sample.token_ids[span.start : span.stop].tolist() for span in sample.turn_spans]
     said = template.decode(taught[0], skips_special=False)
-    assert [(c.name, c.arguments) for c in parser.parse(said, [ADD]).tool_calls] == [
-        ("add", {"a": 3, "b": 4}),
-        ("add", {"a": 5, "b": 6}),
-    ]
+    read = [(c.name, c.arguments) for c in parser.parse(said, [ADD]).tool_calls]
+    assert read == [("add", {"a": 3, "b": 4}), ("add", {"a": 5, "b": 6})]
     shown = template.decode(sample.token_ids[~sample.response_mask].tolist())
     assert "Adds two numbers." in shown and "11" in shown and "11" not in said
 
     async def play():
-        server = ScriptedServer(taught)
-        conversation = TokenConversation(
-            template, server, "x", SamplingParams(max_new_tokens=400), 4096, tools=[ADD], parser=parser
-        )
+        server, sampling = ScriptedServer(taught), SamplingParams(max_new_tokens=400)
+        conversation = TokenConversation(template, server, "x", sampling, 4096, tools=[ADD], parser=parser)
         reply = await conversation.generate(messages[:1])
         await conversation.generate(messages[2:4])
         conversation.verify()
@@ -133,6 +113,4 @@ def test_calls_are_taught_as_the_template_writes_them_and_read_again(name):
 
 def test_a_template_that_shows_no_calls_is_refused():
     with pytest.raises(ChatTemplateError, match="doesn't show a tool call"):
-        encode_demonstration(
-            ChatTemplate(byte_tokenizer()), [user("a"), {"role": "assistant", "content": "", "tool_calls": [call(1, 2)]}]
-        )
+        encode_demonstration(ChatTemplate(byte_tokenizer()), [user("a"), assistant("") | {"tool_calls": [call(1, 2)]}])

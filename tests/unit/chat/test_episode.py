@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from chat_messages import user
 
 from turnwise.chat.conversation import TokenContexts
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import RolloutError
-from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
+from turnwise.testing.fakes import ScriptedServer
 from turnwise.types import SamplingParams
 
-USER = [{"role": "user", "content": "Where to?"}]
+USER = [user("Where to?")]
 
 
-def test_each_context_samples_with_its_own_seed_and_is_released():
-    template = ChatTemplate(byte_tokenizer())
-    server = ScriptedServer([template.respond("Right")] * 3)
-    contexts = TokenContexts(template, server, max_length=256, episode_id="episode-7")
+def test_each_context_samples_with_its_own_seed_and_is_released(chatml):
+    server = ScriptedServer([chatml.respond("Right")] * 3)
+    contexts = TokenContexts(chatml, server, max_length=256, episode_id="episode-7")
 
     async def play():
         for _ in range(3):
@@ -33,10 +32,9 @@ def test_each_context_samples_with_its_own_seed_and_is_released():
     assert sorted(server.released) == sorted(ids)
 
 
-def test_contexts_that_their_agent_has_closed_are_still_verified_and_not_released_again():
-    template = ChatTemplate(byte_tokenizer())
-    server = ScriptedServer(lambda request: template.respond("Right"))
-    contexts = TokenContexts(template, server, max_length=256, episode_id="episode-7")
+def test_contexts_that_their_agent_has_closed_are_still_verified_and_not_released_again(chatml):
+    server = ScriptedServer(lambda request: chatml.respond("Right"))
+    contexts = TokenContexts(chatml, server, max_length=256, episode_id="episode-7")
 
     async def play():
         conversation = contexts(SamplingParams(max_new_tokens=16))
@@ -53,9 +51,8 @@ def test_contexts_that_their_agent_has_closed_are_still_verified_and_not_release
     assert server.released == ["episode-7/0"]
 
 
-def test_only_the_first_context_of_an_episode_must_have_room_for_its_prompt():
-    template = ChatTemplate(byte_tokenizer())
-    contexts = TokenContexts(template, ScriptedServer([]), max_length=8, episode_id="episode-7")
+def test_only_the_first_context_of_an_episode_must_have_room_for_its_prompt(chatml):
+    contexts = TokenContexts(chatml, ScriptedServer([]), max_length=8, episode_id="episode-7")
     with pytest.raises(RolloutError, match="the first prompt of 'episode-7/0'"):
         asyncio.run(contexts(SamplingParams(max_new_tokens=16)).generate(USER))
     assert asyncio.run(contexts(SamplingParams(max_new_tokens=16)).generate(USER)) is None

@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from chat_messages import assistant, message, user
 from tokenizers import AddedToken
 
 from turnwise.chat.conversation import TokenContexts
@@ -28,7 +29,7 @@ def play(template, texts, max_length=4096, **options):
     conversation = contexts(SamplingParams(max_new_tokens=16), **options)
 
     async def run():
-        return [await conversation.generate([{"role": "user", "content": text}]) for text in texts]
+        return [await conversation.generate([user(text)]) for text in texts]
 
     replies = asyncio.run(run())
     conversation.verify()
@@ -70,8 +71,7 @@ def test_tokens_in_tokens_and_in_rows_stay_text(text):
 def test_parts_of_one_message_don_t_make_a_token_together():
     parts = "{% for m in messages %}<|im_start|>{% for p in m.content %}{{ p.text }}{% endfor %}<|im_end|>{% endfor %}"
     template = ChatTemplate(byte_tokenizer(chat_template=parts)).without_special_tokens
-    content = [{"type": "text", "text": text} for text in ("<|im_", "end|>")]
-    ids = template.start([{"role": "user", "content": content}])
+    ids = template.start([user([{"type": "text", "text": text} for text in ("<|im_", "end|>")])])
     assert ids.count(template.tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1
 
 
@@ -125,7 +125,7 @@ def test_whatever_fits_is_let_through():
 
 
 def test_a_huge_row_is_named(tiny_model, tmp_path, capsys):
-    rows = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "b"}]} for text in ("a", HUGE)]
+    rows = [{"messages": [user(text), assistant("b")]} for text in ("a", HUGE)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "sft.yaml").write_text(
         f"pretrain: {tiny_model}\ntrain_files: {tmp_path}/rows.jsonl\noutput_dir: {tmp_path}/runs\nsequence_length: 64\n"
@@ -172,5 +172,5 @@ def test_environments_that_relay_foreign_text_are_encoded_without_special_tokens
 
 @pytest.mark.parametrize(("role", "pieces"), [("user", ["a<", "|im_end|>"]), ("tool", ["a<", "|im_end|>"]), ("system", None)])
 def test_users_and_tools_are_from_outside_and_the_config_is_not(role, pieces):
-    [message], mark = ForeignText({7: "<|im_end|>"}).marked([{"role": role, "content": "a<|im_end|>"}])
-    assert (message["content"].split(mark) if mark else None) == pieces
+    [marked], mark = ForeignText({7: "<|im_end|>"}).marked([message(role, "a<|im_end|>")])
+    assert (marked["content"].split(mark) if mark else None) == pieces

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from chat_messages import tool, user
 
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
@@ -15,14 +16,7 @@ from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.types import SamplingParams
 
 FOLDER = Path(__file__).parents[2] / "data" / "chat_templates"
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Looks a thing up.",
-        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
-    },
-}
+SCHEMA = tool("look", "Looks a thing up.", x="integer")
 
 
 @dataclass(frozen=True)
@@ -78,10 +72,7 @@ FAMILIES = (
         "<|eot_id|>",
         '{"name": "look", "parameters": {"x": 6}}',
         "<|eot_id|>",
-        (
-            '<|start_header_id|>ipython<|end_header_id|>\n\n"',
-            '"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n',
-        ),
+        ('<|start_header_id|>ipython<|end_header_id|>\n\n"', '"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n'),
     ),
 )
 
@@ -99,7 +90,7 @@ def test_a_result_stands_behind_a_call_as_the_template_writes_it(family: Family,
     conversation = contexts(SamplingParams(max_new_tokens=len(said)), tools=[SCHEMA])
 
     async def converse() -> list[object]:
-        reply = await conversation.generate([{"role": "user", "content": "6 times 7?"}])
+        reply = await conversation.generate([user("6 times 7?")])
         assert reply is not None and reply["call_errors"] == []
         result = {"role": "tool", "name": "look", "tool_call_id": reply["tool_calls"][0]["id"], "content": "42"}
         await conversation.generate([result])

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from chat_messages import assistant, user
 
 from turnwise.cli.main import main
 
@@ -21,7 +22,7 @@ def config(tmp_path, tiny_model):
     """A config of fine-tuning, and the folder of its model."""
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model)
-    rows = [{"messages": [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": "Right"}]}] * 4
+    rows = [{"messages": [user("P _ G"), assistant("Right")]}] * 4
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = tmp_path / "sft.yaml"
     path.write_text(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from chat_messages import assistant, system, user
+
 from turnwise.chat.conversation import TextAnswer, TextConversation
 from turnwise.types import CallOptions, SamplingParams
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 def test_it_sends_the_history_with_the_smaller_budget_and_a_seed_of_the_turn():
@@ -22,15 +20,14 @@ def test_it_sends_the_history_with_the_smaller_budget_and_a_seed_of_the_turn():
 
     async def talk():
         conversation = TextConversation(complete, SamplingParams(max_new_tokens=9, seed=4))
-        first = await conversation.generate(
-            [{"role": "system", "content": "Rules"}, user("One")], CallOptions(5, temperature=0.5, tools=["schema"])
-        )
+        options = CallOptions(5, temperature=0.5, tools=["schema"])
+        first = await conversation.generate([system("Rules"), user("One")], options)
         await conversation.generate([user("Two")], CallOptions(50))
         await conversation.close()
         return conversation, first
 
     conversation, first = asyncio.run(talk())
-    assert first == {"role": "assistant", "content": "answer 1"}
+    assert first == assistant("answer 1")
     history = [message["content"] for message in asked[1][0]]
     assert history == ["Rules", "One", "answer 1", "Two"]
     assert [sampling.max_new_tokens for _, sampling in asked] == [5, 9]

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from chat_messages import assistant, tool, user
 from hypothesis import HealthCheck, given, settings
 
 from turnwise.batching.samples import build_samples
@@ -18,19 +19,8 @@ from turnwise.models.tokenizer import CHAT_TEMPLATE
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.types import CallOptions, Completion, Media, SamplingParams, Task, Trajectory, VersionRun, derive_seed
 
-PROPERTY = settings(
-    max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+PROPERTY = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SAMPLING = SamplingParams(max_new_tokens=32, seed=11)
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-@pytest.fixture(scope="module")
-def chatml():
-    return ChatTemplate(byte_tokenizer())
 
 
 def open_conversation(template, server, max_length=4096, sampling=SAMPLING, **kwargs):
@@ -84,9 +74,9 @@ def test_turns_record_the_response_and_leave_the_stop_token_out_of_the_text(chat
     conversation = open_conversation(chatml, server, parent=4)
     answers = play(conversation, ["P _\n_ G", "_ P\n_ G"])
     first, second = conversation.turns
-    assert answers[0] == {"role": "assistant", "content": "<answer>Right</answer>"}
+    assert answers[0] == assistant("<answer>Right</answer>")
     assert (first.text, first.finish_reason, first.observation) == ("<answer>Right</answer>", "stop", "P _\n_ G")
-    assert first.messages == [{"role": "user", "content": "P _\n_ G"}, answers[0]] and second.messages[-1] == answers[1]
+    assert first.messages == [user("P _\n_ G"), answers[0]] and second.messages[-1] == answers[1]
     assert first.response_ids[-1] == chatml.stop_token_ids[0]
     assert (first.starts_context, first.parent) == (True, 4) and (second.starts_context, second.parent) == (False, None)
     assert (second.text, second.finish_reason) == ("Left", "length")
@@ -155,9 +145,7 @@ def test_options_are_those_of_their_call_alone(chatml):
 
 def test_other_tools_start_a_new_context_that_holds_the_whole_conversation():
     template = ChatTemplate(byte_tokenizer(chat_template=CHAT_TEMPLATE))
-    tools = [
-        {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": {}}} for name in "fg"
-    ]
+    tools = [tool(name, f"Does {name}.") for name in "fg"]
     server = ScriptedServer(lambda request: template.respond(f"answer {len(server.requests)}"))
     conversation = open_conversation(template, server, tools=tools[:1], parent=4)
 
@@ -170,7 +158,7 @@ def test_other_tools_start_a_new_context_that_holds_the_whole_conversation():
     turns = conversation.turns
     assert [turn.starts_context for turn in turns] == [True, False, True, False, True]
     assert [turn.parent for turn in turns] == [4, None, None, None, None] and server.released == ["episode-0"] * 2
-    said = [user("1"), {"role": "assistant", "content": "answer 1"}, user("2"), {"role": "assistant", "content": "answer 2"}]
+    said = [user("1"), assistant("answer 1"), user("2"), assistant("answer 2")]
     assert turns[2].prompt_ids.tolist() == template.start([*said, user("3")], tools) and turns[2].observation == "3"
     samples = build_samples(Trajectory(Task("t", "T", "train", 0), 0, turns=turns))
     assert [[span.turn for span in sample.turn_spans] for sample in samples] == [[0, 1], [2, 3], [4]]
@@ -188,7 +176,7 @@ def test_other_tools_without_room_for_the_whole_conversation_change_nothing(chat
     server = ScriptedServer(lambda request: [65] * 4)
     conversation = open_conversation(chatml, server, max_length=len(chatml.start([user("hi")])) + 12)
     play(conversation, ["hi"])
-    tools = [{"type": "function", "function": {"name": "f", "description": "x" * 100, "parameters": {}}}]
+    tools = [tool("f", "x" * 100)]
     conversation._template = ChatTemplate(byte_tokenizer(chat_template=CHAT_TEMPLATE))
     assert asyncio.run(conversation.generate([user("hi")], CallOptions(tools=tools))) is None
     assert len(conversation.turns) == 1 and conversation.remaining_tokens() == 8 and not server.released
@@ -248,7 +236,7 @@ def test_a_refused_request_leaves_the_ledger_as_it_was(chatml):
     with pytest.raises(ServerError, match="no response left"):
         play(conversation, ["two"])
     with pytest.raises(ChatTemplateError, match="takes strings only"):
-        asyncio.run(conversation.generate([{"role": "user", "content": [{"type": "image"}]}]))
+        asyncio.run(conversation.generate([user([{"type": "image"}])]))
     assert len(conversation.turns) == 1 and conversation.remaining_tokens() == left
 
 
@@ -265,35 +253,34 @@ def test_an_aborted_response_keeps_its_partial_tokens_and_is_closed(chatml):
     conversation.verify()
 
 
-def broken_completion(token_ids, reason):
-    zeros = np.zeros(len(token_ids), np.float32)
-    return Completion(np.array(token_ids, np.int64), zeros, reason, (VersionRun(0, len(token_ids)),))
+class Careless:
+    """A server that answers with these tokens and this finish reason, whatever it is asked."""
+
+    def __init__(self, token_ids, reason):
+        zeros = np.zeros(len(token_ids), np.float32)
+        self.completion = Completion(np.array(token_ids, np.int64), zeros, reason, (VersionRun(0, len(token_ids)),))
+
+    async def generate(self, prompt_ids, sampling, request_id, media=()):
+        return self.completion
 
 
 @pytest.mark.parametrize(
-    ("completion", "complaint"),
+    ("server", "complaint"),
     [
-        (broken_completion([65] * 33, "length"), "33 tokens, more than the 32"),
-        (broken_completion([65], "eos"), "finish reason 'eos'"),
-        (broken_completion([65], "stop"), "keep the stop token"),
-        (broken_completion([], "stop"), "keep the stop token"),
+        (Careless([65] * 33, "length"), "33 tokens, more than the 32"),
+        (Careless([65], "eos"), "finish reason 'eos'"),
+        (Careless([65], "stop"), "keep the stop token"),
+        (Careless([], "stop"), "keep the stop token"),
     ],
 )
-def test_an_answer_that_breaks_the_contract_is_refused(chatml, completion, complaint):
-    class Broken(ScriptedServer):
-        async def generate(self, prompt_ids, sampling, request_id, media=()):
-            return completion
-
+def test_an_answer_that_breaks_the_contract_is_refused(chatml, server, complaint):
     with pytest.raises(ServerError, match=complaint):
-        play(open_conversation(chatml, Broken([])), ["hi"])
+        play(open_conversation(chatml, server), ["hi"])
 
 
 def test_a_stop_string_ends_a_response_without_a_stop_token(chatml):
-    class StopString(ScriptedServer):
-        async def generate(self, prompt_ids, sampling, request_id, media=()):
-            return broken_completion([65], "stop")
-
-    conversation = open_conversation(chatml, StopString([]), sampling=replace(SAMPLING, stop_strings=("A",)))
+    sampling = replace(SAMPLING, stop_strings=("A",))
+    conversation = open_conversation(chatml, Careless([65], "stop"), sampling=sampling)
     assert play(conversation, ["hi"])[0] is not None
 
 
@@ -314,8 +301,7 @@ def test_images_reach_the_server_with_the_whole_context_and_the_turn_that_showed
     conversation = open_conversation(template, server)
 
     async def show(image):
-        parts = [{"type": "image", "image": image}, {"type": "text", "text": "where?"}]
-        await conversation.generate([{"role": "user", "content": parts}])
+        await conversation.generate([user([{"type": "image", "image": image}, {"type": "text", "text": "where?"}])])
 
     asyncio.run(show(white))
     asyncio.run(show(black))

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from chat_messages import assistant, tool, user
 
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
@@ -24,24 +25,8 @@ from turnwise.models.tokenizer import CHAT_TEMPLATE
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.types import SamplingParams
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a town.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "town": {"type": "string"},
-                "days": {"type": "integer"},
-                "where": {"type": "object"},
-                "is_metric": {"type": "boolean"},
-            },
-            "required": ["town"],
-        },
-    },
-}
-PYTHON = {"type": "function", "function": {"name": "python", "parameters": {"properties": {"code": {"type": "string"}}}}}
+WEATHER = tool("weather", "The weather of a town.", town="string", days="integer", where="object", is_metric="boolean")
+PYTHON = tool("python", "Runs a program.", code="string")
 PARIS = ("weather", {"town": "Paris", "days": 2})
 ROME = ("weather", {"town": "Rome"})
 
@@ -68,12 +53,7 @@ READABLE = [
         [],
         '<think>\n<tool_call>{"name": "weather"}</tool_call>',
     ),
-    (
-        HermesParser,
-        '<tool_call>{"name": "weather", "arguments": "{\\"town\\": \\"Rome\\"}"}</tool_call>',
-        [ROME],
-        "",
-    ),
+    (HermesParser, '<tool_call>{"name": "weather", "arguments": "{\\"town\\": \\"Rome\\"}"}</tool_call>', [ROME], ""),
     (
         HermesParser,
         '<tool_call>{"name": "say", "arguments": {"text": "a </tool_call> {b} \\"c\\"", "in": {"d": [{}]}}}</tool_call>',
@@ -112,12 +92,7 @@ READABLE = [
         "",
     ),
     (Llama3JsonParser, 'A set {1, 2} and {"a": 1} are no calls.', [], 'A set {1, 2} and {"a": 1} are no calls.'),
-    (
-        Llama3JsonParser,
-        '{"type": "function", "name": "weather", "parameters": {"town": "Rome"}}',
-        [ROME],
-        "",
-    ),
+    (Llama3JsonParser, '{"type": "function", "name": "weather", "parameters": {"town": "Rome"}}', [ROME], ""),
     # Meta's prompt format of Llama 3.1: built-in tools and the code interpreter.
     (PythonTagParser, '<|python_tag|>weather.call(town="Paris", days=2)<|eom_id|>', [PARIS], ""),
     (PythonTagParser, 'So: <|python_tag|>weather(town="Rome")', [ROME], "So:"),
@@ -156,12 +131,7 @@ READABLE = [
         [PARIS],
         "",
     ),
-    (
-        GptOssParser,
-        ' to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{"town": "Rome"}',
-        [ROME],
-        "",
-    ),
+    (GptOssParser, ' to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{"town": "Rome"}', [ROME], ""),
     (
         GptOssParser,
         "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>It rains.<|return|>",
@@ -317,19 +287,24 @@ def test_a_form_that_nothing_tells_has_to_be_named():
         find_parser("hermez", template)
 
 
-def test_a_conversation_with_tools_gives_calls_and_errors_of_the_sampled_text():
+def conversation_of(texts, parser, tools):
+    """A conversation in which a scripted model says the texts."""
     template = ChatTemplate(byte_tokenizer(), CHATML)
+    contexts = TokenContexts(template, ScriptedServer(map(template.respond, texts)), 2048, "episode", parser)
+    return contexts(SamplingParams(max_new_tokens=400), tools=tools)
+
+
+def test_a_conversation_with_tools_gives_calls_and_errors_of_the_sampled_text():
     call = '<tool_call>{"name": "weather", "arguments": {"town": "Rome"}}</tool_call>'
-    server = ScriptedServer([template.respond(text) for text in (f"Two. {call}{call}", "<tool_call>no</tool_call>", "Sunny.")])
-    contexts = TokenContexts(template, server, 2048, "episode", HermesParser())
+    texts = (f"Two. {call}{call}", "<tool_call>no</tool_call>", "Sunny.")
+    conversation = conversation_of(texts, HermesParser(), [WEATHER])
 
     async def play():
-        conversation = contexts(SamplingParams(max_new_tokens=200), tools=[WEATHER])
-        replies = [await conversation.generate([{"role": "user", "content": "Rome?"}])]
+        replies = [await conversation.generate([user("Rome?")])]
         for _ in range(2):
             result = {"role": "tool", "name": "weather", "tool_call_id": "t001c0000", "content": "sun"}
             replies.append(await conversation.generate([result]))
-        contexts.verify()
+        conversation.verify()
         return replies, conversation.turns
 
     (first, second, third), turns = asyncio.run(play())
@@ -337,15 +312,13 @@ def test_a_conversation_with_tools_gives_calls_and_errors_of_the_sampled_text():
     assert first["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"town": "Rome"}}
     assert first["content"] == turns[0].text == f"Two. {call}{call}" and first["call_errors"] == []
     assert second["tool_calls"] == [] and "its JSON is wrong" in second["call_errors"][0]
-    assert third == {"role": "assistant", "content": "Sunny.", "tool_calls": [], "call_errors": []}
+    assert third == assistant("Sunny.") | {"tool_calls": [], "call_errors": []}
     assert "sun" in turns[1].observation and not turns[1].starts_context
 
 
 def test_without_tools_nothing_is_parsed():
-    template = ChatTemplate(byte_tokenizer(), CHATML)
-    contexts = TokenContexts(template, ScriptedServer([template.respond("<tool_call>no")]), 512, "episode", HermesParser())
-    reply = asyncio.run(contexts(SamplingParams(max_new_tokens=50)).generate([{"role": "user", "content": "Hi"}]))
-    assert reply == {"role": "assistant", "content": "<tool_call>no"}
+    conversation = conversation_of(["<tool_call>no"], HermesParser(), tools=())
+    assert asyncio.run(conversation.generate([user("Hi")])) == assistant("<tool_call>no")
 
 
 def test_an_end_of_thinking_inside_a_call_is_its_argument():
@@ -368,11 +341,8 @@ def test_values_of_qwen3_coder_that_are_no_json_stay_texts():
     ("ids", "kept"), [(("a1b2c3d4e", "f1b2c3d4e"), True), (("a1b2c3d4e",) * 2, False), (("x", "f1b2c3d4e"), False)]
 )
 def test_ids_of_the_model_are_kept_where_templates_take_them(ids, kept):
-    template = ChatTemplate(byte_tokenizer(), CHATML)
     said = "".join(f"[TOOL_CALLS]a[CALL_ID]{call_id}[ARGS]{{}}" for call_id in ids)
-    contexts = TokenContexts(template, ScriptedServer([template.respond(said)]), 2048, "episode", MistralParser())
-    conversation = contexts(SamplingParams(max_new_tokens=400), tools=[WEATHER])
-    reply = asyncio.run(conversation.generate([{"role": "user", "content": "?"}]))
+    reply = asyncio.run(conversation_of([said], MistralParser(), [WEATHER]).generate([user("?")]))
     found = tuple(call["id"] for call in reply["tool_calls"])
     assert (found == ids) == kept and len(set(found)) == 2 and all(len(call_id) == 9 for call_id in found)
 

@@ -25,14 +25,10 @@ def write(word_model, tmp_path):
             "grpo": {"output_dir": "out/grpo", "num_generations": 2, "max_new_tokens": 16, **small},
             "eval": {"max_samples": 3, "max_new_tokens": 16},
             "monitoring": {"use_tensorboard": False},
-            "output_dir": "out",
         }
+        changed = {name: section | changes.get(name, {}) for name, section in sections.items()}
         file = tmp_path / "config.json"
-        file.write_text(
-            json.dumps(
-                {key: {**value, **changes.get(key, {})} if key != "output_dir" else value for key, value in sections.items()}
-            )
-        )
+        file.write_text(json.dumps({**changed, "output_dir": "out"}))
         return file
 
     return write

@@ -26,6 +26,10 @@ from turnwise.trainer.trainer import Trainer
 ROWS = [{"question": "What is 3 + 4?", "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}] * 4
 
 
+def ask(action, **parameters):
+    return RLTrainingTool().run_dict({"action": action, **parameters})
+
+
 def test_safe_learning_rates():
     rates = {}
     for algorithm in ("sft", "grpo", "ppo"):
@@ -62,20 +66,16 @@ def test_the_run_s_config_accepts_what_the_tool_asks_for(word_model):
     assert config.actor_train.model_args.lora_alpha == 8 and config.data.reward[1].args == {"step_bonus": 0.5}
 
 
+GRPO = {"model_name": "M", "dataset": ROWS, "algorithm": "grpo"}
+STEP = GRPO | {"reward_type": "step"}
 REFUSED = [
     ({"action": "trian"}, "config", "Did you mean 'train'"),
     ({"action": ["train"]}, "config", r"action \['train'\] isn't one of"),
     ({"model_name": "M", "preset": ["quick"]}, "config", r"preset \['quick'\] isn't one of"),
     (
-        {
-            "model_name": "M",
-            "dataset": ROWS,
-            "algorithm": "grpo",
-            "reward_type": ["step", "format"],
-            "reward_config": {"step": 5},
-        },
+        GRPO | {"reward_type": ["step", "format"], "reward_config": {"step": 5}},
         "config",
-        r"reward_config.step: several rewards have a dict each",
+        "reward_config.step: several rewards have a dict each",
     ),
     ({"action": "train"}, "config", "model_name: is needed"),
     ({"model_nam": "x", "model_name": "M"}, "config", "model_nam: unknown parameter. Did you mean 'model_name'"),
@@ -85,26 +85,14 @@ REFUSED = [
     ({"model_name": "M", "dataset": []}, "data", "has no rows"),
     ({"model_name": "M", "dataset": ROWS, "split": "test"}, "config", "split: rows given in Python have none"),
     ({"model_name": "M", "dataset": [{"text": "a"}]}, "data", "row 1 has the columns text"),
-    ({"model_name": "M", "dataset": ROWS, "algorithm": "grpo", "num_generations": 1}, "config", "num_generations is 1"),
+    (GRPO | {"num_generations": 1}, "config", "num_generations is 1"),
     ({"model_name": "M", "dataset": ROWS, "lora_target_modules": ["q_prj"]}, "config", "Did you mean 'q_proj'"),
     ({"model_name": "M", "dataset": ROWS, "batch_size": 0}, "config", "batch_size: "),
-    ({"model_name": "M", "dataset": ROWS, "algorithm": "grpo", "reward_type": "acuracy"}, "config", "Did you mean 'accuracy'"),
-    (
-        {"model_name": "M", "dataset": ROWS, "algorithm": "grpo", "reward_type": "step", "reward_config": {"step_bonu": 1}},
-        "config",
-        "Did you mean 'step_bonus'",
-    ),
-    ({"model_name": "M", "dataset": ROWS, "algorithm": "grpo", "reward_type": []}, "config", "reward_type is empty"),
-    (
-        {"model_name": "M", "dataset": ROWS, "algorithm": "grpo", "reward_type": "step", "reward_config": {"step_bonus": "1"}},
-        "config",
-        "reward step: can't compute with step_bonus='1'",
-    ),
-    (
-        {"model_name": "M", "dataset": [{"prompt": "a"}], "algorithm": "grpo"},
-        "data",
-        "no column ground_truth or answer",
-    ),
+    (GRPO | {"reward_type": "acuracy"}, "config", "Did you mean 'accuracy'"),
+    (STEP | {"reward_config": {"step_bonu": 1}}, "config", "Did you mean 'step_bonus'"),
+    (GRPO | {"reward_type": []}, "config", "reward_type is empty"),
+    (STEP | {"reward_config": {"step_bonus": "1"}}, "config", "reward step: can't compute with step_bonus='1'"),
+    ({"model_name": "M", "dataset": [{"prompt": "a"}], "algorithm": "grpo"}, "data", "no column ground_truth or answer"),
     ({"model_name": "M", "dataset": [*ROWS, {"question": "a", "answer": None}]}, "data", "row 5: answer is null"),
     ({"model_name": "M", "dataset": [{"messages": "hello"}]}, "data", "row 1: has 'hello' for its messages; a prompt is"),
     ({"model_name": "M", "dataset": [*ROWS, {"prompt": 5, "completion": "7"}]}, "data", "row 5: message 0 has the content '5'"),
@@ -134,7 +122,7 @@ def test_what_is_refused_is_an_error_with_code_and_message(word_model, tmp_path,
 )
 def test_a_broken_reward_ends_as_an_error(word_model, returned):
     given = {"dataset": ROWS, "max_new_tokens": 4, "num_generations": 2, "custom_reward": returned}
-    answer = RLTrainingTool().run_dict({"action": "train", "algorithm": "grpo", "model_name": word_model, **given})
+    answer = ask("train", algorithm="grpo", model_name=word_model, **given)
     assert answer["status"] == "error" and "reward" in answer["message"], answer
 
 
@@ -143,13 +131,13 @@ def test_a_judge_rewards_the_answers_of_each_group(word_model, mode):
     given = {"dataset": ROWS, "max_new_tokens": 4, "num_generations": 2, "num_epochs": 1, "reward_type": "judge"}
     with ChatServer(lambda content: "Score: 4\nWinner: A") as server:
         config = {"base_url": server.base_url, "model": "small", "rubric": "It is short.", "mode": mode, "both_orders": True}
-        asked = {"action": "train", "algorithm": "grpo", "model_name": word_model, "reward_config": config, **given}
-        answer = RLTrainingTool().run_dict(asked)
+        asked = {"algorithm": "grpo", "model_name": word_model, "reward_config": config, **given}
+        answer = ask("train", **asked)
         assert answer["status"] == "success", answer
         assert answer["metrics"]["rollout/reward/judge"] == pytest.approx({"pointwise": 0.4, "pairwise": 0.5}[mode])
         assert len(server.asked) >= 2 and "What is 3 + 4?" in str(server.asked[0])
         server.body = lambda content: "I like it."
-        answer = RLTrainingTool().run_dict({**asked, "overwrite": True})
+        answer = ask("train", **asked, overwrite=True)
         assert answer["status"] == "error" and "judge" in answer["message"] and "without a line" in answer["message"], answer
 
 
@@ -158,16 +146,15 @@ def test_a_judge_needs_its_arguments():
     judge = {"action": "create_reward", "reward_type": "judge", "base_url": "http://localhost:1/v1", "model": "small"}
     assert "missing 1 required positional argument: 'rubric'" in tool.run_dict(judge)["message"]
     answer = tool.run_dict({**judge, "rubric": "It is short."})
-    assert (
-        answer["status"] == "success" and answer["max_score"] == 10 and json.loads(tool.run({**judge, "rubric": "a"}))["rubric"]
-    )
+    assert answer["status"] == "success" and answer["max_score"] == 10
+    assert json.loads(tool.run({**judge, "rubric": "a"}))["rubric"]
     assert "Did you mean 'max_score'" in tool.run_dict({**judge, "max_scor": 5})["message"]
 
 
 def test_an_adapter_without_its_base_is_refused(tmp_path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "models/gone"}')
-    answer = RLTrainingTool().run_dict({"action": "evaluate", "model_path": "adapter"})
+    answer = ask("evaluate", model_path="adapter")
     assert answer["status"] == "error" and answer["code"] == "model", answer
 
 
@@ -177,24 +164,20 @@ def test_the_model_that_a_training_starts_from_is_not_overwritten(word_model, tm
     Path("adapter").mkdir()
     Path("adapter/adapter_model.safetensors").touch()
     Path("adapter/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
-    asked = {"action": "train", "model_name": "adapter" if of_adapter else "base", "dataset": ROWS}
-    answer = RLTrainingTool().run_dict({**asked, "output_dir": "./base", "overwrite": True})
+    model = "adapter" if of_adapter else "base"
+    answer = ask("train", model_name=model, dataset=ROWS, output_dir="./base", overwrite=True)
     assert answer["code"] == "config" and "to keep it" in answer["message"], answer
     assert Path("base/model.safetensors").is_file()
 
 
 def test_rows_are_shown_and_examined():
-    broken = [
-        {"question": "a", "answer": "#### 7"},
-        {"question": "a", "answer": "#### 7"},
-        {"question": "b", "answer": "#### ?"},
-        {"question": None, "answer": "#### 7"},
-    ]
-    answer = RLTrainingTool().run_dict({"action": "load_dataset", "dataset": broken, "format": "rl"})
+    pairs = (("a", "#### 7"), ("a", "#### 7"), ("b", "#### ?"), (None, "#### 7"))
+    broken = [{"question": question, "answer": answer} for question, answer in pairs]
+    answer = ask("load_dataset", dataset=broken, format="rl")
     assert answer["quality"] == {"empty": 0, "null": 1, "duplicate": 1, "over_long": 0, "answer_not_extractable": 1}
     assert len(answer["samples"]) == 3 and answer["dataset_object"][0]["ground_truth"] == "7"
     half = [{"messages": [{"role": "user"}, {"role": "assistant", "content": "#### 7"}]}]
-    assert RLTrainingTool().run_dict({"action": "load_dataset", "dataset": half})["quality"]["null"] == 1
+    assert ask("load_dataset", dataset=half)["quality"]["null"] == 1
     assert "dataset_object" not in json.loads(RLTrainingTool().run({"action": "load_dataset", "max_samples": 2}))
 
 
@@ -208,22 +191,19 @@ def test_a_folder_in_the_hub_s_layout_is_gsm8k(tmp_path, file):
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows[split]), path)
         else:
             path.write_text("".join(json.dumps(row) + "\n" for row in rows[split]))
-    tool = RLTrainingTool()
-    found = {split: tool.run_dict({"action": "load_dataset", "split": split, "format": "rl"}) for split in rows}
+    found = {split: ask("load_dataset", split=split, format="rl") for split in rows}
     assert {answer["dataset"] for answer in found.values()} == {"gsm8k"}
     for split, answer in found.items():
         assert [row["question"] for row in answer["dataset_object"]] == [row["question"] for row in rows[split]]
-    if file != "{}.jsonl":
-        return
-    refused = tool.run_dict({"action": "load_dataset", "dataset": "gsm8k/test.jsonl", "split": "test"})
-    assert "split: " in refused["message"]
+    if file == "{}.jsonl":
+        assert "split: " in ask("load_dataset", dataset="gsm8k/test.jsonl", split="test")["message"]
 
 
 def test_tools_of_demonstrations_are_trained_on(word_model):
     tools = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]
     row = {"messages": [{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7"}], "tools": tools}
-    asked = {"action": "train", "model_name": word_model, "output_dir": "out", "num_epochs": 1, "dataset": [row, row]}
-    assert RLTrainingTool().run_dict(asked)["status"] == "success"
+    answer = ask("train", model_name=word_model, output_dir="out", num_epochs=1, dataset=[row, row])
+    assert answer["status"] == "success", answer
     [file] = Path("out/run").glob("messages-*.jsonl")
     assert json.loads(file.read_text().splitlines()[0])["tools"] == tools
 
@@ -253,7 +233,7 @@ def test_presets_give_sizes_and_safe_rewards():
 
 
 def test_an_evaluation_warns_of_nothing(word_model, caplog):
-    answer = RLTrainingTool().run_dict({"action": "evaluate", "model_path": word_model, "dataset": ROWS, "max_new_tokens": 2})
+    answer = ask("evaluate", model_path=word_model, dataset=ROWS, max_new_tokens=2)
     assert answer["num_samples"] == 4, answer
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
@@ -286,7 +266,7 @@ def test_gsm8k_by_name_is_never_the_generated_problems(monkeypatch):
         raise ConnectionError("Couldn't reach the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", without_network)
-    answer = RLTrainingTool().run_dict({"action": "load_dataset", "dataset": "gsm8k"})
+    answer = ask("load_dataset", dataset="gsm8k")
     assert answer["status"] == "error" and answer["code"] == "data" and "hub doesn't give its split train" in answer["message"]
 
 

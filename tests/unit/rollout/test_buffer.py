@@ -20,6 +20,18 @@ def admitted(buffer):
     return list(iter(buffer.admit, None))
 
 
+def begun(num_groups, **settings):
+    """A buffer whose first step, of that many groups, is being collected."""
+    buffer = GroupBuffer(settings_of(**settings))
+    buffer.begin(num_groups)
+    return buffer
+
+
+def finish(buffer, *indices):
+    for index in indices:
+        buffer.finish(index)
+
+
 def choice(buffer):
     """The groups of the step, None while it must wait for one."""
     return sorted(buffer.selected) if buffer.select() else None
@@ -138,44 +150,36 @@ def test_never_beyond_the_bound_nothing_lost_nothing_twice(data):
 
 def test_the_quick_overtake_only_where_the_slow_can_still_be_in_time():
     """Two steps later four groups would be due in a step that takes two."""
-    buffer = GroupBuffer(settings_of(ratio=2))
-    buffer.begin(2)
+    buffer = begun(2, ratio=2)
     assert admitted(buffer) == [0, 1, 2, 3, 4, 5]
-    for index in (0, 1):
-        buffer.finish(index)
+    finish(buffer, 0, 1)
     assert choice(buffer) and buffer.close_step() == []
     buffer.begin(2)
     assert admitted(buffer) == [6, 7]
-    for index in (6, 7):
-        buffer.finish(index)
+    finish(buffer, 6, 7)
     assert choice(buffer) is None
-    for index in (5, 3):
-        buffer.finish(index)
+    finish(buffer, 5, 3)
     assert choice(buffer) == [3, 5]
 
 
 def test_with_slack_the_quick_go_first():
-    buffer = GroupBuffer(settings_of(2, ratio=2))
-    buffer.begin(1)
+    buffer = begun(1, max_concurrent_groups=2, ratio=2)
     assert admitted(buffer) == [0, 1]
     buffer.finish(1)
     assert choice(buffer) == [1]
 
 
 def test_in_order_the_lowest_are_waited_for():
-    buffer = GroupBuffer(settings_of(is_ordered=True))
-    buffer.begin(2)
+    buffer = begun(2, is_ordered=True)
     admitted(buffer)
-    for index in (3, 2, 1):
-        buffer.finish(index)
+    finish(buffer, 3, 2, 1)
     assert choice(buffer) is None
     buffer.finish(0)
     assert choice(buffer) == [0, 1]
 
 
 def test_what_the_step_left_behind_is_dropped_on_demand():
-    buffer = GroupBuffer(settings_of(drops_stale=True))
-    buffer.begin(1)
+    buffer = begun(1, drops_stale=True)
     assert admitted(buffer) == [0, 1]
     buffer.finish(1)
     assert choice(buffer) and buffer.close_step() == []
@@ -188,31 +192,26 @@ def test_what_the_step_left_behind_is_dropped_on_demand():
 
 
 def test_nothing_is_played_for_steps_that_will_not_come():
-    buffer = GroupBuffer(settings_of(ratio=2, num_batches=2))
-    buffer.begin(2)
+    buffer = begun(2, ratio=2, num_batches=2)
     assert admitted(buffer) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("num_filtered", "num_taken"), [(2, 2), (3, 2), (5, 1), (6, 0)])
 def test_refills_are_bounded_and_eat_into_the_lead_first(num_filtered, num_taken):
     """Two groups a step, one ahead of it, two refills; from then on each filtered group leaves one place less."""
-    buffer = GroupBuffer(settings_of(max_refill_factor=1.0))
-    buffer.begin(2)
+    buffer = begun(2, max_refill_factor=1.0)
     playing = admitted(buffer)
     for _ in range(num_filtered):
         buffer.finish(playing.pop(0), "filtered")
         playing += admitted(buffer)
-    for index in playing:
-        buffer.finish(index)
+    finish(buffer, *playing)
     assert len(choice(buffer)) == num_taken
 
 
 def test_a_run_that_goes_on_with_smaller_batches_keeps_the_bound():
-    buffer = GroupBuffer(settings_of())
-    buffer.begin(4)
+    buffer = begun(4)
     playing = admitted(buffer)
-    for index in playing:
-        buffer.finish(index)
+    finish(buffer, *playing)
     assert choice(buffer) and buffer.close_step() == []
     state, buffer = buffer.state_dict(), GroupBuffer(buffer.settings)
     buffer.load_state_dict(state)
@@ -222,8 +221,7 @@ def test_a_run_that_goes_on_with_smaller_batches_keeps_the_bound():
 
 def test_a_group_has_its_place_as_soon_as_it_is_certain():
     """One of the two places is for a group that is due: the first to end of the others has the other one, the second waits."""
-    buffer = GroupBuffer(settings_of())
-    buffer.begin(2)
+    buffer = begun(2)
     for index in [*admitted(buffer)[:1], 2]:
         buffer.finish(index)
     assert buffer.select() and buffer.close_step() == []
@@ -235,8 +233,7 @@ def test_a_group_has_its_place_as_soon_as_it_is_certain():
 
 
 def test_a_recorded_step_gets_its_groups_part_by_part():
-    buffer = GroupBuffer(settings_of())
-    buffer.begin(3)
+    buffer = begun(3)
     admitted(buffer)
     buffer.finish(4)
     assert not buffer.select_recorded([4, 0]) and buffer.selected == []

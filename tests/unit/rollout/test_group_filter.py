@@ -16,8 +16,7 @@ def group(*scores):
 
 
 @pytest.mark.parametrize(
-    ("scores", "is_kept"),
-    [((1, 1, 1), False), ((0, 1), True), ((0.1 + 0.2, 0.3), False), ((5,), False), ((-1, -1.1), True)],
+    ("scores", "is_kept"), [((1, 1, 1), False), ((0, 1), True), ((0.1 + 0.2, 0.3), False), ((5,), False), ((-1, -1.1), True)]
 )
 def test_non_zero_variance_keeps_groups_that_differ(scores, is_kept):
     assert load_group_filter("non_zero_variance")(group(*scores)) is is_kept

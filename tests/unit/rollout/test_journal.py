@@ -37,12 +37,24 @@ def trajectory():
     return made
 
 
-def test_a_trajectory_can_be_trained_on_again(tmp_path):
+@pytest.fixture
+def written(tmp_path):
+    """Writes groups and returns the file."""
+
+    def write(*groups, step=0):
+        path = tmp_path / "rollouts.jsonl"
+        path.unlink(missing_ok=True)
+        journal = Journal(path)
+        journal.append(step, groups)
+        journal.close()
+        return path
+
+    return write
+
+
+def test_a_trajectory_can_be_trained_on_again(written):
     original = trajectory()
-    journal = Journal(tmp_path / "rollouts.jsonl")
-    journal.append(7, [Group(task=original.task, trajectories=[original], index=3)])
-    journal.close()
-    [(step, read)] = read_journal(tmp_path / "rollouts.jsonl")
+    [(step, read)] = read_journal(written(Group(original.task, [original], index=3), step=7))
     assert step == 7 and read.task == original.task and read.score == original.score == 1.0
     [before], [after] = original.samples, build_samples(read)
     np.testing.assert_array_equal(before.token_ids, after.token_ids)
@@ -51,45 +63,37 @@ def test_a_trajectory_can_be_trained_on_again(tmp_path):
     assert before.versions == after.versions and before.turn_spans == after.turn_spans
 
 
-def test_advantages_are_written_per_turn(tmp_path):
+def test_advantages_are_written_per_turn(written):
     original = trajectory()
     [sample] = original.samples
     sample.advantages = np.zeros(sample.num_tokens, np.float32)
     first, second = sample.turn_spans
     sample.advantages[first.start : first.stop] = 0.5
     sample.advantages[second.start : second.stop] = [1, 2, 3]
-    journal = Journal(tmp_path / "rollouts.jsonl")
-    journal.append(0, [Group(task=original.task, trajectories=[original])])
-    journal.close()
-    turns = json.loads((tmp_path / "rollouts.jsonl").read_text())["turns"]
+    turns = json.loads(written(Group(original.task, [original])).read_text())["turns"]
     assert [turn["advantage"] for turn in turns] == [0.5, [1.0, 2.0, 3.0]]
 
 
-def test_a_cut_line_is_named(tmp_path):
-    path = tmp_path / "rollouts.jsonl"
+def test_a_cut_line_is_named(written):
     original = trajectory()
-    journal = Journal(path)
-    journal.append(0, [Group(task=original.task, trajectories=[original, original])])
-    journal.close()
+    path = written(Group(original.task, [original, original]))
     path.write_text(path.read_text()[:-40])
     with pytest.raises(DataError, match="line 2"):
         read_journal(path)
 
 
-def test_what_belongs_to_a_group_is_written_with_it(tmp_path):
+def test_what_belongs_to_a_group_is_written_with_it(written):
     original, greedy = trajectory(), trajectory()
     original.score_kl_penalty = 0.125
     original.error = "FileNotFoundError: caf\udce9"
-    journal = Journal(tmp_path / "rollouts.jsonl")
-    journal.append(0, [Group(original.task, [original], 3, greedy), Group(original.task, [original], 4, rejected="filtered")])
-    journal.close()
-    rows = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    path = written(Group(original.task, [original], 3, greedy), Group(original.task, [original], 4, rejected="filtered"))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["group"], row["group_length"], row["rejected"], row["is_baseline"]) for row in rows] == [
         (3, 2, None, False),
         (3, 2, None, True),
         (4, 1, "filtered", False),
     ]
-    [(_, read), *_] = read_journal(tmp_path / "rollouts.jsonl")
+    [(_, read), *_] = read_journal(path)
     assert read.score_kl_penalty == 0.125 and read.error == "FileNotFoundError: caf?"
 
 
@@ -118,19 +122,14 @@ def buckets(keys):
     return [seen.setdefault(key, len(seen)) for key in keys]
 
 
-def test_state_keys_come_back_equal_where_they_were(tmp_path):
+def test_state_keys_come_back_equal_where_they_were(written):
     keys = ["a", "1", 1, np.int64(2), 0.5, None, (1, ("door", b"\x00"))]
     keys += [Door(1), Door(2), Door(1), frozenset("ab"), (3, Door(2))]
     original = trajectory()
     turn = original.turns[0]
     original.turns = [replace(turn, state_key=key) for key in keys]
     for _ in range(2):
-        path = tmp_path / "rollouts.jsonl"
-        path.unlink(missing_ok=True)
-        journal = Journal(path)
-        journal.append(0, [Group(original.task, [original])])
-        journal.close()
-        [(_, original)] = read_journal(path)
+        [(_, original)] = read_journal(written(Group(original.task, [original])))
         back = [turn.state_key for turn in original.turns]
         assert back[:6] == keys[:6] and buckets(back) == buckets(keys), "what is read can be written again"
 
@@ -150,12 +149,9 @@ def test_state_keys_come_back_equal_where_they_were(tmp_path):
         ({"finish_reason": "odd"}, r"turns\[1\]\.finish_reason: .*'stop', 'length' or 'aborted' \(got 'odd'\)"),
     ],
 )
-def test_a_turn_with_a_wrong_field_is_named_with_line_and_field(tmp_path, change, fault):
-    path = tmp_path / "rollouts.jsonl"
+def test_a_turn_with_a_wrong_field_is_named_with_line_and_field(written, change, fault):
     original = trajectory()
-    journal = Journal(path)
-    journal.append(0, [Group(original.task, [original])])
-    journal.close()
+    path = written(Group(original.task, [original]))
     record = json.loads(path.read_text())
     record["turns"][1] |= change
     path.write_text(json.dumps(record) + "\n")
@@ -170,7 +166,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         read_journal(tmp_path)
 
 
-def test_what_a_turn_was_sampled_with_comes_back_without_its_seed(tmp_path):
+def test_what_a_turn_was_sampled_with_comes_back_without_its_seed():
     original = trajectory()
     hot = SamplingParams(9, temperature=1.3, top_k=20, stop_token_ids=(2,), stop_strings=("x",), seed=2**60)
     original.turns[0].sampling, original.turns[1].sampling = hot, SamplingParams(9, seed=5)
@@ -189,7 +185,7 @@ def test_what_a_turn_was_sampled_with_comes_back_without_its_seed(tmp_path):
         read_group([lines[0].replace('"temperature":1.3', '"temperature":0')])
 
 
-def test_kept_ids_come_back_with_their_tokens(tmp_path):
+def test_kept_ids_come_back_with_their_tokens():
     original = trajectory()
     first = original.turns[0]
     first.kept_ids = np.array([*first.response_ids[[0, 2]], 7], np.int32)

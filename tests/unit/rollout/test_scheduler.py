@@ -5,99 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections import Counter
 
-import numpy as np
 import pytest
+from toy_agents import Agent, make_scheduler as make, number
 
 from turnwise.errors import BlockingFault, CheckpointError, ConfigError, DeadlineError, EnvironmentFault, RolloutError
 from turnwise.rollout.group_filter import GroupFilter
-from turnwise.rollout.scheduler import RolloutScheduler, SchedulerSettings
-from turnwise.rollout.tasks import DataRow, RowTasks, SeededTasks
+from turnwise.rollout.tasks import DataRow, RowTasks
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.types import SamplingParams, Trajectory, Turn
-
-
-class Contexts:
-    """Counts what is open."""
-
-    num_open = 0
-
-    def __init__(self, episode_id):
-        self.episode_id = episode_id
-        Contexts.num_open += 1
-
-    def __call__(self, sampling, *, parent=None, tools=()):
-        raise AssertionError("these agents open no context")
-
-    def verify(self):
-        pass
-
-    async def close(self):
-        Contexts.num_open -= 1
-
-
-class Agent:
-    """Yields a few times, the longer the higher the sibling, then returns one trajectory."""
-
-    def __init__(
-        self,
-        fails=lambda task, sibling, attempt: None,
-        observation=lambda task, sibling: str(task.seed),
-        reward=lambda task, sibling: 1.0,
-    ):
-        self.fails = fails
-        self.observation = observation
-        self.reward = reward
-        self.attempts = {}
-        self.num_running = self.max_running = 0
-        self.seeds = {}
-
-    async def run(self, task, sibling, open_conversation, sampling):
-        key = (task.id, sibling)
-        attempt = self.attempts[key] = self.attempts.get(key, 0) + 1
-        self.seeds.setdefault(key, []).append(sampling.seed)
-        self.num_running += 1
-        self.max_running = max(self.max_running, self.num_running)
-        try:
-            for _ in range(3 * (task.seed % 5) + sibling):
-                await asyncio.sleep(0)
-            fault = self.fails(task, sibling, attempt)
-            if fault is not None:
-                raise fault
-        finally:
-            self.num_running -= 1
-        turn = Turn(
-            prompt_ids=np.array([1, 2]),
-            response_ids=np.array([3]),
-            logprobs=np.array([-1.0], np.float32),
-            observation=self.observation(task, sibling),
-            reward=self.reward(task, sibling),
-            starts_context=True,
-            is_greedy=sampling.is_greedy,
-        )
-        return [Trajectory(task=task, sibling=sibling, turns=[turn])]
-
-
-@pytest.fixture
-def runner():
-    with asyncio.Runner() as runner:
-        yield runner
-    assert Contexts.num_open == 0
-
-
-def make(runner, agent, watchdog=None, *, is_fixed=False, keep=None, tasks=None, **settings):
-    return RolloutScheduler(
-        run_async=runner.run,
-        tasks=tasks or SeededTasks(run_seed=1, split="train", tags=("A", "B"), partition=(1, 1)),
-        agents=lambda task: agent,
-        contexts=Contexts,
-        sampling=SamplingParams(max_new_tokens=4),
-        settings=SchedulerSettings(**({"group_size": 2, "max_concurrent_groups": 3} | settings)),
-        is_fixed=is_fixed,
-        keep=keep,
-        watchdog=watchdog,
-    )
 
 
 def test_batch_is_complete_groups_in_order_of_admission(runner):
@@ -118,8 +35,8 @@ def test_at_most_the_configured_groups_run_at_once(runner):
 def test_siblings_sample_with_their_own_seeds_and_a_retry_with_the_same(runner):
     agent = Agent(fails=lambda task, sibling, attempt: ValueError("once") if attempt == 1 else None)
     make(runner, agent, max_env_retries=1).get_batch(4)
-    assert all(len(seeds) == 2 and seeds[0] == seeds[1] for seeds in agent.seeds.values())
-    assert len({seeds[0] for seeds in agent.seeds.values()}) == len(agent.seeds) == 4
+    assert set(Counter(agent.started).values()) == {2}
+    assert len({seed for *_, seed in agent.started}) == len(agent.attempts) == 4
 
 
 def test_a_group_that_fails_for_good_is_replaced_by_another_task(runner):
@@ -129,7 +46,7 @@ def test_a_group_that_fails_for_good_is_replaced_by_another_task(runner):
     assert [g.index for g in groups] == [0, 2, 3, 4]
     [rejected] = scheduler.rejected
     assert rejected.index == 1 and [t.status for t in rejected.trajectories] == ["finished", "failed"]
-    assert agent.attempts["train/B/1", 1] == 3
+    assert agent.attempts[1, 1] == 3
 
 
 def test_validation_plays_the_same_tasks_each_time_and_keeps_failures(runner):
@@ -162,16 +79,14 @@ def test_failures_are_judged_as_they_come(runner):
     assert group.rejected == "failed" and [t.sibling for t in group.trajectories] == [sibling for _, sibling in failed]
 
 
-def test_an_environment_that_holds_up_all_others_is_not_tried_again(runner):
-    agent = Agent(fails=lambda *_: BlockingFault("Lake.step took too long"))
-    with pytest.raises(RolloutError, match="took too long"):
-        make(runner, agent).get_batch(2)
-    assert set(agent.attempts.values()) == {1}
-
-
-def test_a_prompt_that_does_not_fit_is_not_tried_again(runner):
-    agent = Agent(fails=lambda task, sibling, attempt: RolloutError("the first prompt has 99 tokens"))
-    with pytest.raises(RolloutError, match="99 tokens"):
+@pytest.mark.parametrize(
+    "fault",
+    [BlockingFault("Lake.step took too long"), RolloutError("the first prompt has 99 tokens")],
+    ids=["blocks", "is long"],
+)
+def test_an_episode_that_would_hold_up_all_others_or_not_fit_again_is_not_tried_again(runner, fault):
+    agent = Agent(fails=lambda *_: fault)
+    with pytest.raises(RolloutError, match=str(fault)):
         make(runner, agent).get_batch(2)
     assert set(agent.attempts.values()) == {1}
 
@@ -200,7 +115,7 @@ class Stuck(Agent):
 def test_an_episode_without_end_is_timed_out_by_name(is_blocking):
     watchdog = Watchdog(grace_s=5.0)
     with WatchedRunner(watchdog) as runner:
-        scheduler = make(runner, Stuck(is_blocking), watchdog, episode_timeout_s=0.05, max_env_retries=0)
+        scheduler = make(runner, Stuck(is_blocking), parts={"watchdog": watchdog}, episode_timeout_s=0.05, max_env_retries=0)
         with pytest.raises(RolloutError, match=r"waited 0\.05 s for an episode of A to end; raise episode_timeout_s") as caught:
             scheduler.get_batch(2)
     assert "wait()" in str(caught.value), "the stack is shown"
@@ -209,7 +124,7 @@ def test_an_episode_without_end_is_timed_out_by_name(is_blocking):
 def test_what_never_yields_ends_the_run_even_without_a_time_limit():
     watchdog = Watchdog(grace_s=5.0)
     with WatchedRunner(watchdog, turn_s=0.05) as runner, pytest.raises(DeadlineError) as caught:
-        make(runner, Stuck(is_blocking=True), watchdog).get_batch(2)
+        make(runner, Stuck(is_blocking=True), parts={"watchdog": watchdog}).get_batch(2)
     assert "the event loop waited 0.05 s for a task that blocks it; raise deadlines.env_s" in str(caught.value)
     assert "MainThread in task 'episode train/A/0/" in str(caught.value)
 
@@ -252,10 +167,12 @@ def test_an_error_that_ends_the_run_leaves_no_episode_behind(runner):
     assert agent.num_running == 0 and not asyncio.all_tasks(runner.get_loop())
 
 
-def test_siblings_that_start_differently_are_refused(runner):
-    agent = Agent(observation=lambda task, sibling: f"start {sibling}")
-    with pytest.raises(EnvironmentFault, match=r"start differently"):
-        make(runner, agent).get_batch(2)
+@pytest.mark.parametrize("has_greedy_sibling", [False, True])
+def test_siblings_that_start_differently_are_refused(runner, has_greedy_sibling):
+    """The greedy sibling, the third one, must start like the others too."""
+    agent = Agent(observation=lambda task, sibling: f"start {sibling // 2 if has_greedy_sibling else sibling}")
+    with pytest.raises(EnvironmentFault, match="start differently"):
+        make(runner, agent, has_greedy_sibling=has_greedy_sibling).get_batch(2)
 
 
 def test_a_batch_of_broken_groups_is_refused(runner):
@@ -269,10 +186,6 @@ def test_the_position_survives_a_round_trip(runner):
     scheduler.get_batch(6)
     other.load_state_dict(scheduler.state_dict())
     assert other.get_batch(2)[0].index == 3
-
-
-def number(task):
-    return int(task.id.rpartition("/")[2])
 
 
 THIRDS = GroupFilter("thirds", lambda group: number(group.task) % 3 == 0)
@@ -315,10 +228,6 @@ def test_a_last_batch_is_short_since_the_rows_are_used_up(runner, caplog, droppe
     assert said in caplog.text and len(caplog.records) == len(dropped)
 
 
-def test_validation_is_not_filtered(runner):
-    assert len(make(runner, Agent(), is_fixed=True).get_batch(8)) == 4
-
-
 def test_a_broken_filter_ends_the_batch_which_is_played_again(runner):
     def divide(group):
         return 1 / (number(group.task) - 2) > 0
@@ -348,13 +257,7 @@ def test_a_greedy_sibling_is_tried_again_and_its_group_replaced_when_it_fails(ru
     scheduler = make(runner, agent, has_greedy_sibling=True, max_failed_fraction=0.5)
     assert [g.index for g in scheduler.get_batch(8)] == [0, 2, 3, 4]
     [lost] = scheduler.rejected
-    assert lost.rejected == "failed" and lost.greedy.status == "failed" and agent.attempts["train/A/0", 2] == 2
-
-
-def test_a_greedy_sibling_must_start_like_the_others(runner):
-    agent = Agent(observation=lambda task, sibling: f"start {sibling // 2}")
-    with pytest.raises(EnvironmentFault, match="start differently"):
-        make(runner, agent, has_greedy_sibling=True).get_batch(2)
+    assert lost.rejected == "failed" and lost.greedy.status == "failed" and agent.attempts[0, 2] == 2
 
 
 def test_what_was_finished_is_there_when_something_ends_a_batch(runner):

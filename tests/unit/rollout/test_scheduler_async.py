@@ -8,92 +8,23 @@ import signal
 from contextlib import closing
 from itertools import chain
 
-import numpy as np
 import pytest
+from toy_agents import Agent, make_scheduler, number
 
 from turnwise.errors import ConfigError, DataError, RolloutError
 from turnwise.replay_log import ReplayLog
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.journal import read_group
-from turnwise.rollout.scheduler import RolloutScheduler
-from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.tasks import CurriculumTasks, DataRow, RowTasks, SeededTasks
 from turnwise.runtime.stopwatch import Stopwatch, Work
-from turnwise.types import SamplingParams, Trajectory, Turn, VersionRun
 
 
-class Contexts:
-    num_open = 0
-
-    def __init__(self, episode_id):
-        Contexts.num_open += 1
-
-    def __call__(self, sampling, *, parent=None, tools=()):
-        raise AssertionError("these agents open no context")
-
-    def verify(self):
-        pass
-
-    async def close(self):
-        Contexts.num_open -= 1
-
-
-def number(task):
-    return int(task.id.rpartition("/")[2])
-
-
-class Agent:
-    """Takes `num_turns(task, sibling)` turns of the event loop, and samples with the version that there is at its start."""
-
-    def __init__(self, num_turns=lambda task, sibling: 2 + 3 * (task.seed % 5) + sibling):
-        self.num_turns = num_turns
-        self.version = 0
-        self.fails = lambda task, sibling: None
-        self.started, self.ended, self.num_running = [], [], 0
-
-    async def run(self, task, sibling, open_conversation, sampling):
-        version = self.version
-        self.started.append((number(task), sibling, sampling.seed))
-        self.num_running += 1
-        try:
-            for _ in range(self.num_turns(task, sibling)):
-                await asyncio.sleep(0)
-            if (fault := self.fails(task, sibling)) is not None:
-                raise fault
-        finally:
-            self.num_running -= 1
-        self.ended.append((number(task), sibling))
-        turn = Turn(
-            prompt_ids=np.array([1, 2]),
-            response_ids=np.array([3]),
-            logprobs=np.array([-1.0], np.float32),
-            versions=(VersionRun(version, 1),),
-            reward=float(sibling),
-            starts_context=True,
-            is_greedy=sampling.is_greedy,
-        )
-        return [Trajectory(task=task, sibling=sibling, turns=[turn])]
-
-
-@pytest.fixture
-def runner():
-    with asyncio.Runner() as runner:
-        yield runner
-    assert Contexts.num_open == 0
-
-
-def make(runner, agent, keep=None, stopwatch=None, tasks=None, **settings):
-    base = {"group_size": 2, "max_concurrent_groups": 4, "async_generation_ratio": 1, "max_env_retries": 0}
-    return RolloutScheduler(
-        run_async=runner.run,
-        tasks=tasks or SeededTasks(run_seed=1, split="train", tags=("A",), partition=(1,)),
-        agents=lambda task: agent,
-        contexts=Contexts,
-        sampling=SamplingParams(max_new_tokens=4),
-        settings=SchedulerSettings(**(base | settings)),
-        keep=keep,
-        stopwatch=stopwatch,
-    )
+def make(runner, agent, keep=None, tasks=None, **settings):
+    """A scheduler that plays one batch ahead; further parts of it may be among the settings."""
+    base = {"max_concurrent_groups": 4, "async_generation_ratio": 1, "max_env_retries": 0}
+    parts = {name: settings.pop(name) for name in ("stopwatch", "replay_log") if name in settings}
+    tasks = tasks or SeededTasks(run_seed=1, split="train", tags=("A",), partition=(1,))
+    return make_scheduler(runner, agent, keep, tasks, parts=parts, **(base | settings))
 
 
 def turn_loop(runner, num_turns=200):
@@ -116,22 +47,6 @@ def train(runner, scheduler, agent, num_steps, num_turns=20, num_trajectories=4)
         turn_loop(runner, num_turns)
     scheduler.close()
     return staleness, groups
-
-
-@pytest.mark.parametrize("ratio", [1, 2])
-@pytest.mark.parametrize("num_turns", [0, 7, 100])
-@pytest.mark.parametrize("is_ordered", [False, True])
-def test_no_sample_is_older_than_the_bound_and_no_group_is_lost(runner, ratio, num_turns, is_ordered):
-    agent = Agent()
-    scheduler = make(runner, agent, async_generation_ratio=ratio, is_ordered=is_ordered, max_concurrent_groups=3)
-    staleness, groups = train(runner, scheduler, agent, num_steps=8, num_turns=num_turns)
-    indices = [group.index for group in groups]
-    assert max(staleness) <= ratio and len(set(indices)) == len(indices) == 16
-    assert num_turns < 100 or max(staleness) == ratio
-    if is_ordered:
-        assert indices == list(range(16))
-    missing = set(range(max(indices))) - set(indices)
-    assert all(index in scheduler._buffer for index in missing)
 
 
 def test_groups_end_while_nobody_waits_for_a_batch(runner):
@@ -197,19 +112,19 @@ def test_an_error_while_training_surfaces_in_the_next_batch(runner, fault):
     agent = Agent(num_turns=lambda task, sibling: 1 if number(task) < 2 else 50)
     scheduler = make(runner, agent, max_failed_fraction=0.0)
     scheduler.get_batch(4)
-    agent.fails = lambda task, sibling: fault
+    agent.fails = lambda *_: fault
     turn_loop(runner)
     with pytest.raises((ConfigError, RolloutError), match=str(fault)):
         scheduler.get_batch(4)
     assert agent.num_running == 0 and not asyncio.all_tasks(runner.get_loop())
-    agent.fails = lambda task, sibling: None
+    agent.fails = lambda *_: None
     assert sorted(group.index for group in scheduler.get_batch(4)) == [2, 3], "what was dropped is played again"
     scheduler.close()
 
 
 def test_failures_while_training_are_allowed_as_many_as_in_a_batch(runner):
     agent = Agent(num_turns=lambda task, sibling: 1 if number(task) < 2 else 50)
-    agent.fails = lambda task, sibling: ValueError("bad") if number(task) == 2 and sibling == 0 else None
+    agent.fails = lambda task, sibling, *_: ValueError("bad") if number(task) == 2 and sibling == 0 else None
     scheduler = make(runner, agent, max_failed_fraction=0.25)
     scheduler.get_batch(4)
     turn_loop(runner)
@@ -227,7 +142,7 @@ def test_a_filter_that_breaks_while_training_surfaces_too(runner):
 
 def test_filtered_and_failed_groups_are_replaced_ahead_of_time(runner):
     agent = Agent()
-    agent.fails = lambda task, sibling: ValueError("bad") if number(task) == 4 else None
+    agent.fails = lambda task, sibling, *_: ValueError("bad") if number(task) == 4 else None
     keep = GroupFilter("odd", lambda group: group.index % 2 == 1)
     scheduler = make(runner, agent, keep=keep, max_failed_fraction=0.5)
     rejected = []
@@ -277,7 +192,7 @@ def test_ctrl_c_in_a_later_batch_leaves_nothing_behind(runner):
     scheduler = make(runner, agent)
     scheduler.get_batch(4)
 
-    def press(task, sibling):
+    def press(task, sibling, attempt):
         if number(task) == 5 and sibling == 1:
             signal.raise_signal(signal.SIGINT)
 
@@ -357,13 +272,13 @@ class TestRedundancy:
 
     def test_a_failed_episode_is_replaced_by_one_that_ended_well(self, runner):
         agent = Agent()
-        agent.fails = lambda task, sibling: ValueError("bad") if sibling == 0 else None
+        agent.fails = lambda task, sibling, *_: ValueError("bad") if sibling == 0 else None
         scheduler = make(runner, agent, async_generation_ratio=0, group_size_redundancy=1)
         assert [t.sibling for t in scheduler.get_batch(2)[0].trajectories] == [1, 2]
 
     def test_without_enough_good_ones_the_group_has_failed(self, runner):
         agent = Agent()
-        agent.fails = lambda task, sibling: ValueError("bad") if number(task) == 0 and sibling != 1 else None
+        agent.fails = lambda task, sibling, *_: ValueError("bad") if number(task) == 0 and sibling != 1 else None
         scheduler = make(runner, agent, async_generation_ratio=0, group_size_redundancy=1, max_failed_fraction=0.5)
         assert [group.index for group in scheduler.get_batch(4)] == [1, 2]
         assert [t.status for t in scheduler.rejected[0].trajectories] == ["failed", "finished"]
@@ -408,26 +323,28 @@ def test_what_ends_while_a_part_is_trained_on_is_the_next_part(runner):
 
 
 @pytest.mark.parametrize("ratio", [1, 2])
+@pytest.mark.parametrize("num_turns", [0, 3, 7, 100])
 @pytest.mark.parametrize("is_ordered", [False, True])
-@pytest.mark.parametrize("num_turns", [0, 3, 100])
-def test_no_group_is_beyond_the_bound_lost_or_twice_there(runner, ratio, is_ordered, num_turns):
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_no_group_is_beyond_the_bound_lost_or_twice_there(runner, ratio, num_turns, is_ordered, is_streamed):
     agent = Agent()
     scheduler = make(runner, agent, async_generation_ratio=ratio, is_ordered=is_ordered, max_concurrent_groups=3)
-    indices, num_parts = [], 0
+    indices, staleness = [], []
     for step in range(8):
         agent.version = step
-        with closing(scheduler.parts(4, is_streamed=True)) as stream:
+        with closing(scheduler.parts(4, is_streamed)) as stream:
             for part in stream:
-                num_parts += 1
                 indices += [group.index for group in part.groups]
                 versions = [t.turns[0].versions[0].version for group in part.groups for t in group.trajectories]
-                assert step - min(versions, default=step) <= ratio
+                staleness.append(step - min(versions, default=step))
                 turn_loop(runner, num_turns)
     assert len(indices) == len(set(indices)) == 16 and scheduler.num_episodes == 32
-    assert num_parts > 8 or num_turns == 100
+    assert max(staleness) == ratio if num_turns == 100 and not is_streamed else max(staleness) <= ratio
+    assert len(staleness) > 8 if num_turns < 7 and is_streamed else len(staleness) >= 8
     assert all(index in scheduler._buffer for index in set(range(max(indices))) - set(indices))
     if is_ordered:
         assert all(set(indices[: 2 * step]) == set(range(2 * step)) for step in range(8))
+        assert is_streamed or indices == list(range(16))
     scheduler.close()
 
 
@@ -457,7 +374,7 @@ def test_an_error_between_two_parts_ends_the_batch(runner):
     scheduler = make(runner, agent, max_failed_fraction=0.0)
 
     def break_it():
-        agent.fails = lambda task, sibling: RuntimeError("the lake is dry")
+        agent.fails = lambda *_: RuntimeError("the lake is dry")
 
     with pytest.raises(RolloutError, match="the lake is dry"):
         played(scheduler, while_trained=break_it)
@@ -472,13 +389,13 @@ def test_where_a_filter_leaves_fewer_the_last_part_may_be_empty(runner):
 
 
 def test_a_record_is_followed_part_by_part(runner, tmp_path):
-    first = make(runner, Agent(), async_generation_ratio=2)
-    first._replay_log = ReplayLog(tmp_path / "replay_log.jsonl")
+    log = tmp_path / "replay_log.jsonl"
+    first = make(runner, Agent(), async_generation_ratio=2, replay_log=ReplayLog(log))
     batches = [played(first, while_trained=lambda: turn_loop(runner, 5)) for _ in range(5)]
     first.close()
     assert any(len(parts) > 1 for parts in batches)
-    again = make(runner, Agent(num_turns=lambda task, sibling: 40 - 3 * (task.seed % 11)), async_generation_ratio=2)
-    again._replay_log = ReplayLog(recorded=tmp_path / "replay_log.jsonl")
+    agent = Agent(num_turns=lambda task, sibling: 40 - 3 * (task.seed % 11))
+    again = make(runner, agent, async_generation_ratio=2, replay_log=ReplayLog(recorded=log))
     assert [played(again) for _ in range(5)] == batches
     with pytest.raises(DataError, match="ends after 5 batches"):
         played(again)
@@ -489,25 +406,28 @@ def test_a_record_is_followed_part_by_part(runner, tmp_path):
 def test_a_record_s_rejected_groups_are_waited_for(runner, tmp_path, ratio):
     """A replay waits until the groups that the filter had rejected before the batch are rejected again."""
     keep = GroupFilter("first", lambda group: group.index == 0)
-    how = {"async_generation_ratio": ratio, "max_refill_factor": 0.0}
-    first = make(runner, Agent(), keep, **how)
-    first._replay_log = ReplayLog(tmp_path / "replay_log.jsonl")
+    how, log = {"async_generation_ratio": ratio, "max_refill_factor": 0.0}, tmp_path / "replay_log.jsonl"
+    first = make(runner, Agent(), keep, replay_log=ReplayLog(log), **how)
     parts, rejected = played(first), [(group.index, group.rejected) for group in first.rejected]
     first.close()
     assert (1, "filtered") in rejected
-    again = make(runner, Agent(num_turns=slow(1, 2, 3)), keep, **how)
-    again._replay_log = ReplayLog(recorded=tmp_path / "replay_log.jsonl")
+    again = make(runner, Agent(num_turns=slow(1, 2, 3)), keep, replay_log=ReplayLog(recorded=log), **how)
     assert played(again) == parts and [(group.index, group.rejected) for group in again.rejected] == rejected
     again.close()
 
 
+def recorded(folder, *events):
+    """The log to follow of a run with these events."""
+    log = folder / "replay_log.jsonl"
+    log.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return ReplayLog(recorded=log)
+
+
 def test_a_group_that_a_replay_rejects_early_belongs_to_the_batch_of_the_record(runner, tmp_path):
     """The trainer of the replay may be slower: groups that were rejected after a batch was taken then end before."""
-    events = [{"batch": 0, "groups": [0, 1]}, {"batch": 1, "groups": [3, 4], "rejected": [2]}]
-    (tmp_path / "replay_log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    log = recorded(tmp_path, {"batch": 0, "groups": [0, 1]}, {"batch": 1, "groups": [3, 4], "rejected": [2]})
     keep = GroupFilter("all but 2", lambda group: group.index != 2)
-    again = make(runner, Agent(num_turns=slow(0, 1)), keep, async_generation_ratio=1, max_refill_factor=1.0)
-    again._replay_log = ReplayLog(recorded=tmp_path / "replay_log.jsonl")
+    again = make(runner, Agent(num_turns=slow(0, 1)), keep, max_refill_factor=1.0, replay_log=log)
     left = []
     for _ in range(2):
         parts = played(again)
@@ -517,12 +437,10 @@ def test_a_group_that_a_replay_rejects_early_belongs_to_the_batch_of_the_record(
 
 
 def test_failures_of_two_recorded_batches_may_fall_into_one_of_the_replay(runner, tmp_path):
-    events = [{"batch": 0, "groups": [0, 1]}, {"batch": 1, "groups": [4, 5], "rejected": [2, 3]}]
-    (tmp_path / "replay_log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    log = recorded(tmp_path, {"batch": 0, "groups": [0, 1]}, {"batch": 1, "groups": [4, 5], "rejected": [2, 3]})
     agent = Agent(num_turns=slow(0, 1))
-    agent.fails = lambda task, sibling: RuntimeError("the lake is dry") if number(task) in (2, 3) else None
-    again = make(runner, agent, max_failed_fraction=0.0)
-    again._replay_log = ReplayLog(recorded=tmp_path / "replay_log.jsonl")
+    agent.fails = lambda task, sibling, *_: RuntimeError("the lake is dry") if number(task) in (2, 3) else None
+    again = make(runner, agent, max_failed_fraction=0.0, replay_log=log)
     assert [played(again) for _ in range(2)] == [[[0, 1]], [[4, 5]]]
     assert [(group.index, group.rejected) for group in again.rejected] == [(2, "failed"), (3, "failed")]
     again.close()
@@ -534,10 +452,9 @@ def test_failures_of_two_recorded_batches_may_fall_into_one_of_the_replay(runner
 )
 def test_a_replay_that_decides_otherwise_about_a_group_ends(runner, tmp_path, kept_here, said):
     """It would wait for ever."""
-    (tmp_path / "replay_log.jsonl").write_text(json.dumps({"batch": 0, "groups": [0, 2], "rejected": [1]}) + "\n")
+    log = recorded(tmp_path, {"batch": 0, "groups": [0, 2], "rejected": [1]})
     keep = GroupFilter("some", lambda group: kept_here == 5 or group.index >= kept_here)
-    again = make(runner, Agent(), keep, async_generation_ratio=1, max_refill_factor=4.0)
-    again._replay_log = ReplayLog(recorded=tmp_path / "replay_log.jsonl")
+    again = make(runner, Agent(), keep, max_refill_factor=4.0, replay_log=log)
     with pytest.raises(DataError, match=said):
         played(again)
     again.close()

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,24 +62,25 @@ def noting(text: str) -> str:
     return f'<tool_call>{{"name": "note", "arguments": {{"text": "{text}"}}}}</tool_call>'
 
 
-def play(path: Path, responses: list[str], kind: type[Exception] | None = None) -> None:
-    """Plays an episode into a journal; one that asks for more responses ends with an error."""
+def play(path: Path, responses: list[str], kind: type[Exception] | None = None, agents: Any = agents) -> list[Trajectory]:
+    """Plays an episode into a journal. An episode that asks for more responses ends with an error of this kind."""
     journal = TurnJournal(path, 1_000_000)
     opened = contexts(ScriptedServer(map(TEMPLATE.respond, responses), version=7), "episode")
-    try:
-        asyncio.run(journal.noted(agents)(TASK).run(TASK, 1, opened, SAMPLING))
-    except Exception as fault:
-        assert kind is not None and isinstance(fault, kind)
-    finally:
-        journal.close()
+    with closing(journal), pytest.raises(kind) if kind else nullcontext():
+        return asyncio.run(journal.noted(agents)(TASK).run(TASK, 1, opened, SAMPLING))
+    return []
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "turns.jsonl"
 
 
 def replayed(trajectory: Trajectory) -> str:
     return asyncio.run(replay(trajectory, agents, contexts, SAMPLING, is_whole=False))
 
 
-def test_an_unfinished_episode_keeps_its_turns_and_is_replayed(tmp_path: Path) -> None:
-    path = tmp_path / "turns.jsonl"
+def test_an_unfinished_episode_keeps_its_turns_and_is_replayed(path: Path) -> None:
     play(path, [noting("x"), noting("y")], ServerError)
     asked, sampled, asked_again, sampled_again, last = [json.loads(line) for line in path.read_text().splitlines()]
     assert asked["task"]["payload"] == TASK.payload and asked["messages"] == [{"role": "user", "content": "6 / 3?"}]
@@ -90,7 +92,7 @@ def test_an_unfinished_episode_keeps_its_turns_and_is_replayed(tmp_path: Path) -
     assert sampled_again["turn"] == 1 and last["messages"][0]["content"] == "x, y", "the last result came before the error"
 
     [trajectory], losses = read_turns(path)
-    assert losses == [] and is_turn_journal(path) and not is_turn_journal(tmp_path)
+    assert losses == [] and is_turn_journal(path) and not is_turn_journal(path.parent)
     assert (trajectory.task, trajectory.sibling, len(trajectory.turns)) == (TASK, 1, 2)
     assert replayed(trajectory) == ""
     trajectory.turns[1].prompt_ids = trajectory.turns[1].prompt_ids + 1
@@ -98,8 +100,7 @@ def test_an_unfinished_episode_keeps_its_turns_and_is_replayed(tmp_path: Path) -
         replayed(trajectory)
 
 
-def test_a_finished_episode_is_replayed_too_and_one_that_ends_too_early_differs(tmp_path: Path) -> None:
-    path = tmp_path / "turns.jsonl"
+def test_a_finished_episode_is_replayed_too_and_one_that_ends_too_early_differs(path: Path) -> None:
     play(path, [noting("x"), "2"])
     [trajectory], _ = read_turns(path)
     assert replayed(trajectory) == ""
@@ -108,7 +109,7 @@ def test_a_finished_episode_is_replayed_too_and_one_that_ends_too_early_differs(
         replayed(trajectory)
 
 
-def test_a_replay_executes_no_call_whose_result_is_recorded(tmp_path: Path) -> None:
+def test_a_replay_executes_no_call_whose_result_is_recorded(path: Path) -> None:
     """A tool that answers otherwise each time, several calls in a turn, one that can't be read, one too many, a long result."""
 
     class Counting(Notebook):
@@ -122,11 +123,7 @@ def test_a_replay_executes_no_call_whose_result_is_recorded(tmp_path: Path) -> N
         tools = ToolBox([OfferedTool(Counting())], timeout_s=60.0)
         return ToolAgent(RowAgentSettings(), tools=tools, limits=ToolAgentLimits(max_parallel_calls=2))
 
-    path, said = tmp_path / "turns.jsonl", [noting("long") + noting("y") + noting("z") + "<tool_call>{", noting("y"), "2"]
-    journal = TurnJournal(path, 1_000_000)
-    opened = contexts(ScriptedServer(map(TEMPLATE.respond, said)), "episode")
-    [played] = asyncio.run(journal.noted(counting)(TASK).run(TASK, 1, opened, SAMPLING))
-    journal.close()
+    [played] = play(path, [noting("long") + noting("y") + noting("z") + "<tool_call>{", noting("y"), "2"], agents=counting)
     assert [turn.tool_results and len(turn.tool_results) for turn in played.turns] == [4, 1, None] and Counting.num_calls == 3
     _, read = read_record(write_group(0, Group(TASK, [played]))[0])
     for trajectory, is_whole in ((read, True), (read_turns(path)[0][0], False)):
@@ -138,23 +135,20 @@ def test_a_replay_executes_no_call_whose_result_is_recorded(tmp_path: Path) -> N
         asyncio.run(replay(read, counting, contexts, SAMPLING))
 
 
-def test_what_goes_wrong_after_the_last_turn_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "turns.jsonl"
+def test_what_goes_wrong_after_the_last_turn_is_said(path: Path) -> None:
     play(path, [noting("raise")], RuntimeError)
     [trajectory], _ = read_turns(path)
     assert "sibling 1, after the last turn of the record: the agent of train/data/0 raised RuntimeError" in replayed(trajectory)
 
 
-def test_another_attempt_is_another_episode(tmp_path: Path) -> None:
-    path = tmp_path / "turns.jsonl"
+def test_another_attempt_is_another_episode(path: Path) -> None:
     play(path, [noting("x")], ServerError)
     play(path, [noting("x"), noting("y"), "z"])
     assert [len(trajectory.turns) for trajectory in read_turns(path)[0]] == [1, 3]
 
 
 @pytest.mark.parametrize("cut", [1, 30, -3])
-def test_a_damaged_last_line_is_left_out_with_a_sentence_and_written_past(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "turns.jsonl"
+def test_a_damaged_last_line_is_left_out_with_a_sentence_and_written_past(path: Path, cut: int) -> None:
     play(path, [noting("x"), "2"])
     whole = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*whole[:-1], whole[-1][:cut]]))
@@ -164,19 +158,18 @@ def test_a_damaged_last_line_is_left_out_with_a_sentence_and_written_past(tmp_pa
     assert [len(trajectory.turns) for trajectory in read_turns(path)[0]] == [1, 1]
 
 
-def test_turns_whose_beginning_is_gone_are_left_out_with_a_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "turns.jsonl"
+def test_turns_whose_beginning_is_gone_are_left_out_with_a_sentence(path: Path) -> None:
     play(path, [noting("x"), noting("y"), "z"])
     lines = path.read_text().splitlines(keepends=True)
     for left in (lines[1:], lines[:1] + lines[2:]):
         path.write_text("".join(left))
         assert read_turns(path) == ([], ["turns of 1 episode are left out, since earlier ones of them are gone"])
     with pytest.raises(DataError, match="there is no such file"):
-        read_turns(tmp_path / "nothing.jsonl")
+        read_turns(path.with_name("nothing.jsonl"))
 
 
-def test_the_bytes_are_bounded_and_the_newest_lines_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, num_bytes = tmp_path / "turns.jsonl", 2000
+def test_the_bytes_are_bounded_and_the_newest_lines_are_kept(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    num_bytes = 2000
     for start in (0, 100):  # the second journal goes on in the file of the first
         journal = TurnJournal(path, num_bytes)
         for number in range(start, start + 100):
@@ -184,7 +177,7 @@ def test_the_bytes_are_bounded_and_the_newest_lines_are_kept(tmp_path: Path, cap
         journal.append(lambda: {"episode": "e", "text": "x" * num_bytes})
         journal.close()
         files = earlier_part(path), path
-        assert sorted(tmp_path.iterdir()) == sorted(files)
+        assert sorted(path.parent.iterdir()) == sorted(files)
         assert sum(file.stat().st_size for file in files) <= num_bytes
         numbers = [json.loads(line)["number"] for file in files for line in file.read_text().splitlines() if line]
         assert numbers == list(range(numbers[0], start + 100)) and len(numbers) > 10
@@ -202,11 +195,11 @@ def test_a_disk_that_fails_turns_it_off_and_is_said_once(tmp_path: Path, caplog:
     assert caplog.text.count("turns.jsonl records nothing more: [Errno 2]") == 1
 
 
-def test_a_line_that_can_not_be_made_is_shown_as_what_it_is(tmp_path: Path) -> None:
-    journal = TurnJournal(tmp_path / "turns.jsonl", 10_000)
+def test_a_line_that_can_not_be_made_is_shown_as_what_it_is(path: Path) -> None:
+    journal = TurnJournal(path, 10_000)
     journal.append(lambda: {"episode": "a\ud800", "image": np.zeros(3)})
     journal.close()
-    assert json.loads((tmp_path / "turns.jsonl").read_text()) == {"episode": "a?", "image": "ndarray"}
+    assert json.loads(path.read_text()) == {"episode": "a?", "image": "ndarray"}
 
 
 @pytest.fixture

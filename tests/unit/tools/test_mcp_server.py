@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from toy_tools import called
 
 from turnwise.build.tools import _of_entry
 from turnwise.config.tools import ToolEntry
@@ -17,7 +18,6 @@ from turnwise.errors import ConfigError, NotAvailableError, ToolError
 from turnwise.tools import mcp_server
 from turnwise.tools.mcp_server import McpServer
 from turnwise.tools.session import ToolBox, ToolFault
-from turnwise.types import Task
 
 PROGRAM = Path(__file__).parents[2] / "support" / "toy_mcp.py"
 STDIO = {"command": [sys.executable, str(PROGRAM)], "env": {"TOY": "red", "PYTHONPATH": os.pathsep.join(sys.path)}}
@@ -39,20 +39,20 @@ def http():
         thread.join(30)
 
 
+@pytest.fixture
+def stdio():
+    pytest.importorskip("mcp")
+    return STDIO
+
+
 @pytest.fixture(params=["stdio", "http"])
 def config(request):
-    pytest.importorskip("mcp")
-    return STDIO if request.param == "stdio" else request.getfixturevalue("http")
+    return request.getfixturevalue(request.param)
 
 
 def answer(config: dict, name: str, timeout_s: float | None = 60, **arguments) -> tuple[str, bool]:
     box = ToolBox(_of_entry(ToolEntry(class_name="mcp", config=config, timeout_s=timeout_s), "class_name"))
-
-    async def main() -> tuple[str, bool]:
-        async with box.open(Task(id="0", tag="data", split="train", seed=0)) as session:
-            return tuple(await session.call(name, arguments))
-
-    return asyncio.run(main())
+    return tuple(called(box, name, **arguments)[0])
 
 
 def test_its_tools_have_the_schemas_of_the_server(config):
@@ -88,24 +88,21 @@ def test_content_that_is_no_text_is_left_out(config):
     assert answer(config, "picture") == ("a dot\n[image left out]", False)
 
 
-def test_a_call_has_a_deadline_and_others_go_on(http):
-    for config in (STDIO, http):
-        with pytest.raises(ToolFault, match="timeout_s of the tool"):
-            answer(config, "slow", timeout_s=0.3)
-        assert answer(config, "add", a=1, b=2) == ("3", False)
+def test_a_call_has_a_deadline_and_others_go_on(config):
+    with pytest.raises(ToolFault, match="timeout_s of the tool"):
+        answer(config, "slow", timeout_s=0.3)
+    assert answer(config, "add", a=1, b=2) == ("3", False)
 
 
-def test_a_program_has_its_variables_and_chosen_tools():
-    pytest.importorskip("mcp")
-    assert answer(STDIO, "variable", key="TOY") == ("red", False)
-    assert [tool.schema["function"]["name"] for tool in McpServer(STDIO | {"tools": ["end", "add"]}, None)] == ["end", "add"]
+def test_a_program_has_its_variables_and_chosen_tools(stdio):
+    assert answer(stdio, "variable", key="TOY") == ("red", False)
+    assert [tool.schema["function"]["name"] for tool in McpServer(stdio | {"tools": ["end", "add"]}, None)] == ["end", "add"]
 
 
-def test_a_server_that_ended_fails_the_call_and_is_started_again():
-    pytest.importorskip("mcp")
+def test_a_server_that_ended_fails_the_call_and_is_started_again(stdio):
     with pytest.raises(Exception, match="failed in a call of end: Connection closed"):
-        answer(STDIO, "end")
-    assert answer(STDIO, "add", a=1, b=2) == ("3", False)
+        answer(stdio, "end")
+    assert answer(stdio, "add", a=1, b=2) == ("3", False)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +134,7 @@ def test_a_server_that_says_nothing_is_refused(monkeypatch):
         ({"command": ["a"], "url": "b"}, "give one of them"),
         ({"command": "python a.py"}, "config.command is 'python a.py'; it must be a list of strings"),
         ({"command": ["a", 1]}, "it must be a list of strings"),
+        ({"url": 5}, "config.url is 5; it must be a string"),
         ({"url": "a", "env": {"A": 1}}, "config.env is .* it must be a dict of strings"),
         ({"uri": "a"}, "config has no key 'uri'; it has command, .* Did you mean 'url'"),
     ],
@@ -146,12 +144,11 @@ def test_a_wrong_config_is_refused(config, message):
         McpServer(config, None)
 
 
-def test_a_tool_that_the_server_lacks_is_refused():
-    pytest.importorskip("mcp")
+def test_a_tool_that_the_server_lacks_is_refused(stdio):
     with pytest.raises(ConfigError, match=r"names 'adds'; the server has add, .* Did you mean 'add'"):
-        McpServer(STDIO | {"tools": ["adds"]}, None)
+        McpServer(stdio | {"tools": ["adds"]}, None)
     with pytest.raises(ConfigError, match="leave tool_schema out"):
-        McpServer(STDIO, {"type": "function"})
+        McpServer(stdio, {"type": "function"})
 
 
 def test_without_its_library_it_is_refused(monkeypatch):

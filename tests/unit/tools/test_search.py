@@ -47,17 +47,16 @@ def test_the_best_documents_come_first_with_their_ids(path, query, ids):
     assert [part.split("]")[0].removeprefix("[") for part in found(path, query).split("\n\n")] == ids
 
 
-def test_more_fitting_words_are_better(path):
-    assert found(path, "mat dogs cats", k=1) == "[7] Dogs chase cats, x = 5"
-
-
-@pytest.mark.parametrize("query", ["zebra", "", "… !"])
-def test_nothing_found_is_said(path, query):
-    assert found(path, query) == "No document has any of these words."
-
-
-def test_a_long_document_is_cut(path):
-    assert found(path, "needle", max_document_length=10) == "[long] needle hay…"
+@pytest.mark.parametrize(
+    ("query", "config", "result"),
+    [
+        ("mat dogs cats", {"k": 1}, "[7] Dogs chase cats, x = 5"),
+        ("needle", {"max_document_length": 10}, "[long] needle hay…"),
+        *((query, {}, "No document has any of these words.") for query in ("zebra", "", "… !")),
+    ],
+)
+def test_results_are_the_best_cut_or_said_to_be_none(path, query, config, result):
+    assert found(path, query, **config) == result
 
 
 def test_a_file_that_changed_is_read_anew(tmp_path, path):

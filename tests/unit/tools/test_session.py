@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_tools import Notebook, blocking, divide, greet, leaving, schema
+from toy_tools import TASK, Notebook, blocking, called, divide, greet, leaving, schema
 
 from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.tools.calculator import calculator
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.gsm8k import Gsm8kTool
-from turnwise.tools.session import OfferedTool, ToolBox, ToolFault, ToolResult, ToolSession
+from turnwise.tools.session import OfferedTool, ToolBox, ToolFault, ToolResult
 from turnwise.types import Task
 
-TASK = Task(id="train/data/0", tag="data", split="train", seed=0)
+
+def task_of(**extra_info: Any) -> Task:
+    return replace(TASK, payload={"extra_info": extra_info})
 
 
 def box_of(*tools: Any, timeout_s: float = 60.0) -> ToolBox:
     return ToolBox([OfferedTool(tool if hasattr(tool, "schema") else FunctionTool(tool)) for tool in tools], timeout_s)
-
-
-def called(box: ToolBox, name: str, /, **arguments: Any) -> tuple[ToolResult, ToolSession]:
-    async def main() -> tuple[ToolResult, ToolSession]:
-        async with box.open(TASK) as session:
-            return await session.call(name, arguments), session
-
-    return asyncio.run(main())
 
 
 @pytest.mark.parametrize(
@@ -210,13 +205,8 @@ def test_a_reward_that_is_no_number_is_a_fault_of_the_tool() -> None:
 
 
 def test_a_row_may_select_tools() -> None:
-    task = Task(id="0", tag="data", split="train", seed=0, payload={"extra_info": {"tool_selection": ["note"]}})
-
-    async def main() -> list[str]:
-        async with box_of(Notebook(), divide).open(task) as session:
-            return [schema["function"]["name"] for schema in session.schemas]
-
-    assert asyncio.run(main()) == ["note"]
+    session = box_of(Notebook(), divide).open(task_of(tool_selection=["note"]))
+    assert [schema["function"]["name"] for schema in session.schemas] == ["note"]
 
 
 @pytest.mark.parametrize(
@@ -252,8 +242,7 @@ def test_a_function_without_a_description_of_its_parameters_is_refused() -> None
 
 
 def test_the_published_tool_says_whether_an_answer_is_right_and_punishes_what_improves_nothing() -> None:
-    kwargs = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "72"}}}
-    task = Task(id="0", tag="data", split="train", seed=0, payload={"extra_info": {"tools_kwargs": kwargs}})
+    task = task_of(tools_kwargs={"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "72"}}})
 
     async def main() -> tuple[list[str], dict[str, float]]:
         async with box_of(Gsm8kTool({}, None)).open(task) as session:
@@ -261,9 +250,6 @@ def test_the_published_tool_says_whether_an_answer_is_right_and_punishes_what_im
             return texts, await session.rewards()
 
     texts, rewards = asyncio.run(main())
-    assert texts == [
-        "Current parsed answer='7' reward=0.0",
-        "Current parsed answer='72' reward=1.0",
-        "Current parsed answer='72' reward=1.0",
-    ]
+    wrong, right = "Current parsed answer='7' reward=0.0", "Current parsed answer='72' reward=1.0"
+    assert texts == [wrong, right, right]
     assert rewards == {"calc_gsm8k_reward": -0.1}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy_rewards import TellsTools
-from toy_tools import LACKS_SANDBOX, Notebook, schema
+from toy_tools import LACKS_SANDBOX, Notebook, called, schema
 
 from turnwise.build.rows import build_row_agent, load_rows
 from turnwise.build.tools import build_tools
@@ -17,7 +16,6 @@ from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, DataError, EnvironmentFault
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tools.gsm8k import Gsm8kTool
-from turnwise.types import Task
 
 HALF = '''
 import math
@@ -69,24 +67,13 @@ def test_a_tool_file_in_the_published_form(folder: Path) -> None:
 def test_public_functions_of_a_file_are_tools(folder: Path) -> None:
     (folder / "own.py").write_text(HALF)
     box = build_tools(config_of(agent={"function_tool_path": "own.py"}))
-    assert box.names == ["half"]
-
-    async def main() -> str:
-        async with box.open(Task(id="0", tag="data", split="train", seed=0)) as session:
-            return (await session.call("half", {"x": 3})).text
-
-    assert asyncio.run(main()) == "1.5"
+    assert box.names == ["half"] and called(box, "half", x=3)[0].text == "1.5"
 
 
 @pytest.mark.skipif(LACKS_SANDBOX, reason="this kernel has no Landlock")
 def test_the_python_tool_by_its_name(folder: Path) -> None:
     box = build_tools(config_of({"tools": [{"class_name": "python", "config": {"timeout_s": 20}}]}))
-
-    async def main() -> str:
-        async with box.open(Task(id="0", tag="data", split="train", seed=0)) as session:
-            return (await session.call("python", {"code": "print(2 ** 10)"})).text
-
-    assert asyncio.run(main()) == "1024\n"
+    assert called(box, "python", code="print(2 ** 10)")[0].text == "1024\n"
 
 
 @pytest.mark.parametrize(
