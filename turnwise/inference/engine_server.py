@@ -20,9 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from turnwise.errors import ModelError, NotAvailableError, ServerError
-from turnwise.inference.embedded.engine import Decode
 from turnwise.inference.policy import decoder
-from turnwise.inference.request import Request, append_run, check_request
+from turnwise.inference.request import Decode, Request, append_run, check_request
 from turnwise.model_folder import base_of_adapter
 from turnwise.models.runtime_info import bare_model, loaded_model
 from turnwise.protocols import NamedTensors, Suspension
@@ -198,13 +197,9 @@ class RequestServer(ABC):
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
         """The number of `token_ids` up to the end of a stop string that begins in the request's partial tokens, where the
         engine can't see it; None if there is none."""
-        if not len(request.partial_ids) or not request.sampling.stop_strings:
-            return None
-        before, ids, stops = request.partial_ids.tolist(), token_ids.tolist(), request.sampling.stop_strings
-        assert self._decode is not None, "checked with the request"
-        decode = self._decode
-        texts = (decode(before + ids[:length]) for length in range(1, len(ids) + 1))
-        return next((length for length, text in enumerate(texts, 1) if any(stop in text for stop in stops)), None)
+        start, ids = len(request.partial_ids), np.concatenate((request.partial_ids, token_ids))
+        lengths = range(1, len(token_ids) + 1) if start else ()
+        return next((length for length in lengths if request.hits_stop_string(ids[: start + length], self._decode)), None)
 
 
 class EngineServer(RequestServer):

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from turnwise.inference.embedded.engine import Decode
 from turnwise.inference.engine_server import RequestServer, Sampled
 from turnwise.inference.policy import HoldsModel
-from turnwise.inference.request import Request, append_run
+from turnwise.inference.request import Decode, Request, append_run
 from turnwise.runtime.stopwatch import ENGINE, Stopwatch
 from turnwise.runtime_info import ServerInfo
 from turnwise.types import FinishReason, SamplingParams, derive_seed
@@ -97,13 +96,8 @@ class HFServer(HoldsModel, RequestServer):
 
     def _finish_reason(self, request: Request) -> FinishReason | None:
         sampling, ids = request.sampling, request.response_ids
-        if int(ids[-1]) in sampling.stop_token_ids:
+        if int(ids[-1]) in sampling.stop_token_ids or request.hits_stop_string(ids, self._decode):
             return "stop"
-        if sampling.stop_strings:
-            assert self._decode is not None, "checked with the request"
-            text = self._decode(ids.tolist())
-            if any(stop in text for stop in sampling.stop_strings):
-                return "stop"
         is_spent = len(ids) >= sampling.max_new_tokens or len(request.prompt_ids) + len(ids) >= self._max_length
         return "length" if is_spent else None
 

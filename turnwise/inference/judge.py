@@ -14,7 +14,7 @@ from turnwise.data.rewards import RewardFault
 from turnwise.errors import ConfigError, ServerError, counted
 from turnwise.inference.http_json import MAX_SHOWN, BusyError, NoAnswerError
 from turnwise.inference.openai_chat import OpenAIChat
-from turnwise.inference.served_chat import TextModel
+from turnwise.inference.served_chat import ServedChat
 from turnwise.types import Message, SamplingParams
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Judge:
             raise ConfigError(f"judge: base_url is {base_url!r} and model {model!r}; give both, or neither for the reward role")
         self._is_pairwise, self._rubric, self._max_score, self._both_orders = mode == "pairwise", rubric, max_score, both_orders
         self._shows_ground_truth, self._max_retries = shows_ground_truth, max_retries
-        self.chat: TextModel | None = None
+        self.chat: OpenAIChat | ServedChat | None = None
         """The model that is asked; a run sets it where `base_url` is empty."""
         if base_url:
             self.chat = OpenAIChat(base_url, model, os.environ.get("OPENAI_API_KEY", ""), timeout_s)
@@ -109,7 +109,7 @@ class Judge:
         return await (self._win_rates(asked) if self._is_pairwise else _all([self._score(one) for one in asked]))
 
     @property
-    def _model(self) -> TextModel:
+    def _model(self) -> OpenAIChat | ServedChat:
         if self.chat is None:
             raise ConfigError("judge: no run serves the model of a reward role here; give base_url and model")
         return self.chat

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from turnwise.chat.codec import TextCodec
 from turnwise.errors import ModelError, NotAvailableError
-from turnwise.inference.embedded.engine import Decode
+from turnwise.inference.request import Decode
 from turnwise.models.fused import load_fused
 from turnwise.models.load import load_tokenizer, parse_dtype
 from turnwise.models.runtime_info import loaded_model

@@ -1,6 +1,6 @@
 """Requests inside a server, the checks that all servers make of them, and their results."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
@@ -9,6 +9,8 @@ import numpy as np
 from turnwise.errors import ServerError
 from turnwise.types import Completion, FinishReason, FloatArray, IntArray, KeptIds, Media, SamplingParams, VersionRun, join_kept
 
+Decode = Callable[[Sequence[int]], str]
+"""Turns token ids into text."""
 _NO_IDS, _NO_LOGPROBS = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 
@@ -38,6 +40,14 @@ class Request:
     def response_ids(self) -> IntArray:
         """The partial and the sampled tokens."""
         return np.concatenate((self.partial_ids, self.token_ids)) if len(self.partial_ids) else self.token_ids
+
+    def hits_stop_string(self, response_ids: IntArray, decode: Decode | None) -> bool:
+        """Whether the text of a response to this request holds one of its stop strings."""
+        if not self.sampling.stop_strings:
+            return False
+        assert decode is not None, "checked with the request"
+        text = decode(response_ids.tolist())
+        return any(stop in text for stop in self.sampling.stop_strings)
 
     def versions_with(self, version: int, num_tokens: int) -> tuple[VersionRun, ...]:
         """The version runs of the first `num_tokens` sampled tokens; `version` sampled those beyond `versions`."""
@@ -103,9 +113,9 @@ def check_request(
     """Makes a request. Raises ServerError if it can't be served."""
     prompt, partial = np.array(prompt_ids, np.int64), np.array(partial_ids, np.int64) if partial_ids else _NO_IDS
     request = Request(request_id, prompt, sampling, partial)
-    problem = _prompt_problem(prompt, vocab_size, max_length) or _sampling_problem(sampling)
-    if not problem and len(partial):
-        problem = _prompt_problem(request.context_ids, vocab_size, max_length)
+    problem: str | None = "its prompt is empty"
+    if len(prompt):
+        problem = _prompt_problem(request.context_ids, vocab_size, max_length) or _sampling_problem(sampling)
     if len(partial) and len(partial) >= sampling.max_new_tokens:
         problem = f"it continues after {len(partial)} tokens, and max_new_tokens is {sampling.max_new_tokens}"
     if media:
@@ -118,8 +128,6 @@ def check_request(
 
 
 def _prompt_problem(prompt_ids: IntArray, vocab_size: int, max_length: int) -> str | None:
-    if len(prompt_ids) == 0:
-        return "its prompt is empty"
     # As unsigned numbers, negative ids are large: one pass finds ids that are too small or too large.
     if prompt_ids.view(np.uint64).max() >= vocab_size:
         wrong = int(prompt_ids[(prompt_ids < 0) | (prompt_ids >= vocab_size)][0])

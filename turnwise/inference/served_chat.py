@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Protocol
 
 from turnwise.chat.conversation import TextAnswer, TokenConversation
 from turnwise.chat.template import ChatTemplate
@@ -11,17 +10,8 @@ from turnwise.protocols import PolicyServer
 from turnwise.types import Message, SamplingParams
 
 
-class TextModel(Protocol):
-    """A text-in, text-out model."""
-
-    url: str
-    """Names the model in error messages."""
-
-    async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> TextAnswer: ...
-
-
 class ServedChat:
-    """A `TextModel` behind a server of this run, with a context of `max_length` tokens."""
+    """A model behind a server of this run, with a context of `max_length` tokens. `url` names it in messages."""
 
     def __init__(self, template: ChatTemplate, server: PolicyServer, url: str, max_length: int) -> None:
         self._template, self._server, self.url, self._max_length = template, server, url, max_length

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from turnwise.errors import ConfigError
+from turnwise.inference.embedded.rows import power_of_two
 from turnwise.inference.embedded.shared_prefixes import SharedPrefixes
 from turnwise.kernels.build import LANES
 
@@ -54,17 +55,12 @@ class KVCache:
         """Makes room for at least this many slots, and tokens per slot. The cached keys and values stay."""
         if num_slots <= self.num_slots and length <= self.length:
             return
-        slots = min(_doubled(self.num_slots or _FIRST_SLOTS, num_slots), self.max_slots)
-        tokens = min(_doubled(self.length or _FIRST_LENGTH, length), self._most_tokens)
+        slots = min(max(power_of_two(num_slots), _FIRST_SLOTS), self.max_slots)
+        tokens = min(max(power_of_two(length), _FIRST_LENGTH), self._most_tokens)
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             # Assigned together: if memory is too short for both, a layer's keys and values keep the same shape.
             self.keys[layer], self.values[layer] = _grown(keys, slots, tokens), _grown(values, slots, tokens)
         self.prefixes.reserve(slots)
-
-    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Stores keys and values [N, kv_heads, head_dim] of the tokens at (slots, positions) [N]."""
-        self.keys[layer][slots, :, positions] = keys
-        self.values[layer][slots, :, positions] = values
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
         """Copies the positions from `start` up to `stop` (exclusive) of slot `source` to slot `target`."""
@@ -95,12 +91,6 @@ def num_slots_within(kv_cache_bytes: int, bytes_per_token: int, max_length: int)
             f"{max_length:,} tokens = {slot_bytes:,}; raise kv_cache_bytes or lower max_length (sequence_length in a config)"
         )
     return kv_cache_bytes // slot_bytes
-
-
-def _doubled(size: int, needed: int) -> int:
-    while size < needed:
-        size *= 2
-    return size
 
 
 def _grown(tensor: Tensor, num_slots: int, length: int) -> Tensor:

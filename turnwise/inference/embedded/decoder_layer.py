@@ -188,8 +188,8 @@ class TorchOps:
             rotated = self.rms_norm(rotated, norms)
         first, second = rotated.chunk(2, -1)
         rotated = (rotated * self._cosines).addcmul_(torch.cat((second, first), -1), self._sines)
-        keys, values = rotated[:, shape.num_heads :], heads[:, num_rotated:]
-        self._cache.write(layer, self._slots, self._positions, keys, values)
+        self._cache.keys[layer][self._slots, :, self._positions] = rotated[:, shape.num_heads :]
+        self._cache.values[layer][self._slots, :, self._positions] = heads[:, num_rotated:]
         return rotated[:, : shape.num_heads]
 
     def attend(self, layer: int, queries: Tensor) -> Tensor:

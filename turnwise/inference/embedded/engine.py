@@ -2,8 +2,7 @@
 context. A step makes one forward pass over uncomputed tokens of the rows: the last sampled token, the new end of a prompt, or a
 chunk of a long prompt. It samples a token for each row whose context is then fully computed."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,33 +13,20 @@ from turnwise.inference.embedded.rows import Rows
 from turnwise.inference.embedded.runner import PackedStep, Runner
 from turnwise.inference.embedded.sampler import Drawn, sample
 from turnwise.inference.embedded.scheduler import Scheduler
-from turnwise.inference.request import Finished, Request
+from turnwise.inference.request import Decode, Finished, Request
 from turnwise.replay_log import Admissions
 from turnwise.types import FinishReason, IntArray
 
-Decode = Callable[[Sequence[int]], str]
-"""Turns token ids into text."""
 
+def step_size(num_new: IntArray) -> dict[str, int]:
+    """The numbers of rows, prompt tokens and sampled tokens in a step that computes `num_new` [B] tokens of its rows. A row
+    with one token counts as decoding.
 
-class StepSize(NamedTuple):
-    """The size of a step."""
-
-    batch_size: int
-    """Number of rows."""
-    prefill_tokens: int
-    """Number of prompt tokens that the forward pass computes."""
-    decode_tokens: int
-    """Number of sampled tokens that the forward pass computes."""
-
-    @classmethod
-    def of(cls, num_new: IntArray) -> "StepSize":
-        """The size of a step that computes `num_new` [B] tokens of its rows. A row with one token counts as decoding.
-
-        >>> StepSize.of(np.array([1, 1, 30]))
-        StepSize(batch_size=3, prefill_tokens=30, decode_tokens=2)
-        """
-        num_decoded = int(np.count_nonzero(num_new == 1))
-        return cls(len(num_new), int(num_new.sum()) - num_decoded, num_decoded)
+    >>> step_size(np.array([1, 1, 30]))
+    {'batch_size': 3, 'prefill_tokens': 30, 'decode_tokens': 2}
+    """
+    num_decoded = int(np.count_nonzero(num_new == 1))
+    return {"batch_size": len(num_new), "prefill_tokens": int(num_new.sum()) - num_decoded, "decode_tokens": num_decoded}
 
 
 class Engine:
@@ -58,8 +44,8 @@ class Engine:
         decode: Decode | None = None,
     ) -> None:
         self.version = 0
-        self.last_step = StepSize(0, 0, 0)
-        """The size of the last step; all 0 if it had nothing to compute."""
+        self.last_step = step_size(np.zeros(0, np.int64))
+        """The `step_size` of the last step."""
         self.is_admitting = True
         self.is_frozen = False
         """Whether running requests are paused, so that weights may change meanwhile."""
@@ -99,9 +85,10 @@ class Engine:
         by slot."""
         with torch.inference_mode():
             self._plan()
-            state, slots = self._rows.state, self._rows.computing()
+            state = self._rows.state
+            slots = np.flatnonzero(state["is_running"] & (state["num_new"] > 0))
             rows = state[slots]
-            self.last_step = StepSize.of(rows["num_new"])
+            self.last_step = step_size(rows["num_new"])
             if not len(slots):
                 return []
             self._reserve(0, int(rows["length"].max()) + 1)
@@ -144,7 +131,7 @@ class Engine:
         but no other request will read those. All other caches are dropped. Raises ServerError if requests run unpaused."""
         if not self.is_frozen:
             self._require_idle()
-        state, kept = self._rows.state, [slot for slot in self._scheduler.running if slot not in self._prefill]
+        state, kept = self._rows.state, [slot for slot in self._scheduler.running if slot not in self._prefill.slots]
         for slot in kept:
             request = self._scheduler.running[slot]
             num_sampled = int(state["length"][slot]) - len(request.context_ids)
@@ -176,7 +163,7 @@ class Engine:
     def _plan(self) -> None:
         """Chooses the tokens of the next forward pass: those of decoding rows, then prompts in order of arrival."""
         self.admitted = ()
-        budget = self._prefill.plan(max(self._max_step_tokens - (self.num_running - len(self._prefill)), 1))
+        budget = self._prefill.plan(max(self._max_step_tokens - (self.num_running - len(self._prefill.slots)), 1))
         while budget and self.is_admitting and (admitted := self._admit()) is not None:
             slot, request = admitted
             self.admitted += ((request.request_id, slot),)
@@ -206,14 +193,10 @@ class Engine:
         state["length"][slots] = lengths + 1
         is_stopped = (rows.stop_ids[slots] == token_ids[:, None]).any(1)
         for row in np.flatnonzero(state["has_stop_strings"][slots] & ~is_stopped):
-            is_stopped[row] = self._hits_stop_string(int(slots[row]))
+            slot = int(slots[row])
+            is_stopped[row] = self._scheduler.running[slot].hits_stop_string(rows.response(slot)[0], self._decode)
         is_over = is_stopped | (lengths + 1 >= state["limit"][slots])
         return [self._finish(int(slots[row]), "stop" if is_stopped[row] else "length") for row in np.flatnonzero(is_over)]
-
-    def _hits_stop_string(self, slot: int) -> bool:
-        assert self._decode is not None, "checked with the request"
-        text = self._decode(self._rows.response(slot)[0].tolist())
-        return any(stop in text for stop in self._scheduler.running[slot].sampling.stop_strings)
 
     def _finish(self, slot: int, reason: FinishReason) -> Finished:
         request = self._scheduler.finish(slot)
@@ -223,5 +206,5 @@ class Engine:
         self._rows.state["is_running"][slot] = False
         if request.versions:  # older weights computed a part of its cache
             self._rows.state["cached"][slot] = 0
-        self._prefill.stop(slot)
+        self._prefill.slots.pop(slot, None)
         return Finished(request, reason, self.version)

@@ -44,10 +44,6 @@ class PrefixIndex:
         if key is not None:
             del self._keys[bisect_left(self._keys, (key, slot))]
 
-    def clear(self) -> None:
-        self._keys.clear()
-        self._key_of.clear()
-
     def neighbours(self, slot: int, context_ids: IntArray) -> list[int]:
         """At most two other slots, among them the slot with the longest prefix in common with the context of `slot`."""
         place = bisect_left(self._keys, (_key(context_ids), slot))
@@ -73,13 +69,8 @@ class Prefill:
         self._rows = rows
         self._runner = runner
         self._index = PrefixIndex()
-        self._slots: dict[int, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._slots
+        self.slots: dict[int, None] = {}
+        """The slots of these rows."""
 
     def start(self, slot: int, request: Request, max_length: int) -> None:
         """Loads a request into a slot. As much of the slot's cache stays as the new context and the runner can use."""
@@ -89,31 +80,27 @@ class Prefill:
         num_common = min(rows.common_prefix(slot, context_ids), num_cached, len(context_ids) - 1)
         self._index.discard(slot)
         rows.load(slot, request, self._runner.usable_prefix(slot, num_cached, num_common), max_length)
-        self._slots[slot] = None
-
-    def stop(self, slot: int) -> None:
-        """Must be called when the slot's request is over."""
-        self._slots.pop(slot, None)
+        self.slots[slot] = None
 
     def end_step(self) -> None:
         """Removes rows whose prompts are now computed. From the next step on they are decoded, one token per step."""
         state = self._rows.state
-        for slot in [slot for slot in self._slots if state["cached"][slot] == state["length"][slot]]:
+        for slot in [slot for slot in self.slots if state["cached"][slot] == state["length"][slot]]:
             state["num_new"][slot] = 1
-            del self._slots[slot]
+            del self.slots[slot]
 
     def forget(self, slot: int) -> None:
         """Must be called when the slot's cache is lost."""
-        self._slots.pop(slot, None)
+        self.slots.pop(slot, None)
         self._index.discard(slot)
 
     def forget_all(self) -> None:
         """From now on, no slot copies keys and values that are cached now."""
-        self._index.clear()
+        self._index = PrefixIndex()
 
     def plan(self, budget: int) -> int:
         """Sets how many tokens each row computes next, at most `budget` together. Returns what is left of the budget."""
-        for slot in self._slots:
+        for slot in self.slots:
             budget -= self.plan_row(slot, budget)
         return budget
 
@@ -147,5 +134,5 @@ class Prefill:
             if stop >= needed:
                 self._runner.copy_prefix(other, slot, start, stop)
                 state["cached"][slot] = start = stop
-            is_promised |= other in self._slots and num_common - start >= _WORTH_SHARING
+            is_promised |= other in self.slots and num_common - start >= _WORTH_SHARING
         return is_promised and slot not in self._index

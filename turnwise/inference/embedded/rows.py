@@ -43,8 +43,8 @@ class Rows:
         """Makes room for at least `num_slots` slots of `capacity` tokens. Sizes are powers of two, so arrays seldom grow."""
         if num_slots <= len(self.state) and capacity <= self.ids.shape[1]:
             return
-        num_slots = 1 << (max(num_slots, len(self.state)) - 1).bit_length()
-        capacity = 1 << (max(capacity, self.ids.shape[1]) - 1).bit_length()
+        num_slots = power_of_two(max(num_slots, len(self.state)))
+        capacity = power_of_two(max(capacity, self.ids.shape[1]))
         self.state = _grown(self.state, (num_slots,), 0)
         self.ids = _grown(self.ids, (num_slots, capacity), 0)
         self.logprobs = _grown(self.logprobs, (num_slots, capacity), 0)
@@ -91,14 +91,15 @@ class Rows:
         self.stop_ids[slot] = _NO_TOKEN
         self.stop_ids[slot, :num_stops] = sampling.stop_token_ids
 
-    def computing(self) -> IntArray:
-        """The slots, ascending, whose running requests have tokens in the next forward pass."""
-        return np.flatnonzero(self.state["is_running"] & (self.state["num_new"] > 0))
-
     def response(self, slot: int) -> tuple[IntArray, FloatArray]:
         """Copies of the tokens of a slot's response, partial ones included, and of their log-probs."""
         start, stop = self.state["prompt_length"][slot], self.state["length"][slot]
         return self.ids[slot, start:stop].copy(), self.logprobs[slot, start:stop].copy()
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is at least `size`."""
+    return 1 << max(size - 1, 0).bit_length()
 
 
 def _grown(array: NDArray, shape: tuple[int, ...], fill: int) -> NDArray:

@@ -9,11 +9,11 @@ from functools import partial
 from transformers import PreTrainedModel
 
 from turnwise.errors import ServerError
-from turnwise.inference.embedded.engine import Decode, Engine
+from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.runner import GenericRunner, Runner
 from turnwise.inference.policy import HoldsModel
-from turnwise.inference.request import Finished, check_request
+from turnwise.inference.request import Decode, Finished, check_request
 from turnwise.models.fused import fast_path_obstacle
 from turnwise.protocols import MemoryKind, Suspension
 from turnwise.replay_log import ReplayLog
@@ -203,14 +203,14 @@ class EmbeddedServer(HoldsModel):
             started, num_sampled = self._stopwatch.now(), self._engine.num_sampled
             self._engine.admissions = self._replay_log.admissions
             finished = self._engine.step()
-            self._stopwatch.add(ENGINE, "step", started, **self._engine.last_step._asdict())
+            self._stopwatch.add(ENGINE, "step", started, **self._engine.last_step)
             self._stopwatch.num_sampled += self._engine.num_sampled - num_sampled
         except Exception as error:  # boundary: an exception of the model fails the requests of this batch, not the server
             for request in self._engine.fail_running():
                 name = request.request_id
                 self._fail(name, f"the engine failed on the batch of conversation {name!r}: {error}", error)
             return
-        if self._engine.last_step.batch_size:
+        if self._engine.last_step["batch_size"]:
             self._replay_log.stepped(self._engine.admitted)
             self._has_stepped.set()
         for item in finished:

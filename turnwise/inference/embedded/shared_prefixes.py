@@ -83,8 +83,7 @@ class SharedPrefixes:
         self.bases[slot] = base if split else slot
 
     def _borrowers(self, base: int, longer_than: int) -> list[int]:
-        borrowers: list[int] = ((self.bases == base) & (self.splits > longer_than)).nonzero()[0].tolist()
-        return borrowers
+        return [int(slot) for slot in np.flatnonzero((self.bases == base) & (self.splits > longer_than))]
 
 
 def _whole_vectors(num_tokens: int) -> int:
