@@ -30,7 +30,7 @@ LETTERS = {
     "agent_template": "{observation}",
     "action_pattern": None,
 }
-_SMALL = {
+SMALL = {
     "exp_name": "letters",
     "save_steps": 1,
     "max_ckpt_to_keep": 0,
@@ -54,7 +54,7 @@ def small_yaml(model: object, **changes: Any) -> str:
 
 def small_config(model: object, output_dir: object, /, **changes: Any) -> AgenticConfig:
     """Steps of two groups of four, checkpoints of every step, and whatever is changed of that."""
-    return parse_config({"pretrain": str(model), "output_dir": str(output_dir), **_SMALL, **changes}, AgenticConfig)[0]
+    return parse_config({"pretrain": str(model), "output_dir": str(output_dir), **SMALL, **changes}, AgenticConfig)[0]
 
 
 @contextmanager

@@ -57,9 +57,8 @@ def lake(tmp_path):
     ],
     ids=lambda value: " ".join(value).encode("ascii", "backslashreplace").decode() if isinstance(value, tuple) else "",
 )
-def test_an_option_that_cannot_be_is_one_sentence(words, message, lake, capsys):
-    assert main([lake if word == "LAKE" else word for word in words]) == 2
-    said = capsys.readouterr().err
+def test_an_option_that_cannot_be_is_one_sentence(words, message, lake, refused):
+    said = refused(*(lake if word == "LAKE" else word for word in words))
     assert message in said and said.startswith("error: ") and said.count("\n") == 1
 
 

@@ -45,10 +45,9 @@ def trained(successes, validations=()):
 
 @pytest.fixture
 def compare(capsys):
-    def call(*arguments, status=0):
-        assert main(["compare", *arguments]) == status
-        captured = capsys.readouterr()
-        return captured.out if status == 0 else captured.err
+    def call(*arguments):
+        assert main(["compare", *arguments]) == 0
+        return capsys.readouterr().out
 
     return call
 
@@ -118,18 +117,18 @@ def test_settings_that_can_t_be_read_are_said_and_the_rest_is_compared(make_run,
         (lambda folder: folder.rmdir(), "there is no such folder"),
     ],
 )
-def test_what_is_no_run_gets_one_sentence(compare, tmp_path, spoil, sentence):
+def test_what_is_no_run_gets_one_sentence(refused, tmp_path, spoil, sentence):
     folder = tmp_path / "run"
     folder.mkdir()
     spoil(folder)
-    said = compare(str(folder), status=2)
+    said = refused("compare", folder)
     assert said.startswith("error: ") and sentence in said and len(said.splitlines()) == 1
 
 
-def test_a_metric_that_no_run_has_names_the_nearest(compare, make_run):
-    said = compare(make_run("a", trained([0.5])), "--metric", "env/Lake/sucess", status=2)
+def test_a_metric_that_no_run_has_names_the_nearest(refused, make_run):
+    said = refused("compare", make_run("a", trained([0.5])), "--metric", "env/Lake/sucess")
     assert "Did you mean 'env/Lake/success'?" in said
 
 
-def test_a_picture_has_a_picture_s_ending(compare, make_run, tmp_path):
-    assert ".png" in compare(make_run("a", trained([0.5])), "--out", str(tmp_path / "x.txt"), status=2)
+def test_a_picture_has_a_picture_s_ending(refused, make_run, tmp_path):
+    assert ".png" in refused("compare", make_run("a", trained([0.5])), "--out", tmp_path / "x.txt")

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -115,25 +116,35 @@ BAD = [
 
 
 @pytest.fixture
-def config(tmp_path, tiny_model, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "own_parts.py").write_text(OWN)
-    (tmp_path / "own.yaml").write_text(CONFIG.replace("MODEL", str(tiny_model)))
-    yield "own.yaml"
-    sys.modules.pop("own_parts", None)
+def config(folder, tiny_model):
+    (folder / "own_parts.py").write_text(OWN)
+    (folder / "own.yaml").write_text(CONFIG.replace("MODEL", str(tiny_model)))
+    return "own.yaml"
+
+
+@pytest.fixture
+def both_refuse(refused, folder):
+    """`config` and a verb that trains refuse the arguments with these messages, and make no folder."""
+
+    def check(message, *words, verb="train", also=""):
+        for name in ("config", verb):
+            said = refused(name, *words)
+            assert message in said and also in said
+        assert not (folder / "runs").exists()
+
+    return check
+
+
+def write_rows(*rows):
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.mark.parametrize(("overrides", "message"), BAD, ids=lambda value: value[-1] if isinstance(value, list) else "")
-def test_what_train_refuses_config_refuses(overrides, message, config, tmp_path, capsys):
-    said = {}
-    for verb in ("train", "config", "rollout", "eval"):
-        assert main([verb, config, *overrides]) == 2
-        said[verb] = capsys.readouterr().err
-    assert message in said["train"] and "Traceback" not in said["train"]
-    assert any(f"override {override!r}: " in said["train"] for override in overrides)
+def test_what_train_refuses_config_refuses(overrides, message, config, tmp_path, refused):
+    said = [refused(verb, config, *overrides) for verb in ("train", "config", "rollout", "eval")]
+    assert message in said[0] and any(f"override {override!r}: " in said[0] for override in overrides)
     # A deadline's stack follows: of a call in the verb.
-    assert len({tuple(text.splitlines()[:2]) for text in said.values()}) == 1, said
+    assert len({tuple(text.splitlines()[:2]) for text in said}) == 1, said
     assert not (tmp_path / "runs").exists() and not (tmp_path / "rollouts.jsonl").exists()
 
 
@@ -165,7 +176,7 @@ LACKING = [
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("overrides", "message"), LACKING, ids=lambda value: value[-1] if isinstance(value, list) else "")
-def test_what_train_refuses_on_this_machine_config_says(overrides, message, config, tmp_path, tiny_model, capsys):
+def test_what_train_refuses_on_this_machine_config_says(overrides, message, config, tmp_path, tiny_model, capsys, refused):
     (tmp_path / "taken").touch()
     shutil.copytree(tiny_model, tmp_path / "untold", ignore=shutil.ignore_patterns("tokenizer*"))
     shutil.copytree(tiny_model, tmp_path / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
@@ -174,9 +185,7 @@ def test_what_train_refuses_on_this_machine_config_says(overrides, message, conf
     assert main(["config", config, *overrides]) == 0
     said = capsys.readouterr().out.partition("missing to run this config here:\n")[2]
     assert message in said.splitlines()[0]
-    assert main(["train", config, *overrides]) == 2
-    refused = capsys.readouterr().err
-    assert message in refused and "Traceback" not in refused
+    assert message in refused("train", config, *overrides)
     assert set(tmp_path.iterdir()) - before <= {tmp_path / "runs"} and not list(tmp_path.glob("runs/*/*"))
 
 
@@ -188,9 +197,8 @@ def test_config_names_files_of_rows_and_tools_that_are_not_there(config, tmp_pat
     assert "agent.function_tool_path: tools.py: there is no such file." in said
 
 
-def test_config_says_that_the_agent_of_a_row_is_missing(config, tmp_path, capsys):
-    rows = [{"prompt": "1", "answer": "1", "agent_name": name} for name in ("single_turn_agent", "react_agent")]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_config_says_that_the_agent_of_a_row_is_missing(config, capsys, refused):
+    write_rows(*({"prompt": "1", "answer": "1", "agent_name": name} for name in ("single_turn_agent", "react_agent")))
     changes = ["~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}"]
     changes.append("actor_train.model_args.lora_rank=null")
     said = "rows.jsonl, line 2: the agent react_agent isn't in this version, which has env_agent, single_turn_agent, tool_agent"
@@ -199,8 +207,13 @@ def test_config_says_that_the_agent_of_a_row_is_missing(config, tmp_path, capsys
     assert main(["config", config, *changes, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["missing"] == [said] and said not in shown["notes"]
-    assert main(["train", config, *changes]) == 2
-    assert said in capsys.readouterr().err
+    assert said in refused("train", config, *changes)
+
+
+def with_template(model, template):
+    """The folder of the model with another chat template."""
+    shutil.copytree(model, "model")
+    Path("model", "chat_template.jinja").write_text(template)
 
 
 NO_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
@@ -220,23 +233,17 @@ PARSER = "++agent={{tool_config_path: tools.yaml, tool_parser: 'own_parts:{}'}}"
     ],
 )
 def test_what_a_chat_template_can_not_do_is_refused_where_the_model_is(
-    template, overrides, message, config, tmp_path, tiny_model, capsys
+    template, overrides, message, config, tmp_path, tiny_model, both_refuse
 ):
-    shutil.copytree(tiny_model, tmp_path / "model")
-    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    with_template(tiny_model, template)
     schema = "{type: function, function: {name: c, description: d, parameters: {type: object, properties: {}}}}"
     (tmp_path / "tools.yaml").write_text(f"tools: [{{class_name: calculator, tool_schema: {schema}}}]\n")
-    agent = "single_turn_agent" if overrides else "tool_agent"
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2 * 3?", "answer": "6", "agent_name": agent}) + "\n")
+    write_rows({"prompt": "2 * 3?", "answer": "6", "agent_name": "single_turn_agent" if overrides else "tool_agent"})
     data = ["~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}"]
     words = [config, *data, *(overrides or ["++agent={tool_config_path: tools.yaml}"])]
-    for verb in ("config", "train"):
-        assert main([verb, *words, "pretrain=model"]) == 2
-        said = capsys.readouterr().err
-        assert message in said and " problem.\n" in said and "Traceback" not in said
+    both_refuse(message, *words, "pretrain=model", also=" problem.\n")
     assert main(["config", *words, "pretrain=nowhere"]) == 0
     assert overrides or main(["config", *words]) == 0
-    assert not (tmp_path / "runs").exists()
 
 
 ROWS = [
@@ -250,16 +257,11 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("row", "overrides", "message"), ROWS)
-def test_rows_that_train_refuses_config_refuses(row, overrides, message, config, tmp_path, capsys):
+def test_rows_that_train_refuses_config_refuses(row, overrides, message, config, tmp_path, both_refuse):
     (tmp_path / "loops.yaml").write_text("- {name: mine, _target_: toy_rewards.AskTwice, most: 3}\n")
-    rows = [{"prompt": "2 * 3 + 4?", "answer": "6"}, {"prompt": "2 * 3 + 4?", "answer": "6"} | row]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}", *overrides]
-    for verb in ("config", "train"):
-        assert main([verb, *words]) == 2
-        said = capsys.readouterr().err
-        assert message in said and "Traceback" not in said
-    assert not (tmp_path / "runs").exists()
+    plain = {"prompt": "2 * 3 + 4?", "answer": "6"}
+    write_rows(plain, plain | row)
+    both_refuse(message, config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}", *overrides)
 
 
 GSM8K_TOOL = "verl.tools.gsm8k_tool.Gsm8kTool"
@@ -280,27 +282,23 @@ SEES_TRUTH = "{rubric: short, base_url: 'http://localhost:1/v1', model: m, shows
             "{interaction_config_path: users.yaml}",
             "exact_match",
             {"interaction_kwargs": {"name": "gsm8k", "ground_truth": "6"}},
-            "don't fit the interaction 'gsm8k' (start_interaction: missing a required argument: 'ground_truth')",
+            "the columns extra_info.interaction_kwargs don't fit the interaction 'gsm8k' (start_interaction: missing a "
+            "required argument: 'ground_truth')",
         ),
         ("{}", f"{{name: judge, args: {SEES_TRUTH}}}", {"ground_truth": "6"}, "data.reward judge: the row has no column gr"),
     ],
 )
-def test_rows_without_a_truth_that_something_asks_for_are_refused(agent, reward, extra, message, config, tmp_path, capsys):
+def test_rows_without_a_truth_that_something_asks_for_are_refused(agent, reward, extra, message, config, tmp_path, both_refuse):
     (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [{"class_name": GSM8K_TOOL}]}))
     (tmp_path / "users.yaml").write_text(json.dumps({"interaction": [{"name": "gsm8k", "class_name": GSM8K_USER}]}))
     whole = {"prompt": "2 * 3?", "answer": "6", "extra_info": extra}
     whole["agent_name"] = "tool_agent" if "tool" in agent else "single_turn_agent"
     lacking = json.loads(json.dumps(whole).replace('"ground_truth": "6"', '"other": "6"'))
     words = [config, "~custom_envs", f"++data={{train_files: [rows.jsonl], reward: [{reward}]}}", f"++agent={agent}"]
-    (tmp_path / "rows.jsonl").write_text(json.dumps(whole) + "\n")
+    write_rows(whole)
     assert main(["config", *words, "pretrain=nowhere"]) == 0, "the tiny model has no room for the tool's schema"
-    (tmp_path / "rows.jsonl").write_text(json.dumps(whole) + "\n" + json.dumps(lacking) + "\n")
-    capsys.readouterr()
-    for verb in ("config", "train"):
-        assert main([verb, *words]) == 2
-        said = capsys.readouterr().err
-        assert f"rows.jsonl, line 2: {message}" in said.replace("the columns extra_info.interaction_kwargs ", "")
-    assert not (tmp_path / "runs").exists()
+    write_rows(whole, lacking)
+    both_refuse(f"rows.jsonl, line 2: {message}", *words)
 
 
 def classifier(start, folder, num_labels):
@@ -311,53 +309,44 @@ def classifier(start, folder, num_labels):
     AutoModelForSequenceClassification.from_pretrained(start, num_labels=num_labels).save_pretrained(folder)
 
 
-def test_a_model_that_can_not_score_is_refused_by_config(config, tmp_path, tiny_model, capsys):
+def test_a_model_that_can_not_score_is_refused_by_config(config, tmp_path, tiny_model, both_refuse):
     for num_labels in (1, 2):
         classifier(tiny_model, tmp_path / f"labels{num_labels}", num_labels)
     shutil.copytree(tmp_path / "labels1", tmp_path / "refusing")
     (tmp_path / "refusing" / "chat_template.jinja").write_text("{{ raise_exception('no dialogue') }}")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "2 * 3?"}\n')
+    write_rows({"prompt": "2 * 3?"})
     words = [config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [reward_model]}"]
     assert main(["config", *words, "reward_pretrain=labels1"]) == 0
-    capsys.readouterr()
     for folder, message in (
         (tiny_model, "has no score head, so it would give every response the same score; name a sequence classifier"),
         ("labels2", "its score head has 2 labels; name a classifier with one label"),
         ("refusing", "the chat template refuses the messages user → assistant: no dialogue"),
     ):
-        for verb in ("config", "train"):
-            assert main([verb, *words, f"reward_pretrain={folder}"]) == 2
-            said = capsys.readouterr().err
-            assert "reward_pretrain: " in said and message in said and "Traceback" not in said
-    assert not (tmp_path / "runs").exists()
+        both_refuse(message, *words, f"reward_pretrain={folder}", also="reward_pretrain: ")
 
 
 TWO_ROLES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + NO_TOOLS
 
 
 @pytest.mark.parametrize(
-    ("template", "overrides", "message"),
+    ("template", "message"),
     [
-        ("{{ messages[0].content }}", [], "a context can't be extended with this chat template (it drops"),
-        ("{{ raise_exception('broken') }}", [], "the chat template refuses the messages user → assistant → user: broken"),
-        ("{% for m in messages %}", [], "Unexpected end of template"),
-        ("", [], "has no chat template"),
-        (TWO_ROLES, [], "agent_system_template: the chat template refuses the messages system → user: no system"),
+        ("{{ messages[0].content }}", "a context can't be extended with this chat template (it drops"),
+        ("{{ raise_exception('broken') }}", "the chat template refuses the messages user → assistant → user: broken"),
+        ("{% for m in messages %}", "Unexpected end of template"),
+        ("", "has no chat template"),
+        (TWO_ROLES, "agent_system_template: the chat template refuses the messages system → user: no system"),
     ],
 )
-def test_config_renders_the_template_for_environments_too(template, overrides, message, config, tmp_path, tiny_model, capsys):
-    shutil.copytree(tiny_model, tmp_path / "model")
-    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+def test_config_renders_the_template_for_environments_too(template, message, config, tiny_model, refused):
+    with_template(tiny_model, template)
     words = [config, "pretrain=model", "actor_train.model_args.lora_rank=null"]
-    assert main(["config", *words, *overrides]) == 2
-    said = capsys.readouterr().err
-    assert message in said and " problem.\n" in said and "Traceback" not in said
+    said = refused("config", *words)
+    assert message in said and " problem.\n" in said
     if template == TWO_ROLES:
         assert main(["config", *words, "++custom_envs.Lake.agent_system_template=''"]) == 0
-        capsys.readouterr()
     if "raise_exception" in template:
-        assert main(["train", *words]) == 2
-        assert message.rpartition(": ")[2] in capsys.readouterr().err
+        assert message.rpartition(": ")[2] in refused("train", *words)
 
 
 @pytest.mark.parametrize(
@@ -367,20 +356,15 @@ def test_config_renders_the_template_for_environments_too(template, overrides, m
         (NO_TOOLS, ["++template_kwargs={think: false}"], "template_kwargs.think: the chat template"),
     ],
 )
-def test_config_renders_the_template_for_demonstrations(template, overrides, message, config, tmp_path, tiny_model, capsys):
-    shutil.copytree(tiny_model, tmp_path / "model")
-    (tmp_path / "model" / "chat_template.jinja").write_text(template)
-    (tmp_path / "sft.yaml").write_text("pretrain: model\noutput_dir: runs\ntrain_files: [rows.jsonl]\n")
-    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    for verb in ("config", "sft"):
-        assert main([verb, "sft.yaml", *overrides]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
+def test_config_renders_the_template_for_demonstrations(template, overrides, message, folder, tiny_model, both_refuse):
+    with_template(tiny_model, template)
+    (folder / "sft.yaml").write_text("pretrain: model\noutput_dir: runs\ntrain_files: [rows.jsonl]\n")
+    write_rows({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    both_refuse(message, "sft.yaml", *overrides, verb="sft")
 
 
-def test_a_judge_that_nobody_serves_is_found_before_anything_is_played(config, tmp_path, capsys):
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "2 * 3?"}\n')
+def test_a_judge_that_nobody_serves_is_found_before_anything_is_played(config, tmp_path, refused):
+    write_rows({"prompt": "2 * 3?"})
     (tmp_path / "users.yaml").write_text(
         "interaction: [{name: ann, class_name: model, config: {base_url: 'http://localhost:1/v1', model: m}}]\n"
     )
@@ -395,14 +379,10 @@ def test_a_judge_that_nobody_serves_is_found_before_anything_is_played(config, t
         ),
     ):
         if more:
-            row = {"prompt": "2 * 3?", "extra_info": {"interaction_kwargs": {"name": "ann"}}}
-            (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+            write_rows({"prompt": "2 * 3?", "extra_info": {"interaction_kwargs": {"name": "ann"}}})
         words = [word.replace("REWARD", reward) for word in data] + more
         assert main(["config", *words]) == 0, "config asks no network"
-        capsys.readouterr()
-        assert main(["train", *words]) == 2
-        said = capsys.readouterr().err
-        assert message in said and "Traceback" not in said
+        assert message in refused("train", *words)
         assert not list(tmp_path.glob("runs/*/*"))
 
 
@@ -415,46 +395,38 @@ def test_what_this_machine_lacks_is_said_without_torch(is_here, config, tmp_path
     assert done.stdout.count("\n  - ") == 2 - is_here and done.stdout.endswith("False\n"), done.stderr
 
 
-def test_rows_are_read_before_a_run_has_a_folder(tmp_path, tiny_model, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "sft.yaml"
-    file.write_text(f"pretrain: {tiny_model}\noutput_dir: runs\ntrain_files: [good.jsonl]\nval_files:\n  - bad.jsonl\n")
+def test_rows_are_read_before_a_run_has_a_folder(folder, tiny_model, refused, both_refuse):
+    (folder / "sft.yaml").write_text(
+        f"pretrain: {tiny_model}\noutput_dir: runs\ntrain_files: [good.jsonl]\nval_files:\n  - bad.jsonl\n"
+    )
     good = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
-    (tmp_path / "good.jsonl").write_text(good)
-    assert main(["config", "sft.yaml"]) == 0 and main(["sft", "sft.yaml"]) == 2
-    assert "sft.yaml:5: val_files[0]: bad.jsonl: no such file" in capsys.readouterr().err
-    (tmp_path / "bad.jsonl").write_text(good + '{"messages": [{"role": "user"}]}\n')
-    for verb in ("config", "sft"):
-        assert main([verb, "sft.yaml"]) == 2
-        assert "sft.yaml:5: val_files[0]: bad.jsonl, line 2: message 0 has the content" in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
+    (folder / "good.jsonl").write_text(good)
+    assert main(["config", "sft.yaml"]) == 0
+    assert "sft.yaml:5: val_files[0]: bad.jsonl: no such file" in refused("sft", "sft.yaml")
+    (folder / "bad.jsonl").write_text(good + '{"messages": [{"role": "user"}]}\n')
+    both_refuse("sft.yaml:5: val_files[0]: bad.jsonl, line 2: message 0 has the content", "sft.yaml", verb="sft")
 
 
 BOMB = "[" * 99 + "]" * 99
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(BOMB, "more than 64 nested sections"), ("&a [*a]", "inside its own anchor"), ("2001-99-99", "read: month")],
+)
 @pytest.mark.parametrize("verb", ["check-env", "play", "demos"])
-def test_arguments_of_an_environment_are_bounded(verb, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for value, message in (
-        (BOMB, "more than 64 nested sections"),
-        ("&a [*a]", "inside its own anchor"),
-        ("2001-99-99", "read: month"),
-    ):
-        assert main([verb, "frozen_lake", f"size={value}"]) == 2
-        said = capsys.readouterr().err
-        assert message in said and "size=" in said and said.count("\n") == 1
+def test_arguments_of_an_environment_are_bounded(verb, value, message, folder, refused):
+    said = refused(verb, "frozen_lake", f"size={value}")
+    assert message in said and "size=" in said and said.count("\n") == 1
 
 
-def test_the_config_of_a_replay_is_bounded(tmp_path, capsys):
-    for text, message in (
-        (b"exp_name: \xff", "config.yaml:1 isn't UTF-8"),
-        (b"[" * 99, "more than 64"),
-        (b"[]", "no exp_name"),
-    ):
-        (tmp_path / "config.yaml").write_bytes(text)
-        assert main(["train", "--replay", str(tmp_path)]) == 2
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(b"exp_name: \xff", "config.yaml:1 isn't UTF-8"), (b"[" * 99, "more than 64"), (b"[]", "no exp_name")],
+)
+def test_the_config_of_a_replay_is_bounded(text, message, tmp_path, refused):
+    (tmp_path / "config.yaml").write_bytes(text)
+    assert message in refused("train", "--replay", tmp_path)
 
 
 def test_files_on_hydras_search_path_are_bounded(tmp_path, tiny_model):
@@ -468,16 +440,14 @@ def test_files_on_hydras_search_path_are_bounded(tmp_path, tiny_model):
     assert load_config(tmp_path / "own.yaml")[0].seed == 7
 
 
-def test_texts_that_are_not_utf8_are_named_with_their_line(tmp_path, capsys):
-    (tmp_path / "text").write_bytes("Up\nFüße\n".encode("latin-1"))
-    for words in (["make-model", "--out", str(tmp_path / "model"), "--text"], ["check-env", "frozen_lake", "--actions-file"]):
-        assert main([*words, str(tmp_path / "text")]) == 2
-        assert f"{tmp_path}/text, line 2 isn't UTF-8 (byte 0xfc); save the file as UTF-8" in capsys.readouterr().err
+def test_texts_that_are_not_utf8_are_named_with_their_line(folder, refused):
+    (folder / "text").write_bytes("Up\nFüße\n".encode("latin-1"))
+    for words in (["make-model", "--out", "model", "--text"], ["check-env", "frozen_lake", "--actions-file"]):
+        assert "text, line 2 isn't UTF-8 (byte 0xfc); save the file as UTF-8" in refused(*words, "text")
 
 
-def test_a_hub_name_plays(capsys):
-    assert main(["play", "frozen_lake", "--policy", "org/none-such"]) == 2
-    assert "hf download org/none-such --local-dir none-such" in capsys.readouterr().err
+def test_a_hub_name_plays(refused):
+    assert "hf download org/none-such --local-dir none-such" in refused("play", "frozen_lake", "--policy", "org/none-such")
 
 
 @pytest.mark.parametrize(("name", "server"), [("embedded", EmbeddedServer), ("hf", HFServer)])

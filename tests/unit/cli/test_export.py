@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,15 +52,12 @@ def test_a_plain_checkpoint_is_exported_without_its_training(tiny_model: Path, t
     )
 
 
-def test_bad_input(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "a")]) == 2
-    assert "no such model folder" in capsys.readouterr().err
-    assert main(["export", "--model", str(adapter), "--out", str(adapter)]) == 2
-    assert "already exists" in capsys.readouterr().err
-    (tmp_path / "file").touch()
-    for out in (tmp_path / "file" / "model", tmp_path / ("x" * 300)):
-        assert main(["export", "--model", str(adapter), "--out", str(out)]) == 2
-        assert "can't be written" in capsys.readouterr().err
+def test_bad_input(adapter: Path, folder: Path, refused: Callable[..., str]) -> None:
+    assert "no such model folder" in refused("export", "--model", "nowhere", "--out", "a")
+    assert "already exists" in refused("export", "--model", adapter, "--out", adapter)
+    (folder / "file").touch()
+    for out in ("file/model", "x" * 300):
+        assert "can't be written" in refused("export", "--model", adapter, "--out", out)
     (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "moved/away/base"}')
-    assert main(["export", "--model", str(adapter), "--out", str(tmp_path / "b")]) == 2
-    assert "its base model moved/away/base isn't there" in capsys.readouterr().err and not (tmp_path / "b").exists()
+    assert "its base model moved/away/base isn't there" in refused("export", "--model", adapter, "--out", "b")
+    assert not (folder / "b").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import forked
 import pytest
-import yaml
 
 STUCK_ENV = """
 import time
@@ -34,7 +33,7 @@ EmbeddedServer.generate = never
             STUCK_ENV,
             [
                 "1 episode of this batch of",
-                "an episode of Toy waited 0.2 s for Mine.step; raise env_step_timeout_s if that may take longer",
+                "an episode of Letters waited 0.2 s for Mine.step; raise env_step_timeout_s if that may take longer",
                 "in step: time.sleep(1)",
             ],
         ),
@@ -48,19 +47,12 @@ EmbeddedServer.generate = never
     ],
     ids=["an environment that never returns", "a server that never answers"],
 )
-def test_a_run_that_hangs_ends_with_one_screen(tiny_model, tmp_path, parts, messages):
-    (tmp_path / "my_parts.py").write_text(parts)
-    values = {
-        "pretrain": str(tiny_model),
-        "rollout_batch_size": 4,
-        "sequence_length": 256,
-        "parity_max_logprob_diff": 1.0,
-        "deadlines": {"request_s": 2.0},
-        "train_env_manager": {"num_env_groups": 1, "group_size": 4, "env_step_timeout_s": 0.2, "max_env_retries": 1},
-        "custom_envs": {"Toy": {"env_type": "my_parts:Mine", "max_steps": 2, "max_tokens_per_step": 4}},
-    }
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
-    done = forked.run(["train", "mine.yaml"], cwd=tmp_path)
+def test_a_run_that_hangs_ends_with_one_screen(job, folder, parts, messages):
+    (folder / "my_parts.py").write_text(parts)
+    manager = {"num_env_groups": 1, "group_size": 4, "env_step_timeout_s": 0.2, "max_env_retries": 1}
+    limits = {"parity_max_logprob_diff": 1.0, "deadlines": {"request_s": 2.0}, "train_env_manager": manager}
+    config = job({"env_type": "my_parts:Mine"}, rollout_batch_size=4, **limits)
+    done = forked.run(["train", config])
     assert done.returncode == 2, done.stderr
     _, _, error = done.stderr.partition("error: ")
     assert all(message in error for message in messages), done.stderr
@@ -68,15 +60,10 @@ def test_a_run_that_hangs_ends_with_one_screen(tiny_model, tmp_path, parts, mess
 
 
 @pytest.mark.parametrize("method", ["step", "close"])
-def test_demonstrations_of_an_environment_that_hangs_end_too(tmp_path, method):
-    (tmp_path / "my_parts.py").write_text(STUCK_ENV.replace("def step(self, action)", f"def {method}(self, *action)"))
-    values = {
-        "pretrain": "model",
-        "train_env_manager": {"env_step_timeout_s": 0.2},
-        "custom_envs": {"Toy": {"env_type": "my_parts:Mine", "max_steps": 2}},
-    }
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+def test_demonstrations_of_an_environment_that_hangs_end_too(job, folder, method):
+    (folder / "my_parts.py").write_text(STUCK_ENV.replace("def step(self, action)", f"def {method}(self, *action)"))
+    config = job({"env_type": "my_parts:Mine"}, train_env_manager={"env_step_timeout_s": 0.2})
     options = ["--policy", "random", "--actions", "a,b", "--episodes", "2", "--out", "demos.jsonl"]
-    done = forked.run(["demos", "mine.yaml", *options], cwd=tmp_path, timeout=60)
+    done = forked.run(["demos", config, *options], timeout=60)
     assert done.returncode == 2, done.stderr
-    assert f"error: an episode of Toy waited 0.2 s for Mine.{method}; raise env_step_timeout_s" in done.stderr
+    assert f"error: an episode of Letters waited 0.2 s for Mine.{method}; raise env_step_timeout_s" in done.stderr

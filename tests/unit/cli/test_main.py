@@ -64,12 +64,8 @@ def test_train_then_eval_in_new_processes(config, tmp_path):
     ("arguments", "message"),
     [
         (["max_stepz=3"], "max_steps"),
-        (["max_steps=many"], "max_steps"),
-        (["rollout_batch_size=6"], "6"),
         (["adv_estimator=rlo"], "rloo"),
         (["pretrain=nowhere"], "no such model folder"),
-        (["custom_envs.Lake.env_type=frozen_lak"], "frozen_lake"),
-        (["custom_envs.Lake.env_config.siz=3"], "siz"),
         (["sequence_length=20"], "sequence_length"),
     ],
 )
@@ -80,9 +76,8 @@ def test_what_is_wrong_is_said_without_a_traceback(config, arguments, message):
     assert len(done.stderr.splitlines()) < 40
 
 
-def test_a_missing_file_and_a_missing_verb(tmp_path, capsys):
-    assert main(["train", str(tmp_path / "none.yaml")]) == 2
-    assert "none.yaml" in capsys.readouterr().err
+def test_a_missing_file_and_a_missing_verb(refused, capsys):
+    assert "none.yaml" in refused("train", "none.yaml")
     with pytest.raises(SystemExit) as stopped:
         main(["trian", "x.yaml"])
     assert stopped.value.code == 2
@@ -115,23 +110,16 @@ def test_make_model_writes_a_folder_that_trains(tmp_path):
     assert main(["make-model", "--out", str(tmp_path / "x"), "--set", "hidden_size"]) == 2
 
 
-def test_make_model_writes_over_nothing(tmp_path, capsys):
+def test_make_model_writes_over_nothing(tmp_path, refused):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("...")
-    assert main(["make-model", "--out", str(tmp_path / "precious")]) == 2
-    assert main(["make-model", "--out", str(tmp_path / "precious" / "thesis.tex")]) == 2
-    assert "already exists" in capsys.readouterr().err
+    for out in (tmp_path / "precious", tmp_path / "precious" / "thesis.tex"):
+        assert "already exists" in refused("make-model", "--out", out)
     assert (tmp_path / "precious" / "thesis.tex").read_text() == "..."
 
 
-def test_eval_looks_for_its_output_folder_before_it_plays(config, capsys):
-    assert main(["eval", str(config), "--json", "nowhere/score.json"]) == 2
-    assert "nowhere" in capsys.readouterr().err
-
-
-def test_config_refuses_an_environment_that_is_not_built_in(config, capsys):
-    assert main(["config", str(config), "custom_envs.Lake.env_type=frozen_lak"]) == 2
-    assert "Did you mean 'frozen_lake'" in capsys.readouterr().err
+def test_config_refuses_an_environment_that_is_not_built_in(config, refused):
+    assert "Did you mean 'frozen_lake'" in refused("config", config, "custom_envs.Lake.env_type=frozen_lak")
 
 
 def test_the_published_run_script_reaches_train_from_anywhere(tmp_path):

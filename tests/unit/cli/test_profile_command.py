@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
 
 from turnwise.cli.main import main
 
 
 @pytest.fixture
-def job(tiny_model, tmp_path, monkeypatch):
-    """Writes a config of two short steps, played ahead or one after the other."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(ratio):
-        values = {
-            "exp_name": "job",
-            "pretrain": str(tiny_model),
-            "output_dir": "runs",
-            "max_steps": 2,
-            "save_steps": 1,
-            "entropy_loss_coef": 0.001,  # Without it an update whose episodes all score alike is left out.
-            "rollout_batch_size": 4,
-            "sequence_length": 256,
-            "track_with": [],
-            "async_generation_ratio": ratio,
-            "train_env_manager": {"num_env_groups": 2, "group_size": 2},
-            "custom_envs": {"Letters": {"env_type": "toy_envs:LettersEnv", "max_steps": 2, "max_tokens_per_step": 4}},
-        }
-        Path("job.yaml").write_text(yaml.safe_dump(values))
-        return "job.yaml"
-
-    return write
+def job(job):
+    """Two short steps. Without the entropy term an update whose episodes all score alike would be left out."""
+    manager = {"num_env_groups": 2, "group_size": 2}
+    return partial(job, entropy_loss_coef=0.001, rollout_batch_size=4, train_env_manager=manager)
 
 
 def tracks(file):
@@ -48,7 +29,7 @@ def tracks(file):
 
 @pytest.mark.parametrize("ratio", [0, 1])
 def test_a_profiled_run_leaves_a_timeline_and_where_each_step_went(job, capsys, ratio):
-    assert main(["train", job(ratio), "--profile"]) == 0
+    assert main(["train", job(async_generation_ratio=ratio), "--profile"]) == 0
     [run] = Path("runs/job").iterdir()
     assert f"timeline: {(run / 'timeline.json').resolve()}" in capsys.readouterr().out
     found = tracks(run / "timeline.json")
@@ -60,7 +41,7 @@ def test_a_profiled_run_leaves_a_timeline_and_where_each_step_went(job, capsys, 
 
 
 def test_a_resumed_run_keeps_the_timeline_of_the_process_before(job):
-    assert main(["train", job(0), "--profile", "max_steps=1"]) == 0
+    assert main(["train", job(), "--profile", "max_steps=1"]) == 0
     [run] = Path("runs/job").iterdir()
     before = (run / "timeline.json").read_text()
     assert main(["train", "job.yaml", "--profile", "resume_from_checkpoint=true"]) == 0

@@ -4,46 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
+from small_runs import LETTERS
 
 from turnwise.cli.main import main
 from turnwise.rollout.journal import read_groups, read_journal
 
-TOYS = "toy_envs:"
-LETTERS = {"env_type": f"{TOYS}LettersEnv", "max_steps": 2, "max_tokens_per_step": 4, "action_pattern": None}
+MANAGER = {"num_env_groups": 2, "group_size": 4, "max_env_retries": 0}
 
 
 @pytest.fixture
-def job(tiny_model, tmp_path, monkeypatch):
-    """Writes a config; returns its file."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(envs=None, **changes):
-        values = {
-            "exp_name": "job",
-            "pretrain": str(tiny_model),
-            "output_dir": "runs",
-            "max_steps": 2,
-            "rollout_batch_size": 8,
-            "val_batch_size": 6,
-            "sequence_length": 256,
-            "track_with": [],
-            "train_env_manager": {"num_env_groups": 2, "group_size": 4, "max_env_retries": 0},
-            "val_env_manager": {"num_env_groups": 6},
-            "custom_envs": envs or {"Letters": LETTERS},
-        }
-        (tmp_path / "job.yaml").write_text(yaml.safe_dump(values | changes))
-        return "job.yaml"
-
-    return write
+def job(job):
+    """A run whose episodes aren't played again, with six validation tasks."""
+    return partial(job, val_batch_size=6, train_env_manager=MANAGER, val_env_manager={"num_env_groups": 6})
 
 
 def test_rollouts_are_written_and_summed_up(job, capsys):
-    envs = {"Letters": LETTERS, "Bandit": {"env_type": f"{TOYS}BanditEnv", "max_tokens_per_step": 2}}
-    assert main(["rollout", job(envs), "--batches", "2", "--out", "played.jsonl"]) == 0
+    envs = {"Letters": LETTERS, "Bandit": {"env_type": "toy_envs:BanditEnv", "max_tokens_per_step": 2}}
+    assert main(["rollout", job(custom_envs=envs), "--batches", "2", "--out", "played.jsonl"]) == 0
     out = capsys.readouterr().out
     rows = read_journal(Path("played.jsonl"))
     assert [step for step, _ in rows] == [0] * 8 + [1] * 8
@@ -75,8 +56,8 @@ def test_validation_tasks_are_those_of_validation(job, capsys):
     assert "episodes at once" in captured.err
 
 
-def test_limits_and_failures_are_counted(job, capsys, tmp_path, monkeypatch):
-    (tmp_path / "odd_env.py").write_text(
+def test_limits_and_failures_are_counted(job, capsys):
+    Path("odd_env.py").write_text(
         "from toy_envs import LettersEnv\n\n\n"
         "class OddEnv(LettersEnv):\n"
         "    def reset(self, *, seed=None):\n"
@@ -87,10 +68,9 @@ def test_limits_and_failures_are_counted(job, capsys, tmp_path, monkeypatch):
         "            raise RuntimeError('an odd seed')\n"
         "        return super().step(action)\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    odd = LETTERS | {"env_type": "odd_env:OddEnv", "env_config": {"num_turns": 9}, "agent_template": "{observation}"}
-    manager = {"num_env_groups": 2, "group_size": 4, "max_env_retries": 0, "max_failed_fraction": 1.0}
-    assert main(["rollout", job({"Odd": odd}, train_env_manager=manager), "--batches", "4", "--json"]) == 0
+    odd = {"env_type": "odd_env:OddEnv", "env_config": {"num_turns": 9}}
+    config = job(odd, train_env_manager=MANAGER | {"max_failed_fraction": 1.0})
+    assert main(["rollout", config, "--batches", "4", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["limits"] == {"max_steps": 32} and summary["overall"]["truncated"] == 1.0
     assert summary["num_failed"] == sum(summary["failures"].values()) >= 4
@@ -98,43 +78,18 @@ def test_limits_and_failures_are_counted(job, capsys, tmp_path, monkeypatch):
     assert summary["num_written"] == 32 + summary["num_failed"]
 
 
-def test_what_was_played_before_an_error_is_kept(job, capsys, tmp_path, monkeypatch):
-    (tmp_path / "breaking_env.py").write_text(
-        "from toy_envs import LettersEnv\n\n\n"
-        "class BreakingEnv(LettersEnv):\n"
-        "    made = 0\n\n"
-        "    def reset(self, *, seed=None):\n"
-        "        BreakingEnv.made += 1\n"
-        "        if BreakingEnv.made > 12:\n"
-        "            raise RuntimeError('worn out')\n"
-        "        return super().reset(seed=seed)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    config = job({"Breaking": LETTERS | {"env_type": "breaking_env:BreakingEnv"}})
-    assert main(["rollout", config, "--batches", "3"]) == 2
+def test_what_was_played_before_an_error_is_kept(job, counting_env, capsys):
+    env = counting_env("if Mine.made > 12:", "    raise RuntimeError('worn out')")
+    assert main(["rollout", job(env), "--batches", "3"]) == 2
     captured = capsys.readouterr()
     assert "worn out" in captured.err and "most often" in captured.out
     groups = read_groups(Path("rollouts.jsonl")).groups
     assert len([group for group in groups if not group.rejected]) >= 2
 
 
-def test_ctrl_c_keeps_what_was_played(job, capsys, tmp_path, monkeypatch):
-    (tmp_path / "pressing_env.py").write_text(
-        "import signal\n"
-        "from toy_envs import LettersEnv\n\n\n"
-        "class PressingEnv(LettersEnv):\n"
-        "    made = 0\n\n"
-        "    def reset(self, *, seed=None):\n"
-        "        PressingEnv.made += 1\n"
-        "        if PressingEnv.made == 10:\n"
-        "            signal.raise_signal(signal.SIGINT)\n"
-        "        return super().reset(seed=seed)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    manager = {"num_env_groups": 1, "group_size": 4}
-    config = job(
-        {"Pressing": LETTERS | {"env_type": "pressing_env:PressingEnv"}}, train_env_manager=manager, rollout_batch_size=40
-    )
+def test_ctrl_c_keeps_what_was_played(job, counting_env, capsys):
+    env = counting_env("if Mine.made == 10:", "    signal.raise_signal(signal.SIGINT)")
+    config = job(env, train_env_manager={"num_env_groups": 1, "group_size": 4}, rollout_batch_size=40)
     assert main(["rollout", config]) == 130
     captured = capsys.readouterr()
     assert captured.err.endswith("interrupted\n") and "8 trajectories" in captured.out
@@ -152,27 +107,24 @@ def test_training_takes_the_file(job, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rollout", "CONFIG", "--batches", "0"], "--batches is 0"),
-        (["rollout", "CONFIG", "--out", "nowhere/x.jsonl"], "there is no folder nowhere"),
-        (["rollout", "CONFIG", "--out", "job.yaml"], "already exists"),
-        (["rollout", "CONFIG", "--out", "x" * 300], "can't be written (File name too long)"),
-        (["rollout", "CONFIG", "--model", "nowhere"], "no such model folder"),
-        (["rollout", "CONFIG", "group_filter=own:keep"], "no module 'own'"),
-        (["rollout", "CONFIG", "actor_infer.strategy_args.strategy_name=vllm"], "vllm"),
-        (["train", "CONFIG", "--from-rollouts", "none.jsonl"], "there is no such file"),
-        (["train", "CONFIG", "--from-rollouts", "."], "there is no such file"),
-        (["train", "CONFIG", "--from-rollouts", "empty.jsonl"], "it is empty"),
-        (["train", "CONFIG", "--from-rollouts", "job.yaml"], "can't be read"),
+        (["rollout", "job.yaml", "--out", "nowhere/x.jsonl"], "there is no folder nowhere"),
+        (["rollout", "job.yaml", "--out", "job.yaml"], "already exists"),
+        (["rollout", "job.yaml", "--out", "x" * 300], "can't be written (File name too long)"),
+        (["rollout", "job.yaml", "--model", "nowhere"], "no such model folder"),
+        (["rollout", "job.yaml", "group_filter=own:keep"], "no module 'own'"),
+        (["rollout", "job.yaml", "actor_infer.strategy_args.strategy_name=vllm"], "vllm"),
+        (["train", "job.yaml", "--from-rollouts", "none.jsonl"], "there is no such file"),
+        (["train", "job.yaml", "--from-rollouts", "."], "there is no such file"),
+        (["train", "job.yaml", "--from-rollouts", "empty.jsonl"], "it is empty"),
+        (["train", "job.yaml", "--from-rollouts", "job.yaml"], "can't be read"),
     ],
 )
-def test_bad_input_is_answered_in_a_sentence(job, capsys, arguments, message):
-    config = job()
-    open("empty.jsonl", "w").close()
-    before = sorted(os.listdir("."))
-    assert main([config if word == "CONFIG" else word for word in arguments]) == 2
-    said = capsys.readouterr().err
-    assert message in said and "error: " in said and "Traceback" not in said
-    assert [name for name in sorted(os.listdir(".")) if name not in (*before, "runs")] == []
+def test_bad_input_is_answered_in_a_sentence(job, refused, arguments, message):
+    job()
+    Path("empty.jsonl").touch()
+    before = {*os.listdir("."), "runs"}
+    assert message in refused(*arguments)
+    assert set(os.listdir(".")) <= before
 
 
 def test_a_cut_file_is_used_as_far_as_it_goes(job, capsys):

@@ -32,6 +32,14 @@ custom_envs:
 """
 
 
+@pytest.fixture(autouse=True)
+def job(tmp_path: Path) -> None:
+    folder = tmp_path / "j1"
+    folder.mkdir()
+    (folder / "own_coin.py").write_text(ENV, encoding="utf-8")
+    (folder / "coin.yaml").write_text(CONFIG, encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     "verb",
     [
@@ -42,20 +50,12 @@ custom_envs:
     ],
 )
 def test_a_verb_finds_a_class_beside_the_config(tmp_path: Path, verb: tuple[str, ...]) -> None:
-    folder = tmp_path / "j1"
-    folder.mkdir()
-    (folder / "own_coin.py").write_text(ENV, encoding="utf-8")
-    (folder / "coin.yaml").write_text(CONFIG, encoding="utf-8")
     name, *options = verb
     done = turnwise(tmp_path, name, "j1/coin.yaml", *options)
     assert done.returncode == 0, done.stderr
 
 
 def test_training_finds_it_in_this_process_and_in_the_one_that_trains(tmp_path: Path) -> None:
-    folder = tmp_path / "j1"
-    folder.mkdir()
-    (folder / "own_coin.py").write_text(ENV, encoding="utf-8")
-    (folder / "coin.yaml").write_text(CONFIG, encoding="utf-8")
     assert turnwise(tmp_path, "make-model", "--out", "model").returncode == 0
     for overrides in ([], ["async_generation_ratio=1"]):
         done = turnwise(tmp_path, "train", "j1/coin.yaml", "pretrain=model", *overrides)

@@ -262,9 +262,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_bad_input_is_refused_when_the_trainer_is_made(name, keys):
-    changes, sentence = REFUSED[name]
+@pytest.mark.parametrize(("changes", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_bad_input_is_refused_when_the_trainer_is_made(changes, sentence, keys):
     with pytest.raises(TurnwiseError, match=sentence):
         Trainer(**{key: value for key, value in (keys | changes).items() if value is not None})
 
