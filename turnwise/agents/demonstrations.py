@@ -43,16 +43,14 @@ class Episode(NamedTuple):
 
 
 Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], TextConversation]]
-"""Returns the function that opens the conversations of a task's episode, and so decides who answers. The environment is None
-for a row of a data set."""
+"""Returns the function that opens the conversations of an episode. The environment is None for a row of a data set."""
 
 
 def demonstrations(
     make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
 ) -> Iterator[list[Message]]:
     """Yields the messages of one episode per task, from the first prompt to the player's last answer; in mode `step`, the
-    messages of each turn. If the player gives up, the episode ends before that turn; if it gives up at once, nothing is
-    yielded."""
+    messages of each turn. If the player gives up, the episode ends before that turn. Nothing is yielded without an answer."""
     for episode in episodes(make_env, settings, scripted(make_player, settings.action_pattern), tasks):
         yield from episode.conversations
 

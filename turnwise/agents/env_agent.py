@@ -19,8 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EnvAgentSettings:
-    """How episodes of one environment tag are played. Raises ConfigError if `max_steps` or `max_tokens_per_step` is below 1, or
-    `action_pattern` isn't valid."""
+    """How episodes of one environment tag are played. Raises ConfigError for a limit below 1 or an invalid `action_pattern`."""
 
     tag: str
     max_steps: int = 20

@@ -53,8 +53,7 @@ class CallSettings:
 
 
 class EnvSession:
-    """An environment that is called on the event loop. `make`, `reset`, `step` and `close` raise EnvironmentFault past their
-    deadline."""
+    """An environment that is called on the event loop. Each method raises EnvironmentFault past its deadline."""
 
     env: Env
     state_key: Hashable = None

@@ -1,5 +1,4 @@
-"""The agent for rows of a data set with tools: it generates, executes the calls and shows their results, until a response has
-no calls."""
+"""The agent for rows of a data set with tools: generate, execute calls, show results, until a response has no calls."""
 
 import asyncio
 import logging

@@ -11,9 +11,8 @@ Step = tuple[str | Observation, float, bool, bool, dict[str, Any]]
 
 
 class TextEnv(ABC):
-    """A synchronous environment. A subclass defines `reset` and `step`; the rest has defaults. Subclassing is optional: any
-    class with the methods of `protocols.Env` is an environment. If observations don't show the whole state, add `state_key()`,
-    which returns a hashable key of it."""
+    """A synchronous environment. A subclass defines `reset` and `step`, and `state_key()` (a hashable key of the state) if
+    observations don't show the whole state. Any other class with the methods of `protocols.Env` is an environment, too."""
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType({})
     relays_foreign_text: ClassVar[bool] = False

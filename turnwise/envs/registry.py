@@ -19,8 +19,7 @@ _signature = lru_cache(inspect.signature)
 
 
 def register(env_type: str, entry_point: str) -> None:
-    """Gives the class `module:Class` the short name `env_type`, without importing it. Raises EnvironmentFault if the name is
-    taken."""
+    """Makes `env_type` a name of the class `module:Class`, which isn't imported yet. Raises EnvironmentFault if it is taken."""
     if not all(entry_point.partition(":")):
         raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
     known = _entry_points.get(env_type, entry_point)
@@ -32,8 +31,7 @@ def register(env_type: str, entry_point: str) -> None:
 
 
 def env_class(env_type: str) -> type:
-    """The class of a registered name or of `module:Class`. Raises EnvironmentFault if there is none; NotAvailableError if the
-    name is reserved for a later version."""
+    """The class of a name or of `module:Class`. Raises EnvironmentFault; NotAvailableError if the name is only reserved."""
     if env_type in _entry_points:
         entry_point = _entry_points[env_type]
         if not entry_point:

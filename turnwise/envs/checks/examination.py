@@ -267,8 +267,7 @@ class _Examination:
         yield findings.times(self.clock, sum(counts) / len(counts), os.cpu_count() or 1)
 
     def _episodes(self, choose: Callable[[CheckedEnv, int], Callable[[], str] | None]) -> list[CheckedEpisode]:
-        """One episode per seed, each in its own environment. `choose` returns the function that chooses the actions; if it
-        returns None, there are no episodes."""
+        """One episode per seed, each in its own environment. `choose` returns a player's `act`; None = play no episodes."""
         episodes: list[CheckedEpisode] = []
         for seed in self._seeds("train"):
             with self._opened() as env:

@@ -105,8 +105,7 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
-    """The rewards of texts that are no action; `answers` holds the name and result of each. Training learns such texts unless
-    most actions earn more."""
+    """Whether texts that are no action earn more than most actions: training would learn them. `answers`: names and results."""
     result = ", ".join(f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers)
     if not episodes:
         return judged("no action", f"{result}; what actions get wasn't examined")

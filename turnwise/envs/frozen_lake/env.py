@@ -1,6 +1,5 @@
 """FrozenLake: walk over the ice to the goal and don't fall into a hole. The dynamics are those of gymnasium's FrozenLake-v1
-(Towers et al. 2024, arXiv:2407.17032). They are written again here, so that a step takes microseconds and gymnasium isn't
-needed."""
+(Towers et al. 2024, arXiv:2407.17032), written again: a step takes microseconds, and gymnasium isn't needed."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

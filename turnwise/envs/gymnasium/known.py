@@ -18,8 +18,7 @@ class Known:
     success: str = "reward"
     """Default of the argument `success` of `GymnasiumEnv`."""
     renderers: Mapping[str, str] = field(default_factory=dict)
-    """Name in a config → `module:function` of `(observation, env)`, where `env` is gymnasium's, with its wrappers. The first is
-    the default; without any, it is `space`."""
+    """Name → `module:function` of `(observation, env)`, where `env` has gymnasium's wrappers. The first is the default."""
     state_key: str = ""
     """`module:function` of `env` that returns a key of the state; "" = the observation is the key."""
     prints: bool = False

@@ -29,9 +29,8 @@ class HasMetadata(Protocol):
 
 
 def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing) -> tuple[Any, bool]:
-    """The environment `env_id`, and whether it supports the render mode `drawing`. `package:id` imports the package, which
-    registers it. Raises EnvironmentFault if there is no such environment or it doesn't take `kwargs`; NotAvailableError if a
-    package that it needs isn't installed."""
+    """The environment `env_id`, and whether it supports the render mode `drawing`. `package:id` imports the package. Raises
+    EnvironmentFault if there is no such environment or it doesn't take `kwargs`; NotAvailableError if a package is missing."""
     package, _, name = env_id.rpartition(":")
     if package:
         _import(package)

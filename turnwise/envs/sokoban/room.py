@@ -79,8 +79,7 @@ def inner_walls(layout: Layout) -> frozenset[int]:
 
 
 def layout_hash(layout: Layout) -> int:
-    """The `content_hash` of walls and targets. It decides the split of a room, so no state of a held-out room occurs in
-    training."""
+    """The `content_hash` of walls and targets. It decides the split, so no state of a held-out room occurs in training."""
     return content_hash(f"{layout.height},{layout.width}:{sorted(layout.walls)}:{sorted(layout.targets)}")
 
 
