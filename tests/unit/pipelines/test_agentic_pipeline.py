@@ -43,54 +43,49 @@ def run(config):
 
 @pytest.fixture(scope="module")
 def letters(tiny_model, tmp_path_factory):
-    config = make_config(tiny_model, tmp_path_factory.mktemp("runs"))
-    return config, run(config)
+    return run(make_config(tiny_model, tmp_path_factory.mktemp("runs")))
 
 
 def test_a_run_writes_what_it_promises(letters):
-    _, folder = letters
-    rows = read_metrics(folder.metrics)
+    rows = read_metrics(letters.metrics)
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert all(row["actor/backward_steps"] == 2 for row in rows[:2])
     assert "val/env/Letters/success" in rows[0] and "val/env/Letters/success" not in rows[1]
     assert set(rows[2]) >= {"val/score/mean", "val/env/Letters/success"}
     for name in ("rollout/score/mean", "actor/pg_loss", "actor_train/grad_norm", "actor/lr", "critic/score/mean", "system/tps"):
         assert all(name in row for row in rows[:2]), name
-    assert json.loads((folder.path / "environment.json").read_text())["packages"]["torch"] == torch.__version__
-    assert "exp_name: letters" in folder.config.read_text()
-    assert list(folder.tensorboard.iterdir())
-    assert [log for log in folder.path.glob("*.log") if "best trajectory" in log.read_text()]
+    assert json.loads((letters.path / "environment.json").read_text())["packages"]["torch"] == torch.__version__
+    assert "exp_name: letters" in letters.config.read_text()
+    assert list(letters.tensorboard.iterdir())
+    assert [log for log in letters.path.glob("*.log") if "best trajectory" in log.read_text()]
 
 
 def test_checkpoints_are_model_folders_that_transformers_loads(letters):
-    _, folder = letters
-    checkpoints = sorted((folder.path / "checkpoints").iterdir())
+    checkpoints = sorted((letters.path / "checkpoints").iterdir())
     assert [c.name for c in checkpoints] == ["checkpoint-1", "checkpoint-2"]
     first, last = (AutoModelForCausalLM.from_pretrained(c) for c in checkpoints)
     assert AutoTokenizer.from_pretrained(checkpoints[-1]).chat_template
     assert any(not torch.equal(a, b) for a, b in zip(first.parameters(), last.parameters(), strict=True))
 
 
-def test_the_saved_model_scores_what_training_measured(letters):
-    config, folder = letters
-    evaluation = evaluate_model(config, str(folder.path / "checkpoints" / "checkpoint-2"))
-    last = read_metrics(folder.metrics)[-1]
+def test_the_saved_model_scores_what_training_measured(letters, tiny_model, tmp_path):
+    checkpoint = letters.path / "checkpoints" / "checkpoint-2"
+    evaluation = evaluate_model(make_config(tiny_model, tmp_path), str(checkpoint))
+    last = read_metrics(letters.metrics)[-1]
     assert evaluation.overall.mean_score == pytest.approx(last["val/score/mean"], abs=1e-12)
     assert evaluation.overall.num_episodes == 6 and evaluation.num_failed == 0
 
 
 def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(letters, tiny_model, tmp_path):
-    _, folder = letters
     again = run(make_config(tiny_model, tmp_path))
     other = run(make_config(tiny_model, tmp_path, seed=7))
-    assert measured(again) == measured(folder)
-    assert measured(other) != measured(folder)
-    assert played(again) == played(folder)
+    assert measured(again) == measured(letters)
+    assert measured(other) != measured(letters)
+    assert played(again) == played(letters)
 
 
 def test_rollouts_are_those_that_were_trained_on(letters):
-    _, folder = letters
-    rows = read_journal(folder.rollouts)
+    rows = read_journal(letters.rollouts)
     assert [step for step, _ in rows] == [0] * 8 + [1] * 8
     for step, trajectory in rows:
         [sample] = build_samples(trajectory)
@@ -101,12 +96,11 @@ def test_rollouts_are_those_that_were_trained_on(letters):
 
 
 def test_micro_batches_change_nothing(letters, tiny_model, tmp_path):
-    _, folder = letters
     other = run(make_config(tiny_model, tmp_path, actor_train=training(batch_size=2, gradient_accumulation_steps=2)))
     dynamic = {"use_dynamic_batching_in_train": True, "max_tokens_per_microbatch_in_train": 150}
     third = run(make_config(tiny_model, tmp_path, actor_train=training() | dynamic))
     for name in ("actor/pg_loss", "actor_train/grad_norm", "rollout/score/mean", "actor/entropy"):
-        expected = [row.get(name) for row in measured(folder)[:1]]
+        expected = [row.get(name) for row in measured(letters)[:1]]
         for changed in (other, third):
             np.testing.assert_allclose([row.get(name) for row in measured(changed)[:1]], expected, atol=1e-5, rtol=1e-4)
 
@@ -131,8 +125,7 @@ def test_the_hf_server_plays_the_same_main_job(tiny_model, tmp_path):
 
 
 def test_sampler_and_trainer_agree(letters):
-    _, folder = letters
-    for row in measured(folder)[:2]:
+    for row in measured(letters)[:2]:
         assert row["actor/train_infer_diff_token_mean"] < 1e-6
         assert row["actor/train_infer_diff_token_max"] < 1e-4
 
@@ -169,8 +162,7 @@ def test_a_sampler_of_another_dtype_has_its_own_weights(tiny_model, tmp_path):
 
 
 def test_critic_warmup_without_a_critic_changes_nothing(letters, tiny_model, tmp_path):
-    _, folder = letters
-    assert measured(run(make_config(tiny_model, tmp_path, critic_warmup=2))) == measured(folder)
+    assert measured(run(make_config(tiny_model, tmp_path, critic_warmup=2))) == measured(letters)
 
 
 def test_own_estimators_and_agents_come_as_module_and_class(tiny_model, tmp_path, monkeypatch):
@@ -209,16 +201,14 @@ def test_each_run_has_its_own_log(tiny_model, tmp_path):
 
 
 def test_a_checkpoint_holds_the_state_of_the_loop(letters):
-    _, folder = letters
-    state = json.loads((folder.path / "checkpoints" / "checkpoint-2" / "pipeline.json").read_text())
+    state = json.loads((letters.path / "checkpoints" / "checkpoint-2" / "pipeline.json").read_text())
     assert state["step"] == 2 and state["rollouts"]["next_index"] == 4
 
 
 def test_gradients_are_clipped_to_the_configured_norm(letters, tiny_model, tmp_path):
-    _, folder = letters
     rows = measured(run(make_config(tiny_model, tmp_path, max_grad_norm=1e-12)))
-    assert rows[0]["actor_train/grad_norm"] != measured(folder)[0]["actor_train/grad_norm"]
-    assert rows[0]["rollout/score/mean"] == measured(folder)[0]["rollout/score/mean"]
+    assert rows[0]["actor_train/grad_norm"] != measured(letters)[0]["actor_train/grad_norm"]
+    assert rows[0]["rollout/score/mean"] == measured(letters)[0]["rollout/score/mean"]
 
 
 def test_end_tokens_of_the_generation_config_end_a_turn(tiny_model, tmp_path):

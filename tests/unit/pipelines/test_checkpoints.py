@@ -161,10 +161,25 @@ def test_what_another_run_left_under_the_name_is_set_aside(tmp_path):
     assert saver.save() == folder and (folder / "weights").read_text() == "ours", "it is there already"
 
 
-def test_more_steps_than_the_run_has_are_refused(tmp_path):
+def other_tokenizer():
+    other = byte_tokenizer()
+    other.chat_template += " "
+    return other
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_steps": 3}, "5 steps done, and this run has only 3"),
+        ({"others": {"critic": Worker()}, "parts": {"running": Number(1)}}, "holds no critic and no running"),
+        ({"tokenizer": other_tokenizer()}, "another tokenizer or chat template"),
+    ],
+    ids=["steps", "parts", "tokenizer"],
+)
+def test_a_checkpoint_that_does_not_fit_the_run_is_refused(tmp_path, changes, said):
     folder = save(checkpoints(tmp_path), 5)
-    with pytest.raises(CheckpointError, match="5 steps done, and this run has only 3"):
-        checkpoints(tmp_path, num_steps=3).restore(folder)
+    with pytest.raises(CheckpointError, match=said):
+        checkpoints(tmp_path, **changes).restore(folder)
 
 
 def test_leftovers_of_a_kill_are_no_checkpoints(tmp_path):
@@ -174,20 +189,6 @@ def test_leftovers_of_a_kill_are_no_checkpoints(tmp_path):
     assert names(tmp_path) == ["checkpoint-1"]
     remove_leftovers(tmp_path)
     assert [f.name for f in tmp_path.iterdir()] == ["checkpoint-1"]
-
-
-def test_another_runs_parts_are_refused(tmp_path):
-    folder = save(checkpoints(tmp_path), 1)
-    with pytest.raises(CheckpointError, match="holds no critic and no running"):
-        checkpoints(tmp_path, others={"critic": Worker()}, parts={"running": Number(1)}).restore(folder)
-
-
-def test_another_tokenizer_is_refused(tmp_path):
-    folder = save(checkpoints(tmp_path), 1)
-    other = byte_tokenizer()
-    other.chat_template += " "
-    with pytest.raises(CheckpointError, match="another tokenizer or chat template"):
-        checkpoints(tmp_path, tokenizer=other).restore(folder)
 
 
 def test_a_disk_that_can_not_hold_it_is_refused_before_anything_is_written(tmp_path):

@@ -43,31 +43,29 @@ def are_equal(first, second):
 
 @pytest.fixture(scope="module")
 def warmed_up(tiny_model, tmp_path_factory):
-    config = make_config(tiny_model, tmp_path_factory.mktemp("runs"), critic_warmup=1)
-    return config, run(config)
+    return run(make_config(tiny_model, tmp_path_factory.mktemp("runs"), critic_warmup=1))
 
 
 def test_while_the_critic_warms_up_the_policy_stays_bit_by_bit(warmed_up, tiny_model):
-    _, folder = warmed_up
-    first, second = (folder.path / "checkpoints" / f"checkpoint-{step}" for step in (1, 2))
+    first, second = (warmed_up.path / "checkpoints" / f"checkpoint-{step}" for step in (1, 2))
     start = AutoModelForCausalLM.from_pretrained(tiny_model)
     assert are_equal(start, AutoModelForCausalLM.from_pretrained(first))
     assert not are_equal(start, AutoModelForCausalLM.from_pretrained(second))
     critics = [AutoModelForTokenClassification.from_pretrained(place / "critic") for place in (first, second)]
     assert not are_equal(load_value_model(tiny_model), critics[0]) and not are_equal(*critics)
-    rows = measured(folder)
+    rows = measured(warmed_up)
     assert not any(name in rows[0] for name in ("actor/pg_loss", "actor/lr", "actor_train/grad_norm"))
     assert all(name in rows[1] for name in ("actor/pg_loss", "actor/lr", "actor_train/grad_norm"))
 
 
-def test_the_critic_has_its_own_plan_and_optimiser(warmed_up):
-    config, folder = warmed_up
-    rows = measured(folder)
+def test_the_critic_has_its_own_plan_and_optimiser(warmed_up, tiny_model, tmp_path):
+    rows = measured(warmed_up)
     assert [row["critic/backward_steps"] for row in rows] == [4, 4] and rows[1]["actor/backward_steps"] == 2
     assert (rows[1]["critic/lr"], rows[1]["actor/lr"]) == (1e-2, 1e-3)
     for name in ("loss", "value", "vpred", "error", "grad_norm", "values/mean", "returns/mean", "explained_variance"):
         assert all(f"critic/{name}" in row for row in rows), name
     assert rows[0]["critic/values/max"] == 0.0 and rows[1]["critic/values/max"] != 0.0, "a new head starts at 0"
+    config = make_config(tiny_model, tmp_path, critic_warmup=1)
     assert config.num_training_steps("actor_train") == 1 and config.num_training_steps("critic") == 2
 
 
@@ -79,8 +77,7 @@ def test_the_policy_s_schedule_ends_with_the_run(tiny_model, tmp_path):
 
 
 def test_two_runs_of_one_seed_are_equal(warmed_up, tiny_model, tmp_path):
-    _, folder = warmed_up
-    assert measured(run(make_config(tiny_model, tmp_path, critic_warmup=1))) == measured(folder)
+    assert measured(run(make_config(tiny_model, tmp_path, critic_warmup=1))) == measured(warmed_up)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +96,8 @@ def test_two_runs_of_one_seed_are_equal(warmed_up, tiny_model, tmp_path):
     ],
 )
 def test_every_key_of_the_estimator_reaches_it(warmed_up, tiny_model, tmp_path, changes, metric):
-    _, folder = warmed_up
     rows = measured(run(make_config(tiny_model, tmp_path, save_steps=0, critic_warmup=1, **changes)))
-    assert rows[1][metric] != measured(folder)[1].get(metric)
+    assert rows[1][metric] != measured(warmed_up)[1].get(metric)
 
 
 def test_the_critic_starts_from_reward_pretrain(tiny_model, tmp_path):

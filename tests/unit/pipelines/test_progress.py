@@ -12,6 +12,11 @@ from drawn import plain
 from small_runs import write_demonstrations
 
 from turnwise.cli.main import main
+from turnwise.runtime.stopwatch import Stopwatch, Work
+from turnwise.tracking.live import Screen
+from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
+from turnwise.tracking.pace import Pace
+from turnwise.tracking.terminal import SILENCE_S, TerminalTracker
 
 ENV = """
 from turnwise.envs.base import TextEnv
@@ -114,25 +119,15 @@ class TestFirstEstimate:
 
     @pytest.fixture
     def parts(self):
-        from turnwise.runtime.stopwatch import Stopwatch
-        from turnwise.tracking.live import Screen
-        from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
-        from turnwise.tracking.pace import Pace
-
         stopwatch = Stopwatch()
         pace = Pace(10, stopwatch=stopwatch, tokens_per_episode=100, advice="smaller sizes to try: x=1")
         return stopwatch, Screen("lake", AGENTIC_COLUMNS, pace)
-
-    def work(self, stopwatch, unit, total, done=0, tokens=0):
-        from turnwise.runtime.stopwatch import Work
-
-        stopwatch.work = Work(unit, total, done, tokens)
 
     def test_rollouts_are_judged_by_tokens_before_an_episode_has_ended(self, parts):
         stopwatch, screen = parts
         screen.pace.begin_phase("total", 0.0)
         screen.pace.begin_phase("rollout", 0.0)
-        self.work(stopwatch, "episodes", 8)
+        stopwatch.work = Work("episodes", 8)
         assert "time left unknown" in plain(screen.render(20.0))
         stopwatch.num_sampled = 200
         text = plain(screen.render(20.0))
@@ -144,7 +139,7 @@ class TestFirstEstimate:
         stopwatch, screen = parts
         screen.pace.begin_phase("rollout", 0.0)
         stopwatch.num_sampled = 100
-        self.work(stopwatch, "episodes", 8, done=4)
+        stopwatch.work = Work("episodes", 8, done=4)
         assert "4/8 episodes" in plain(screen.render(10.0)) and "at most 0:10 more" in plain(screen.render(10.0))
 
     def test_training_completes_the_estimate(self, parts):
@@ -153,7 +148,7 @@ class TestFirstEstimate:
         screen.pace.begin_phase("total", 100.0)
         screen.pace.begin_phase("rollout", 100.0)
         screen.pace.begin_phase("train", 160.0)
-        self.work(stopwatch, "micro-batches", 4, done=1, tokens=500)
+        stopwatch.work = Work("micro-batches", 4, done=1, tokens=500)
         text = plain(screen.render(170.0))
         assert "1/4 micro-batches  500 tokens, 50/s  0:30 more" in text
         assert "about 15:30 left" in text, "100 s a step without the validation, 70 s of the first are over"
@@ -161,7 +156,7 @@ class TestFirstEstimate:
     def test_advice_waits_until_the_estimate_can_be_believed(self, parts, caplog):
         stopwatch, screen = parts
         screen.pace.begin_phase("rollout", 0.0)
-        self.work(stopwatch, "episodes", 8)
+        stopwatch.work = Work("episodes", 8)
         stopwatch.num_sampled = 8
         screen.pace.advise(10.0)
         assert not caplog.records
@@ -171,14 +166,11 @@ class TestFirstEstimate:
         assert "33:20" in record.getMessage() and "x=1" in record.getMessage()
 
     def test_lines_come_after_a_silence_only(self, parts):
-        from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
-        from turnwise.tracking.terminal import SILENCE_S, TerminalTracker
-
         stopwatch, screen = parts
         out = io.StringIO()
         tracker = TerminalTracker(AGENTIC_COLUMNS, screen.pace, file=out)
         screen.pace.begin_phase("rollout", 0.0)
-        self.work(stopwatch, "episodes", 8)
+        stopwatch.work = Work("episodes", 8)
         start = tracker._printed_at
         for seconds in (SILENCE_S - 1, SILENCE_S + 1, SILENCE_S + 20, 2 * SILENCE_S + 2):
             tracker.tick(start + seconds)

@@ -196,34 +196,43 @@ def credited(num, advantage):
     return chosen
 
 
+def updating(loss=None, step=0, is_streamed=True, **plan):
+    """An update of a role, and the role's worker."""
+    actor = role(**plan)
+    return PolicyUpdate(actor, loss or SummedLoss(), step, is_streamed), actor.workers.worker
+
+
+def sizes(worker):
+    """The number of samples of each part."""
+    return [sum(len(batch.lengths) for batch in batches) for batches in worker.steps]
+
+
 class TestUpdate:
     def test_samples_that_come_at_once_are_trained_on_as_the_plan_says(self):
-        actor = role()
-        PolicyUpdate(actor, loss=None, step=0, is_streamed=False).add(samples(6), is_last=True)
-        assert actor.workers.worker.parts == [StepPart(0, 1.0)] * 2
+        update, worker = updating(is_streamed=False)
+        update.add(samples(6), is_last=True)
+        assert worker.parts == [StepPart(0, 1.0)] * 2
 
     @pytest.mark.parametrize(("is_streamed", "parts"), [(False, [StepPart(0, 1.0)] * 2), (True, [StepPart(0, 6.0)])])
     def test_a_streamed_step_is_one_however_many_samples_come_and_in_how_many_parts(self, is_streamed, parts):
-        actor = role()
-        metrics = PolicyUpdate(actor, SummedLoss(), step=0, is_streamed=is_streamed).add(samples(6), is_last=True)
-        assert actor.workers.worker.parts == parts
+        update, worker = updating(is_streamed=is_streamed)
+        metrics = update.add(samples(6), is_last=True)
+        assert worker.parts == parts
         assert [m.value for m in metrics if m.name == "actor/backward_steps"] == [1.0] * len(parts)
 
     def test_a_streamed_step_that_came_at_once_and_fits_one_is_an_ordinary_one(self):
-        actor = role()
-        PolicyUpdate(actor, SummedLoss(), step=0, is_streamed=True).add(samples(4), is_last=True)
-        assert actor.workers.worker.parts == [StepPart(0, 1.0)]
+        update, worker = updating()
+        update.add(samples(4), is_last=True)
+        assert worker.parts == [StepPart(0, 1.0)]
 
     def test_parts_make_one_step_and_are_divided_by_the_whole(self):
-        actor = role(samples_per_step=8, samples_per_batch=8)
-        update, chosen = PolicyUpdate(actor, SummedLoss(), step=2, is_streamed=True), samples(6)
+        (update, worker), chosen = updating(step=2, samples_per_step=8, samples_per_batch=8), samples(6)
         assert update.add(chosen[:3], is_last=False) == update.add(chosen[3:5], is_last=False) == []
         metrics = update.add(chosen[5:], is_last=True)
-        worker = actor.workers.worker
         assert worker.parts == [StepPart(0, None), StepPart(1, None), StepPart(2, 6.0)]
         assert worker.positions == [2.0] * 3
         assert {batch.denominators for batches in worker.steps for batch in batches} == {Denominators(1.0, 1.0, 64, 1.0)}
-        assert sum(len(batch.lengths) for batches in worker.steps for batch in batches) == 6
+        assert sum(sizes(worker)) == 6
         num_tokens = sum(sample.num_trained for sample in chosen)
         assert [m.value for m in metrics if m.name == "actor/pg_loss"] == [2.0 * num_tokens] * 3
         assert [m.value for m in metrics if m.name == "actor/backward_steps"] == [1.0]
@@ -231,58 +240,51 @@ class TestUpdate:
     @pytest.mark.parametrize("place", [0, 1, 2])
     def test_a_part_without_trained_tokens_changes_nothing(self, place):
         """Nothing is sent for it, unless it is the last one, which makes the step."""
-        actor = role(samples_per_step=8)
+        update, worker = updating(samples_per_step=8)
         parts = [samples(2), samples(3)]
         [empty] = samples(1)
         empty.response_mask[:] = False
         parts.insert(place, [empty] if place < 2 else [])
-        update = PolicyUpdate(actor, SummedLoss(), step=0, is_streamed=True)
         for number, part in enumerate(parts):
             update.add(part, is_last=number == 2)
-        sent = actor.workers.worker
-        sizes = [sum(len(batch.lengths) for batch in batches) for batches in sent.steps]
-        made = list(zip([part.divisor for part in sent.parts], sizes, strict=True))
+        made = list(zip([part.divisor for part in worker.parts], sizes(worker), strict=True))
         assert made == ([(None, 2), (None, 3), (5.0, 0)] if place == 2 else [(None, 2), (5.0, 3)])
-        assert sent.parts[0].number == 0, "what an earlier step has left behind is forgotten"
+        assert worker.parts[0].number == 0, "what an earlier step has left behind is forgotten"
 
     def test_without_any_trained_token_there_is_no_step(self):
-        actor = role()
-        update = PolicyUpdate(actor, SummedLoss(), step=0, is_streamed=True)
+        update, worker = updating()
         update.add([], is_last=False)
         metrics = update.add([], is_last=True)
         assert [(m.name, m.value) for m in metrics] == [("actor/backward_steps", 0.0), ("actor/updates_left_out", 0.0)]
-        assert actor.workers.worker.steps == []
+        assert worker.steps == []
 
     @pytest.mark.parametrize("is_streamed", [False, True])
     def test_a_step_without_an_advantage_is_left_out_and_counted(self, is_streamed):
-        actor = role()
-        update = PolicyUpdate(actor, AdvantageLoss(), step=0, is_streamed=is_streamed)
+        update, worker = updating(AdvantageLoss(), is_streamed=is_streamed)
         if is_streamed:
             assert update.add(credited(3, 0.0), is_last=False) == []
         metrics = {m.name: m.value for m in update.add(credited(3, 0.0), is_last=True)}
         assert metrics == {"actor_train/grad_norm": 0.0, "actor/backward_steps": 0.0, "actor/updates_left_out": 1.0}
-        assert actor.workers.worker.steps == []
+        assert worker.steps == []
 
     @pytest.mark.parametrize(("advantages", "num_sent"), [((0.0, 0.0, 1.0), 1), ((0.0, 1.0, 0.0), 2), ((1.0, 0.0, 0.0), 2)])
     def test_parts_without_an_advantage_wait_and_no_sample_is_lost(self, advantages, num_sent):
-        actor = role(samples_per_step=8)
-        update = PolicyUpdate(actor, AdvantageLoss(), step=0, is_streamed=True)
+        update, worker = updating(AdvantageLoss(), samples_per_step=8)
         for number, advantage in enumerate(advantages):
             metrics = update.add(credited(2, advantage), is_last=number == 2)
-        worker = actor.workers.worker
-        assert sum(len(batch.lengths) for batches in worker.steps for batch in batches) == 6
+        assert sum(sizes(worker)) == 6
         assert [part.divisor for part in worker.parts] == ([1.0] if num_sent == 1 else [None, 6.0])
         assert [m.value for m in metrics if m.name == "actor/updates_left_out"] == [0.0]
 
     def test_a_loss_with_other_terms_is_trained_without_advantages(self):
-        actor = role()
-        metrics = PolicyUpdate(actor, AdvantageLoss(needs_advantages=False), 0, is_streamed=False).add(credited(3, 0.0))
-        assert len(actor.workers.worker.steps) == 1
+        update, worker = updating(AdvantageLoss(needs_advantages=False), is_streamed=False)
+        metrics = update.add(credited(3, 0.0))
+        assert len(worker.steps) == 1
         assert [m.value for m in metrics if m.name == "actor/updates_left_out"] == [0.0]
 
     def test_a_loss_that_must_see_the_whole_step_is_refused(self):
         with pytest.raises(NotAvailableError, match="PreparedLoss must see all samples of a step at once; set stream_training"):
-            PolicyUpdate(role(), PreparedLoss(None), step=0, is_streamed=True).add(samples(2), is_last=False)
+            updating(PreparedLoss(None))[0].add(samples(2), is_last=False)
 
 
 @pytest.mark.parametrize("method", ["train_step", "forward"])

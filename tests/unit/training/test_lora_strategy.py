@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,14 @@ def make_strategy(
     adapters = Adapters(model, LoRASettings(rank=4, alpha=8, dropout=dropout, seed=1))
     optimizer, context = OptimizerSettings(rate), RankContext(rank=rank)
     return TorchStrategy(model, adapters=adapters, optimizer=optimizer, is_gradient_checkpointing=is_twice, rank=context)
+
+
+def trained(num_steps: int = 3, **options: Any) -> dict[str, torch.Tensor]:
+    """The weights after some steps."""
+    strategy = make_strategy(**options)
+    for step in range(num_steps):
+        strategy.train_step(BATCHES, WeightedLoss(), float(step))
+    return weights_of(strategy)
 
 
 @pytest.mark.parametrize("attention", ["turnwise_packed", "sdpa"])
@@ -102,13 +111,9 @@ def test_dropout_acts_in_steps_alone_and_the_same_way_at_the_same_place() -> Non
 
 
 def test_computing_activations_twice_drops_the_same_twice() -> None:
-    once, twice = (make_strategy(dropout=0.5, is_twice=is_twice) for is_twice in (False, True))
-    for strategy in (once, twice):
-        for position in (0.0, 1.0, 2.0):
-            strategy.train_step(BATCHES, WeightedLoss(), position)
-    twice_weights = weights_of(twice)
-    for name, weight in weights_of(once).items():
-        assert torch.equal(weight, twice_weights[name]), name
+    once, twice = (trained(dropout=0.5, is_twice=is_twice) for is_twice in (False, True))
+    for name, weight in once.items():
+        assert torch.equal(weight, twice[name]), name
 
 
 def test_a_state_of_other_adapters_or_of_another_base_is_refused(tmp_path: Path) -> None:
@@ -142,11 +147,6 @@ def test_each_rank_drops_other_elements_and_the_same_when_it_repeats_itself() ->
 
 def test_a_step_on_another_rank_drops_other_elements() -> None:
     """The ranks are made apart, and none sums gradients with others: what differs between their steps is what is dropped."""
-    steps = []
-    for rank in (0, 1, 1):
-        strategy = make_strategy(dropout=0.5, rank=rank)
-        strategy.train_step(BATCHES, WeightedLoss())
-        steps.append(weights_of(strategy))
-    zero, one, again = steps
+    zero, one, again = (trained(1, dropout=0.5, rank=rank) for rank in (0, 1, 1))
     assert all(torch.equal(weight, again[name]) for name, weight in one.items())
     assert any(not torch.equal(weight, zero[name]) for name, weight in one.items())
