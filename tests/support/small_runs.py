@@ -12,9 +12,7 @@ from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.run_folder import RunFolder
-from turnwise.protocols import Loss
 from turnwise.tracking.jsonl import read_metrics
-from turnwise.types import Batch, Metric, ModelOutputs
 
 TIMES = ("time/", "system/tps")
 """Prefixes of metrics that differ between two otherwise equal runs."""
@@ -43,7 +41,7 @@ def small_config(model: object, output_dir: object, /, **changes: Any) -> Agenti
 
 
 def run_small(
-    config: AgenticConfig, change: Callable[[AgenticPipeline], object] | None = None, **options: Any
+    config: AgenticConfig, change: Callable[[AgenticPipeline], object] = lambda pipeline: None, **options: Any
 ) -> AgenticPipeline:
     """The pipeline after its run, before which `change` was called with it; it is closed."""
     folder = start_run(config)
@@ -53,26 +51,9 @@ def run_small(
         folder.discard()
         raise
     with closing(pipeline):
-        if change:
-            change(pipeline)
+        change(pipeline)
         pipeline.run()
     return pipeline
-
-
-class Climbed:
-    """A loss that is climbed instead of descended."""
-
-    def __init__(self, loss: Loss) -> None:
-        self._loss, self.outputs = loss, loss.outputs
-
-    def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]:
-        value, metrics = self._loss(outputs, batch)
-        return -value, metrics
-
-
-def climb(pipeline: AgenticPipeline) -> None:
-    """A change for `run_small`: the policy unlearns."""
-    pipeline.algorithm.loss = Climbed(pipeline.algorithm.loss)
 
 
 def training(learning_rate: float = 1e-3, batch_size: int = 4, **others: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -89,7 +90,7 @@ def _of_rows(config: AgenticConfig, demonstrator: Demonstrator, num_rows: int, s
         )
     converse, sampling = _asked(config, demonstrator, split), sampling_params(config, split)
     tasks = row_tasks(config, split)[:num_rows]
-    with WatchedRunner(Watchdog()) as runner:
+    with closing(WatchedRunner(Watchdog())) as runner:
         score = build_reward_stage(config, None, sampling_device(config), runner.watchdog, Stopwatch())
         names = {task.agent for task in tasks}
         agents = {name: build_row_agent(config, split, name, runner.watchdog, Stopwatch()) for name in names}

@@ -17,7 +17,6 @@ from turnwise.runtime.watchdog import Wait, Watchdog
 
 T = TypeVar("T")
 
-_SETTING = "deadlines.env_s"
 _BEAT_S = 1.0  # seconds between two signs that the loop turns
 _COLLECTOR = (50_000, 20, 10)
 """Thresholds of Python's garbage collector while the loop turns. With its defaults (700, 10, 10) it scans the live objects of
@@ -58,11 +57,18 @@ class WatchedRunner:
     `turn_s` seconds and has no deadline of its own ends the run (None = no limit). Threads of `asyncio.to_thread` are daemons.
     The `stopwatch` records how long the loop turned and how long it was idle."""
 
-    def __init__(self, watchdog: Watchdog, turn_s: float | None = None, stopwatch: Stopwatch | None = None) -> None:
+    def __init__(
+        self,
+        watchdog: Watchdog,
+        turn_s: float | None = None,
+        setting: str = "deadlines.env_s",
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
         self.watchdog = watchdog
         self._stopwatch = stopwatch or Stopwatch()
         self._runner = asyncio.Runner(loop_factory=partial(new_loop, self._stopwatch))
         self._turn_s = turn_s
+        self._setting = setting
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """The result of `main`. Raises DeadlineError if a task blocked the loop."""
@@ -70,7 +76,7 @@ class WatchedRunner:
         watchdog.start()
         watchdog.loop = self._runner.get_loop()
         doing = "the event loop", "a task that blocks it"
-        with LoopIteration(watchdog, *doing, self._turn_s, _SETTING, DeadlineError) as turn:
+        with LoopIteration(watchdog, *doing, self._turn_s, self._setting, DeadlineError) as turn:
             watchdog.turn = turn
             results: list[T] = []
             started = self._stopwatch.now()
@@ -91,7 +97,7 @@ class WatchedRunner:
     def close(self) -> None:
         """Cancels what still runs on the loop. Raises DeadlineError if it doesn't end in time."""
         try:
-            end = self.watchdog.waiting("the end of the run", "its event loop to close", self._turn_s, _SETTING)
+            end = self.watchdog.waiting("the end of the run", "its event loop to close", self._turn_s, self._setting)
             with end, outer_loop_aside():
                 self._runner.close()
         finally:
