@@ -29,7 +29,8 @@ def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
 def load_function(
     entry_point: str, key: str, error: type[TurnwiseError], arguments: Iterable[str], named: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """See `load_class`; also raises `error` if the function can't take positional `arguments` and keywords `named`.
+    """The function that an entry point names. Raises `error` if there is none, or if it can't take positional `arguments` and
+    keywords `named`.
 
     >>> load_function("textwrap:dedent", "pg_variant", TurnwiseError, ["text"])("  a")
     'a'

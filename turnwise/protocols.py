@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from turnwise.runtime.rank import RankContext
@@ -303,9 +304,21 @@ class Cluster(Protocol):
     def shutdown(self) -> None: ...
 
 
-class Tracker(Protocol):
-    """Receives the metrics of a step, already reduced."""
+class StepTexts(NamedTuple):
+    """What a step says beside its metrics: sentences about the run's health, by condition, and its sample trajectories."""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    health: Mapping[str, str] = MappingProxyType({})
+    brief: str = ""
+    """A few lines of the best sample, for people who watch."""
+    samples: str = ""
+
+
+NO_TEXTS = StepTexts()
+
+
+class Tracker(Protocol):
+    """Receives the metrics of a step, already reduced, and its texts."""
+
+    def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None: ...
 
     def close(self) -> None: ...

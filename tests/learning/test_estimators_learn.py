@@ -18,7 +18,7 @@ from turnwise.batching.samples import build_samples
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
 from turnwise.spec import ESTIMATORS
-from turnwise.types import Group, ModelOutputs, Sample, Task, Trajectory, Turn, samples_of
+from turnwise.types import Group, ModelOutputs, Task, Trajectory, Turn, samples_of
 
 NUM_SYMBOLS, NUM_TURNS, NUM_GROUPS, GROUP_SIZE, NUM_STEPS, PPO_STEPS = 4, 2, 8, 4, 20, 60
 LUCK = 100.0
@@ -80,12 +80,6 @@ def contexts(groups: list[Group]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(rows))
 
 
-def with_values(samples: list[Sample], values: torch.Tensor) -> None:
-    """Writes what a critic's forward pass would, `values` [N]."""
-    for sample, part in zip(samples, values.split([sample.num_tokens for sample in samples]), strict=True):
-        sample.values, sample.next_values = part.numpy(), np.zeros(sample.num_tokens, np.float32)
-
-
 def train(name: str, world: World, sign: float = 1.0, **settings) -> list[float]:
     """Probability of the right symbol in each turn after training; it starts at 0.25."""
     return learn(name, world, sign, **settings)[0]
@@ -106,7 +100,9 @@ def learn(
         samples = samples_of(groups)
         turn, symbol, position = contexts(groups).unbind(-1)
         if "values" in algorithm.needs:
-            with_values(samples, values[turn, symbol, position].detach())
+            parts = values[turn, symbol, position].detach().split([sample.num_tokens for sample in samples])
+            for sample, part in zip(samples, parts, strict=True):
+                sample.values, sample.next_values = part.numpy(), np.zeros(sample.num_tokens, np.float32)
         algorithm.credit(groups)
         for sample in samples:
             sample.advantages = sign * sample.advantages

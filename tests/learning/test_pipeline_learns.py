@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from small_runs import climb, run_small, small_config, training
+from climbed import climb
+from small_runs import run_small, small_config, training
 
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
@@ -37,7 +38,7 @@ def train(tiny_model, tmp_path, flip, max_steps=35, **model_args):
         train_env_manager={"num_env_groups": 8, "group_size": 8},
         custom_envs={"Bandit": bandit},
     )
-    folder = run_small(config, climb if flip else None).folder
+    folder = run_small(config, **({"change": climb} if flip else {})).folder
     return [row["rollout/score/mean"] for row in read_metrics(folder.metrics)]
 
 

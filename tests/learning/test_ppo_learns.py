@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from small_runs import LETTERS, climb, run_small, small_config, training
+from climbed import climb
+from small_runs import LETTERS, run_small, small_config, training
 
 from turnwise import RLTrainingTool
 from turnwise.tracking.jsonl import read_metrics
@@ -27,7 +28,7 @@ def train(tiny_model, tmp_path, granularity, flip):
         train_env_manager={"num_env_groups": 64, "group_size": 1},
         custom_envs={"Letters": {**LETTERS, "max_tokens_per_step": 1, "agent_system_template": ""}},
     )
-    return read_metrics(run_small(config, climb if flip else None).folder.metrics)
+    return read_metrics(run_small(config, **({"change": climb} if flip else {})).folder.metrics)
 
 
 @pytest.mark.parametrize(("granularity", "flip"), [("token", False), ("turn", False), ("turn", True)])

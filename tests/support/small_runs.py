@@ -17,9 +17,7 @@ from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.run_folder import RunFolder
-from turnwise.protocols import Loss
 from turnwise.tracking.jsonl import read_metrics
-from turnwise.types import Batch, Metric, ModelOutputs
 
 TIMES = ("time/", "system/tps")
 """Prefixes of metrics that differ between two otherwise equal runs."""
@@ -87,22 +85,6 @@ def broken_model(folder: Path) -> Path:
     (folder / "tokenizer.json").write_text("{}")
     save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
     return folder
-
-
-class Climbed:
-    """A loss that is climbed instead of descended."""
-
-    def __init__(self, loss: Loss) -> None:
-        self._loss, self.outputs = loss, loss.outputs
-
-    def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]:
-        value, metrics = self._loss(outputs, batch)
-        return -value, metrics
-
-
-def climb(pipeline: AgenticPipeline) -> None:
-    """A change for `run_small`: the policy unlearns."""
-    pipeline.algorithm.loss = Climbed(pipeline.algorithm.loss)
 
 
 def training(learning_rate: float = 1e-3, batch_size: int = 4, **others: Any) -> dict[str, Any]:

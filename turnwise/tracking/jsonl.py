@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from turnwise.protocols import NO_TEXTS, StepTexts
+
 SENTENCES = "health"
 """The only key of a row whose value isn't a number: sentences by condition."""
 
@@ -14,16 +16,11 @@ class JsonlTracker:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
-        self._sentences: Mapping[str, str] = {}
 
-    def say(self, sentences: Mapping[str, str]) -> None:
-        self._sentences = sentences
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        said = {SENTENCES: self._sentences} if self._sentences else {}
+    def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
+        said = {SENTENCES: texts.health} if texts.health else {}
         self._file.write(json.dumps({"step": step, **metrics, **said}) + "\n")
         self._file.flush()
-        self._sentences = {}
 
     def close(self) -> None:
         self._file.close()

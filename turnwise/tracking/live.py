@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.errors import counted
-from turnwise.protocols import Tracker
+from turnwise.protocols import NO_TEXTS, StepTexts, Tracker
 from turnwise.tracking.metric_columns import MetricColumns
 from turnwise.tracking.pace import Pace, duration
 from turnwise.tracking.terminal import TerminalTracker, Ticker
@@ -163,10 +163,9 @@ class LiveTracker:
         self._screen.pace.begin_phase(name, time.monotonic())
         self._put_up()
 
-    def show(self, text: str) -> None:
-        self._screen.show(text)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
+        if texts.brief:
+            self._screen.show(texts.brief)
         self._screen.log(step, metrics, time.monotonic())
         self._put_up()
 

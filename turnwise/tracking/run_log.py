@@ -1,12 +1,12 @@
 """The trackers of one run behind one `log`, and the clock of its phases."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from turnwise.protocols import Tracker
+from turnwise.protocols import NO_TEXTS, StepTexts, Tracker
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.tracking.health import Health
 from turnwise.tracking.metrics import reduce_metrics
@@ -21,26 +21,9 @@ PUBLISHED_PHASES = {"ref_log_probs": "ref_log_probs_values_reward"}
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Extra methods of a tracker that people watch live: it is told when a phase within a step begins."""
+    """Extra method of a tracker that people watch live: it is told when a phase within a step begins."""
 
     def begin_phase(self, name: str) -> None: ...
-
-    def show(self, text: str) -> None:
-        """Shows a few lines of text until the next call."""
-
-
-@runtime_checkable
-class TakesSentences(Protocol):
-    """Extra method of a tracker that keeps the sentences about a step's health, by condition. It is called before `log`."""
-
-    def say(self, sentences: Mapping[str, str]) -> None: ...
-
-
-@runtime_checkable
-class KeepsTexts(Protocol):
-    """Extra method of a tracker that keeps sample texts."""
-
-    def keep(self, text: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -57,7 +40,7 @@ class RunLog:
     wrong.
 
     >>> class Printer:
-    ...     def log(self, step, metrics): print(step, metrics)
+    ...     def log(self, step, metrics, texts): print(step, metrics)
     ...     def close(self): pass
     >>> log = RunLog([Printer()])
     >>> log.add([Metric("rollout/score/mean", 1.0), Metric("rollout/score/mean", 0.0)])
@@ -75,17 +58,14 @@ class RunLog:
         self._num_phases = 0
         self._watchers = [tracker for tracker in trackers if isinstance(tracker, Watcher)]
         self._metrics: list[Metric] = []
+        self._texts = NO_TEXTS
 
     def add(self, metrics: Iterable[Metric]) -> None:
         self._metrics += metrics
 
     def show(self, brief: str, whole: str) -> None:
-        """Shows the brief text to people who watch, and gives the whole one to trackers that keep it."""
-        for watcher in self._watchers:
-            watcher.show(brief)
-        for tracker in self._trackers:
-            if isinstance(tracker, KeepsTexts):
-                tracker.keep(whole)
+        """Gives the step that ends next its sample trajectories, in brief and as a whole."""
+        self._texts = StepTexts(brief=brief, samples=whole)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[PhaseTime]:
@@ -118,11 +98,9 @@ class RunLog:
             for sentence in said.values():
                 logger.warning(sentence)
             reduced |= {f"health/{condition}": 1.0 for condition in said}
+            texts, self._texts = self._texts._replace(health=said), NO_TEXTS
             for tracker in self._trackers:
-                if isinstance(tracker, TakesSentences):
-                    tracker.say(said)
-            for tracker in self._trackers:
-                tracker.log(step, reduced)
+                tracker.log(step, reduced, texts)
         return reduced
 
     def _begin_step(self, now: float) -> None:

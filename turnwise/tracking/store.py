@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from turnwise.errors import NotAvailableError
+from turnwise.protocols import NO_TEXTS, StepTexts
 from turnwise.runtime.threads import DaemonThread
 from turnwise.spec import TRACKERS
 
@@ -49,7 +50,7 @@ class StoreTracker:
     NotAvailableError if the store can't start, naming the arguments that make it work without network and login."""
 
     def __init__(self, name: str, start: Callable[[], Store]) -> None:
-        self._name, self._text = name, ""
+        self._name = name
         self._calls: deque[Future[None]] = deque()
         self._thread = DaemonThread(name)
         started = self._thread.start(start)
@@ -66,18 +67,13 @@ class StoreTracker:
         self._store: Store | None = started.result()
         logger.info("%s: %s", name, self._store.place)
 
-    def keep(self, text: str) -> None:
-        """Writes the text with the step that ends next."""
-        self._text = text
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
         """Queues the write and waits up to `WRITE_S` for it; doesn't wait if an earlier write is still running."""
         self._settle()
         if self._store is not None:
-            self._calls.append(self._thread.start(self._store.write, step, metrics, self._text))
+            self._calls.append(self._thread.start(self._store.write, step, metrics, texts.samples))
             if len(self._calls) == 1:
                 self._settle(WRITE_S)
-        self._text = ""
 
     def close(self) -> None:
         if self._store is not None:

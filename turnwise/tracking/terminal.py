@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
+from turnwise.protocols import NO_TEXTS, StepTexts
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.tracking.metric_columns import MetricColumn, MetricColumns
 from turnwise.tracking.pace import Pace
@@ -61,9 +62,6 @@ class TerminalTracker:
         self._ticker.start()
         self._pace.begin_phase(name, time.monotonic())
 
-    def show(self, text: str) -> None:
-        pass
-
     def tick(self, now: float | None = None) -> None:
         """Prints advice or progress if it is due."""
         now = time.monotonic() if now is None else now
@@ -75,7 +73,7 @@ class TerminalTracker:
         phase, *rest = self._pace.describe(now)
         self._print([f"  {step}{phase}", *rest, self._pace.time_left(now)], now)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
         self._pace.end_step(step, time.monotonic())
         num_steps = self._pace.num_steps
         is_validation = self._columns.validation.read(metrics) is not None

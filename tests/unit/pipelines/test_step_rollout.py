@@ -19,10 +19,7 @@ class Watching:
     def begin_phase(self, name):
         self.phases.append(name)
 
-    def show(self, text):
-        pass
-
-    def log(self, step, metrics):
+    def log(self, step, metrics, texts):
         self.metrics = metrics
 
     def close(self):

@@ -9,6 +9,7 @@ import pytest
 from drawn import plain
 from rich.console import Console
 
+from turnwise.protocols import StepTexts
 from turnwise.tracking.live import LiveTracker, Screen
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
 from turnwise.tracking.pace import Pace
@@ -121,8 +122,7 @@ def test_resizing_leaves_one_frame(widths):
     tracker = LiveTracker(Screen("lake", AGENTIC_COLUMNS, Pace(200)), console)
     print("what was there before", file=terminal)
     tracker.begin_phase("rollout")
-    tracker.log(0, STEP | VALIDATION)
-    tracker.show("best episode\n" + "a long line of a sample " * 10)
+    tracker.log(0, STEP | VALIDATION, StepTexts(brief="best episode\n" + "a long line of a sample " * 10))
     tracker._live.refresh()
     for width in widths[1:]:
         terminal.resize(width)

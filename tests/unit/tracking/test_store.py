@@ -10,6 +10,7 @@ import pytest
 from small_runs import run_small, small_config
 
 from turnwise.errors import NotAvailableError
+from turnwise.protocols import StepTexts
 from turnwise.tracking import store
 from turnwise.tracking.store import StoreTracker, TrackedRun
 from turnwise.tracking.swanlab_store import SwanlabStore
@@ -40,8 +41,7 @@ def test_steps_and_texts_arrive_in_order_and_the_end_closes():
     memory = Memory()
     tracker = StoreTracker("wandb", lambda: memory)
     tracker.log(0, {"x": 0.5})
-    tracker.keep("an episode")
-    tracker.log(1, {"x": 0.25})
+    tracker.log(1, {"x": 0.25}, StepTexts(samples="an episode"))
     tracker.log(2, {"x": 0.125})
     tracker.close()
     tracker.close()

@@ -31,7 +31,7 @@ class Clocked(Timeline):
 class Kept(list):
     """A tracker that keeps the metrics of each step."""
 
-    def log(self, step, metrics):
+    def log(self, step, metrics, texts):
         self.append(metrics)
 
     def close(self):

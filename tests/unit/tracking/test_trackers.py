@@ -7,6 +7,7 @@ import logging
 
 from small_runs import run_small, small_config
 
+from turnwise.protocols import NO_TEXTS, StepTexts
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS
 from turnwise.tracking.pace import Pace
@@ -63,8 +64,9 @@ class Memory:
     def __init__(self):
         self.rows = []
 
-    def log(self, step, metrics):
+    def log(self, step, metrics, texts):
         self.rows.append((step, dict(metrics)))
+        self.texts = texts
 
     def close(self):
         pass
@@ -73,9 +75,6 @@ class Memory:
 class Onlooker(Memory):
     def begin_phase(self, name):
         self.rows.append(name)
-
-    def show(self, text):
-        self.rows.append(text)
 
 
 def test_phases_are_measured_and_steps_reduced_once():
@@ -90,15 +89,18 @@ def test_phases_are_measured_and_steps_reduced_once():
     assert ["time/step_log" in row for _, row in memory.rows] == [False, True]
 
 
-def test_onlookers_hear_of_phases_and_lines_in_their_order():
-    onlooker = Onlooker()
-    log = RunLog([Memory(), onlooker])
+def test_onlookers_hear_of_phases_and_all_get_the_texts_of_their_step():
+    memory, onlooker = Memory(), Onlooker()
+    log = RunLog([memory, onlooker])
     with log.phase("rollout"):
         log.show("an episode", "an episode turn by turn")
     log.end_step(7)
     *told, (step, row) = onlooker.rows
-    assert told == ["rollout", "an episode", "log"]
+    assert told == ["rollout", "log"]
     assert step == 7 and list(row) == ["time/step_rollout"]
+    assert memory.texts == onlooker.texts == StepTexts({}, "an episode", "an episode turn by turn")
+    log.end_step(8)
+    assert memory.texts == NO_TEXTS
 
 
 def scalars(folder, name):
