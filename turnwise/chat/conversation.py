@@ -181,8 +181,8 @@ class TokenConversation:
         return self._template.decode(response_ids[:-1] if is_stopped else response_ids, skips_special)
 
     def _calls(self, response_ids: list[int]) -> Message:
-        """The `tool_calls` and `call_errors` of a response; empty without tools or parser. Special tokens are kept for the
-        parser, since some model families mark calls by them."""
+        """A response's `tool_calls` and `call_errors`; {} without tools or parser. Some families mark calls by special
+        tokens."""
         if self._parser is None or not self._tools:
             return {}
         parsed = self._parser.parse(self._text(response_ids, skips_special=False), self._tools)

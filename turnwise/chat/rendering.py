@@ -73,9 +73,8 @@ class Renderer:
         return self._render(messages, list(tools) or self._no_tools, opens_answer)
 
     def shown(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools = ()) -> str:
-        """The text of the messages and the next response's header. With a `prefix`, which ends with the sentinel, only the text
-        after the sentinel. Raises ChatTemplateError if the template refuses the messages, or doesn't show all of their texts,
-        calls and tools."""
+        """The text of the messages and the next response's header. With a `prefix`, which ends with the sentinel, only what
+        follows it. Raises ChatTemplateError if the template refuses the messages, or leaves out texts, calls or tools."""
         if self._takes_parts_here(prefix, messages, tools):
             messages = [_as_parts(message) for message in messages]
         text = self._after(prefix, messages, tools)

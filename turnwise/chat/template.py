@@ -194,8 +194,7 @@ class ChatTemplate:
     @cached_property
     def rewrites_history(self) -> bool:
         """Whether rendering a whole conversation gives another text than appending to it: thinking is stripped, an empty think
-        block is added to answers without thinking, or the system prompt is moved. Made-up conversations are rendered to find
-        out, with a system prompt if the template takes one."""
+        block is added to answers without thinking, or the system prompt is moved. Finds out by made-up conversations."""
         user, sentinel = self._prefix
         form = _TEXT_FORMS[isinstance(user["content"], list)]
         thinking = dict.fromkeys(_THINKING_KEYS, _THOUGHT)
@@ -269,8 +268,8 @@ class ChatTemplate:
 
     @cached_property
     def _ends(self) -> _Ends:
-        """How answers end. If the same ids follow both kinds of answers, up to a special token (an EOS token, if there is one),
-        these ids end both; otherwise each has its own end."""
+        """How answers end. If the same ids follow both kinds, up to a special token (an EOS token, if possible), both have this
+        end."""
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)

@@ -100,8 +100,7 @@ class MarkedCallParser(ABC):
 
     @abstractmethod
     def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[Sequence[ToolCall | _Unreadable], int]:
-        """The calls after an opening mark, with a fault in place of each unreadable one, and the position after them. Raises
-        _Unreadable if no call can be read."""
+        """The calls (or faults) after an opening mark, and the position after them. Raises _Unreadable if the form is wrong."""
 
     def _after_closing(self, text: str, position: int) -> int:
         end = _skip_space(text, position)

@@ -80,9 +80,9 @@ class GroupBuffer:
         self._num_filtered += rejected == "filtered"
 
     def select(self) -> bool:
-        """Selects finished groups for the step; returns whether the step is complete. A selected group stays selected, so it
-        may be trained on before the other groups end. Groups that finish early come first, unless another group would then
-        miss its last step."""
+        """Selects finished groups for the step; returns whether the step is complete. Selected groups stay selected, so they
+        may be trained on before the others end. Groups that finish early come first, unless another one would then miss its
+        last step."""
         num_wanted, candidates = self._num_wanted, list(self._unselected)
         if self.settings.is_ordered:
             lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])

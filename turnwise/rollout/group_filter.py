@@ -47,8 +47,7 @@ class GroupFilter:
 
 
 def load_group_filter(name: str | None) -> GroupFilter | None:
-    """The filter that `group_filter` names: the built-in `non_zero_variance`, or a user's `module:function`. Raises ConfigError
-    if there is no such function."""
+    """The filter of `group_filter`: `non_zero_variance`, or a user's `module:function`. Raises ConfigError if there is none."""
     if name is None:
         return None
     if name == "non_zero_variance":

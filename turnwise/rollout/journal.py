@@ -47,8 +47,7 @@ def read_group(lines: Iterable[str], temperature: float | None = None) -> Group:
 
 
 def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
-    """`(step, trajectory)` of every line. Raises DataError if there is no such file, or a line can't be read (`read_groups`
-    leaves such lines out)."""
+    """`(step, trajectory)` of every line. Raises DataError if one can't be read, while `read_groups` leaves it out."""
     rows = []
     for number, content, fault in _lines(path):
         if content is None:

@@ -42,9 +42,8 @@ class EpisodeContexts(OpenConversation, Protocol):
 
 @dataclass(frozen=True)
 class GroupPlayer:
-    """Plays groups on the run's event loop. `agents` returns the agent that plays a task; `contexts` takes an episode's id and
-    returns what opens its contexts. `watchdog` ends episodes that run past their deadline. `on_end` is called with a group's
-    index whenever one of its episodes ends."""
+    """Plays groups on the run's event loop. `agents` returns a task's agent; `contexts` takes an episode's id and returns what
+    opens its contexts. `watchdog` ends late episodes. `on_end` gets a group's index whenever one of its episodes ends."""
 
     agents: Callable[[Task], AgentLoop]
     contexts: Callable[[str], EpisodeContexts]
@@ -54,9 +53,9 @@ class GroupPlayer:
     on_end: Callable[[int], None]
 
     async def play(self, task: Task, index: int, note_failure: Callable[[list[Trajectory]], None]) -> Group:
-        """Plays the task's group, number `index`. If cancelled, it leaves no episode running. An episode that fails after all
-        its retries is passed to `note_failure` at once, unless a redundant sibling can replace it. `note_failure` may raise an
-        error that ends the run."""
+        """Plays the task's group, number `index`; leaves no episode running if cancelled. An episode that fails after its
+        retries is passed to `note_failure` (which may raise to end the run) at once, unless a redundant sibling can replace
+        it."""
         size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
         samplings = [self.sampling] * (size + redundancy)
         if self.settings.has_greedy_sibling:

@@ -81,8 +81,7 @@ async def replay(
 ) -> str:
     """Plays a trajectory again with its agent. `contexts` takes a server and an episode's id, and returns what opens the
     episode's contexts. Without `is_whole`, the trajectory has only the first turns of an episode, without actions, rewards and
-    outcome. Returns the error that the agent or the environment raised after the last recorded turn, "" if there was none.
-    Raises RolloutError at the first difference."""
+    outcome. Returns the error raised after the last recorded turn, or "". Raises RolloutError at the first difference."""
     task, server = trajectory.task, RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
     own_sampling = sibling_sampling(sampling, task, trajectory.sibling)

@@ -24,8 +24,7 @@ LOADED_EARLY: tuple[ModuleType, ...] = (linecache, tokenize)
 
 STDLIB = os.path.dirname(os.__file__)
 FIRST_UID, NUM_UIDS = 61184, 4096
-"""User ids that belong to no account (systemd's DynamicUser uses the same range), one per process: such users own no files and
-can signal nobody."""
+"""User ids of no account (systemd's DynamicUser uses the same range), one per process: they own no files and signal nobody."""
 OPTIONAL = ("/dev/null", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 """Further paths that the code may read, where they exist."""
 MIN_LANDLOCK = 3
@@ -134,8 +133,7 @@ def rules_of_files() -> int:
 
 
 def filter_of_calls(column: int) -> bytes:
-    """The seccomp filter for the machine with this value in `MACHINES`: classic BPF (code, jump if true, jump if false,
-    operand)."""
+    """The seccomp filter for a value of `MACHINES`: classic BPF (code, jump if true, jump if false, operand)."""
     program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[column]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     for numbers in CALLS["allowed"].values():
         if (number := numbers[column]) is not None:

@@ -56,8 +56,7 @@ class PythonResult(NamedTuple):
     """How a run ended."""
 
     text: str
-    """stdout and stderr in the order of writing, with any traceback. If a limit or signal ended the run, the last line says
-    so."""
+    """stdout and stderr as written, with any traceback. If a limit or a signal ended the run, the last line says so."""
     outcome: Literal["ok", "error", "timeout", "disk", "killed"]
     """`error`: an exception, or an exit status that isn't 0. `killed`: a signal, e.g. SIGKILL for too much processor time."""
     seconds: float
@@ -133,8 +132,7 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
 
 
 def isolation() -> str:
-    """How this system isolates Python code, as text; runs an empty program to find out. Raises NotAvailableError if it
-    can't."""
+    """How this system isolates Python code, as text, by running an empty program. Raises NotAvailableError if it can't."""
     with ThreadPoolExecutor(1) as pool:  # asyncio.run needs a thread without a running event loop
         return pool.submit(asyncio.run, run_python("")).result().isolation
 

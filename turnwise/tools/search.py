@@ -63,8 +63,7 @@ def _library() -> Any:
 
 @lru_cache(maxsize=2)
 def _indexed(path: Path, *changes: int) -> tuple[Sequence[tuple[str, str]], Any]:
-    """`(id, text)` of a file's documents, and their index. `changes`, the file's time and size, tell the cache of a new
-    content."""
+    """`(id, text)` of a file's documents, and their index. `changes`, the file's time and size, are for the cache only."""
     found: dict[str, tuple[str, str]] = {}
     for place, row in read_jsonl(path):
         id, text = row.get("id"), row.get("text")

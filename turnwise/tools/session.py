@@ -124,9 +124,8 @@ class ToolBox:
 
 
 class ToolSession:
-    """The tools of one episode. Entering the session creates their states; leaving it always releases them. `metrics` has
-    `tool/NAME/calls`, `tool/NAME/errors` and `tool/NAME/seconds` of each tool, and `unknown_tools`, the calls of tools that
-    don't exist."""
+    """The tools of one episode. Their states are created on entering, and always released on leaving. `metrics` has the
+    `calls`, `errors` and `seconds` of each tool, and `unknown_tools`, the calls of tools that don't exist."""
 
     def __init__(self, box: ToolBox, tools: Sequence[OfferedTool], task: Task) -> None:
         self._box, self._task = box, task
@@ -239,8 +238,8 @@ class Interactions:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def open(self, task: Task, sibling: int, max_turns: int | None = None) -> "InteractionSession":
-        """The simulated user that the row names, if it names one, with at most `max_turns` messages (None = no limit). Raises
-        ToolFault for an unknown name."""
+        """The simulated user that the row names, or nobody; it sends at most `max_turns` messages. Raises ToolFault if
+        unknown."""
         kwargs = interaction_kwargs(task.payload)
         name = str(kwargs.get("name", ""))
         if name and name not in self.by_name:
@@ -250,8 +249,7 @@ class Interactions:
 
 
 class InteractionSession:
-    """The simulated user of one conversation, or nobody (`is_there`). Entering the session makes the user's state; leaving it
-    always releases the state."""
+    """The simulated user of one conversation, or nobody (`is_there`). Its state is made on entering and released on leaving."""
 
     limit: Limit | None = None
     """The limit that silenced the user; None if the user ended the conversation."""

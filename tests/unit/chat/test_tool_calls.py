@@ -242,17 +242,27 @@ def test_a_call_that_can_not_be_read_is_one_sentence(parser, text, said):
     assert len(parsed.errors[0]) < 400
 
 
-def test_an_unreadable_call_leaves_the_others():
-    good = json.dumps({"name": "weather", "arguments": {"town": "Rome"}})
-    text = f"<tool_call>{{broken</tool_call><tool_call>{good}</tool_call><tool_call>{good}"
-    parsed = HermesParser().parse(text, [WEATHER])
-    assert [(call.name, call.arguments) for call in parsed.tool_calls] == [ROME] and len(parsed.errors) == 2
+GOOD = json.dumps({"name": "weather", "arguments": {"town": "Rome"}})
 
 
-def test_a_call_that_is_never_closed_does_not_swallow_the_next():
-    text = '<tool_call>{"name": "a"} <tool_call>{"name": "b"}</tool_call>'
-    parsed = HermesParser().parse(text, [])
-    assert [call.name for call in parsed.tool_calls] == ["b"] and len(parsed.errors) == 1
+@pytest.mark.parametrize(
+    ("parser", "text", "calls", "faults"),
+    [
+        (
+            HermesParser,
+            f"<tool_call>{{broken</tool_call><tool_call>{GOOD}</tool_call><tool_call>{GOOD}",
+            [ROME],
+            ["its JSON is wrong", "it isn't closed by"],
+        ),
+        # A call that is never closed doesn't swallow the next.
+        (HermesParser, '<tool_call>{"name": "a"} <tool_call>{"name": "b"}</tool_call>', [("b", {})], ["it isn't closed by"]),
+        (MistralParser, f'[TOOL_CALLS][{GOOD}, {{"arguments": {{}}}}]', [ROME], ["it names no function"]),
+    ],
+)
+def test_an_unreadable_call_leaves_the_others(parser, text, calls, faults):
+    parsed = parser().parse(text, [])
+    assert [(call.name, call.arguments) for call in parsed.tool_calls] == calls
+    assert all(fault in error for fault, error in zip(faults, parsed.errors, strict=True))
 
 
 CHATML = (
@@ -345,14 +355,6 @@ def test_ids_of_the_model_are_kept_where_templates_take_them(ids, kept):
     reply = asyncio.run(conversation_of([said], MistralParser(), [WEATHER]).generate([user("?")]))
     found = tuple(call["id"] for call in reply["tool_calls"])
     assert (found == ids) == kept and len(set(found)) == 2 and all(len(call_id) == 9 for call_id in found)
-
-
-def test_one_wrong_call_of_a_list_is_named_and_the_others_are_read():
-    said = '[TOOL_CALLS][{"name": "weather", "arguments": {"town": "Rome"}}, {"arguments": {}}]'
-    found = MistralParser().parse(said, [])
-    assert [(call.name, call.arguments) for call in found.tool_calls] == [("weather", {"town": "Rome"})]
-    [error] = found.errors
-    assert "it names no function" in error
 
 
 def test_thinking_that_the_header_has_opened_and_nobody_ends_holds_no_calls():
