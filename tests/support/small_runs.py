@@ -47,7 +47,7 @@ LAUNCHER += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
 
 def small_yaml(model: object, **changes: Any) -> str:
     """The text of a config file of `small_config`; its runs go to the folder `runs` of the working directory."""
-    return yaml.safe_dump({"pretrain": str(model), "output_dir": "runs", **_SMALL, **changes})
+    return yaml.safe_dump({"pretrain": str(model), "output_dir": "runs", **SMALL, **changes})
 
 
 def small_config(model: object, output_dir: object, /, **changes: Any) -> AgenticConfig:
