@@ -8,9 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class ChatServer(ThreadingHTTPServer):
-    """Answers every request alike until it is left, or by a function of its content, which gives a reply's text, its body, or a
-    status.
-    Keeps `(path, key, content)` of what was asked."""
+    """Answers every request alike, or by a function of its content, which gives a reply's text, its body, or a status. `asked`
+    keeps `(path, key, content)` of each request."""
 
     def __init__(self, body: object, status: int = 200) -> None:
         self.body, self.status, self.asked = body, status, []
@@ -30,9 +29,8 @@ class _Handler(BaseHTTPRequestHandler):
         body, status = self.server.body, self.server.status
         if callable(body):
             said = body(content)
-            body, status = (
-                (answer(said), 200) if isinstance(said, str) else (said, 200) if isinstance(said, dict) else ("", said)
-            )
+            said = answer(said) if isinstance(said, str) else said
+            body, status = (said, 200) if isinstance(said, dict) else ("", said)
         self.send_response(status)
         self.end_headers()
         self.wfile.write((body if isinstance(body, str) else json.dumps(body)).encode())

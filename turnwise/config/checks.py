@@ -291,7 +291,7 @@ def _wrong_parameter(name: str, given: Mapping[str, Any]) -> str:
 
 
 def _room(config: AgenticConfig) -> Iterator[Problem]:
-    """Responses as long as the context. Only limits that the user set are named: the default fits into any context."""
+    """Limits of responses, set by the user, that leave no room for a prompt in the context."""
     for tag in config.train_env_manager.env_tags:
         if tag in config.custom_envs and (limit := config.max_new_tokens("train", tag)) >= config.sequence_length:
             message = f"{limit} tokens of one response leave no room for a prompt in a sequence_length of"

@@ -108,7 +108,7 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:
 
 
 def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """The folders that the run couldn't make or write into. The run's own folder is left out if the run resumes."""
+    """A sentence for each folder that the run couldn't make or write into. A run that resumes has its own folder already."""
     pictures = config.render_save_dir if isinstance(config, AgenticConfig) and config.uses_validation else None
     asked = {"logging_dir": config.logging_dir, "render_save_dir": pictures}
     asked["checkpoint_config.output_dir"] = config.checkpoint_config.output_dir

@@ -47,7 +47,7 @@ class ModelShape:
         return self.num_parameters - head + self.hidden_size + 1
 
     def num_lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
-        """Number of parameters of LoRA adapters on the projections that end the names in `targets`, or on all (`all`)."""
+        """Number of parameters of LoRA adapters on the projections in `targets` (only their last parts count), or on `all`."""
         hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         wide = hidden + self.intermediate_size
         sizes = {"q_proj": hidden + query, "k_proj": hidden + kv, "v_proj": hidden + kv, "o_proj": hidden + query}

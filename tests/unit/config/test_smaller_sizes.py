@@ -7,20 +7,16 @@ from pathlib import Path
 import pytest
 
 from turnwise.config import load_any_config
+from turnwise.config.sizes import smaller_steps
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-FILES = ["frozen_lake/agentic.yaml", "frozen_lake/sft.yaml", "sokoban/agentic.yaml", "mixed/agentic.yaml"]
+AGENTIC = ("frozen_lake/agentic.yaml", "sokoban/agentic.yaml", "mixed/agentic.yaml")
+ONE_GROUP = ["train_env_manager.group_size=4", "rollout_batch_size=4"]
+CASES = [("frozen_lake/sft.yaml", []), *((name, changes) for name in AGENTIC for changes in ([], ONE_GROUP))]
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("changes", [[], ["train_env_manager.group_size=4", "rollout_batch_size=4"]])
+@pytest.mark.parametrize(("name", "changes"), CASES)
 def test_the_advice_can_be_followed_until_nothing_is_left(name, changes):
-    from turnwise.config.sizes import smaller_steps
-
-    if "sft" in name:
-        changes = []
-    if not (EXAMPLES / name).exists():
-        pytest.skip(f"no example {name}")
     overrides, sizes = ["pretrain=runs/model", *changes], []
     for _ in range(12):
         config, _ = load_any_config(str(EXAMPLES / name), overrides)
