@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from counting_engine import CountingRunner, run
 from toy_model import toy_model
 from transformers import PreTrainedModel
 
@@ -11,9 +11,7 @@ from turnwise.errors import ConfigError, ServerError
 from turnwise.inference.embedded import cache
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.engine import Engine
-from turnwise.inference.embedded.fused_runner import FusedRunner
-from turnwise.inference.embedded.runner import PackedStep
-from turnwise.inference.request import Finished, Request
+from turnwise.inference.request import Request
 from turnwise.types import SamplingParams
 
 VOCAB = 50
@@ -24,35 +22,13 @@ def make_model() -> PreTrainedModel:
     return toy_model(vocab_size=VOCAB, max_position_embeddings=512)
 
 
-class CountingRunner(FusedRunner):
-    """Remembers its steps, and breaks when told to."""
-
-    def __init__(self, num_slots: int) -> None:
-        super().__init__(make_model(), max_length=512, kv_cache_bytes=num_slots * SLOT_BYTES)
-        self.steps: list[PackedStep] = []
-        self.is_broken = False
-
-    def forward(self, step: PackedStep) -> Tensor:
-        if self.is_broken:
-            raise RuntimeError("out of memory")
-        self.steps.append(step)
-        return super().forward(step)
-
-
 def make_engine(num_slots: int = 16, max_concurrency: int = 16, max_step_tokens: int = 10_000) -> tuple[Engine, CountingRunner]:
-    runner = CountingRunner(num_slots)
+    runner = CountingRunner(make_model(), max_length=512, kv_cache_bytes=num_slots * SLOT_BYTES)
     return Engine(runner, max_length=512, max_concurrency=max_concurrency, max_step_tokens=max_step_tokens), runner
 
 
 def request(request_id: str, prompt: list[int], max_new_tokens: int = 3, seed: int = 0) -> Request:
     return Request(request_id, np.array(prompt, np.int64), SamplingParams(max_new_tokens, seed=seed))
-
-
-def run(engine: Engine) -> dict[str, Finished]:
-    finished = {}
-    while engine.has_work:
-        finished.update({item.request.request_id: item for item in engine.step()})
-    return finished
 
 
 def ask(engine: Engine, request_id: str, prompt: list[int], max_new_tokens: int = 3) -> list[int]:
@@ -76,7 +52,7 @@ def test_new_prompts_and_running_rows_share_a_forward_pass() -> None:
     engine.step()
     engine.add(request("b", [4, 5]))
     run(engine)
-    assert [step.counts.tolist() for step in runner.steps] == [[3], [1, 2], [1, 1], [1]]
+    assert runner.counts == [[3], [1, 2], [1, 1], [1]]
 
 
 def test_a_long_queue_is_computed_within_the_step_budget() -> None:
@@ -84,7 +60,7 @@ def test_a_long_queue_is_computed_within_the_step_budget() -> None:
     for index in range(6):
         engine.add(request(f"r{index}", [index] * 6, max_new_tokens=1))
     run(engine)
-    assert [step.counts.tolist() for step in runner.steps] == [[6, 4], [2, 6, 2], [4, 6], [6]]
+    assert runner.counts == [[6, 4], [2, 6, 2], [4, 6], [6]]
 
 
 def test_conversations_beyond_the_bound_evict_the_least_recently_used() -> None:

@@ -7,9 +7,9 @@ from copy import deepcopy
 
 import numpy as np
 import pytest
+from counting_engine import CountingRunner, run
 from hypothesis import given, settings, strategies as st
 from server_contract import assert_frozen, assert_logprobs, perturb
-from torch import Tensor
 from toy_model import toy_model
 from transformers import PreTrainedModel
 
@@ -18,7 +18,6 @@ from turnwise.inference.embedded import decoder_layer
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.prefill import PrefixIndex
-from turnwise.inference.embedded.runner import PackedStep
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.request import Finished, Request
 from turnwise.types import SamplingParams
@@ -33,20 +32,8 @@ def make_model() -> PreTrainedModel:
 MODEL = make_model()
 
 
-class CountingRunner(FusedRunner):
-    """Remembers its steps."""
-
-    def __init__(self, num_bytes: int) -> None:
-        super().__init__(MODEL, max_length=2048, kv_cache_bytes=num_bytes)
-        self.counts: list[list[int]] = []
-
-    def forward(self, step: PackedStep) -> Tensor:
-        self.counts.append(step.counts.tolist())
-        return super().forward(step)
-
-
 def make_engine(max_step_tokens: int = 10_000) -> tuple[Engine, CountingRunner]:
-    runner = CountingRunner(2**25)
+    runner = CountingRunner(MODEL, max_length=2048, kv_cache_bytes=2**25)
     return Engine(runner, max_length=2048, max_concurrency=64, max_step_tokens=max_step_tokens), runner
 
 
@@ -56,13 +43,6 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 def add(engine: Engine, name: str, prompt_ids: list[int], max_new_tokens: int = 4, seed: int = 0) -> None:
     engine.add(Request(name, np.array(prompt_ids, np.int64), SamplingParams(max_new_tokens, seed=seed)))
-
-
-def run(engine: Engine) -> dict[str, Finished]:
-    finished = {}
-    while engine.has_work:
-        finished.update({item.request.request_id: item for item in engine.step()})
-    return finished
 
 
 def check(item: Finished) -> None:
@@ -162,17 +142,17 @@ def test_a_context_begins_with_what_an_earlier_conversation_left() -> None:
     engine.release("first")
     add(engine, "unrelated", prompt(20, seed=1))
     add(engine, "other", prompt(50) + prompt(3, seed=2))
-    runner.counts.clear()
+    runner.steps.clear()
     check(run(engine)["other"])
     # The slot that was freed went to `unrelated`, and what it held with it.
     assert runner.counts[0] == [20, 53]
     add(engine, "next", prompt(50) + prompt(4, seed=3))
-    runner.counts.clear()
+    runner.steps.clear()
     check(run(engine)["next"])
     assert runner.counts[0] == [4]
     engine.update(1)
     add(engine, "new weights", prompt(50))
-    runner.counts.clear()
+    runner.steps.clear()
     run(engine)
     assert runner.counts[0] == [50]
 
@@ -247,7 +227,7 @@ async def test_nothing_leaks() -> None:
     await asyncio.gather(*conversations)
     engine = server._engine
     scheduler, prefill = engine._scheduler, engine._prefill
-    assert not (engine.num_running or scheduler.waiting or server._futures or len(prefill) or scheduler.slots)
+    assert not (engine.num_running or scheduler.waiting or server._futures or prefill.slots or scheduler.slots)
     assert sorted(scheduler._free) == list(range(9))
     assert len(prefill._index._keys) == len(prefill._index._key_of) <= 9
     assert engine._runner._cache.num_slots <= 9
