@@ -45,11 +45,13 @@ def add(engine: Engine, name: str, prompt_ids: list[int], max_new_tokens: int = 
     engine.add(Request(name, np.array(prompt_ids, np.int64), SamplingParams(max_new_tokens, seed=seed)))
 
 
-def check(item: Finished) -> None:
-    """The log-probs are those of a plain forward pass."""
-    request = item.request
-    completion = request.completion(item.reason, item.version, 0.0)
-    assert_logprobs(MODEL, request.prompt_ids.tolist(), completion, request.sampling)
+def run_checked(engine: Engine) -> dict[str, Finished]:
+    """As `run`. All log-probs are those of a plain forward pass."""
+    finished = run(engine)
+    for request, reason, version in finished.values():
+        completion = request.completion(reason, version, 0.0)
+        assert_logprobs(MODEL, request.prompt_ids.tolist(), completion, request.sampling)
+    return finished
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12), st.data())
@@ -116,10 +118,8 @@ def test_siblings_compute_their_prompt_once() -> None:
     engine, runner = make_engine()
     for index in range(5):
         add(engine, f"r{index}", prompt(40), seed=index)
-    finished = run(engine)
+    finished = run_checked(engine)
     assert runner.counts == [[40], [1] * 5, [1] * 5, [1] * 5, [1] * 4]
-    for item in finished.values():
-        check(item)
     alone, _ = make_engine()
     add(alone, "x", prompt(40), seed=3)
     assert run(alone)["x"].request.token_ids.tolist() == finished["r3"].request.token_ids.tolist()
@@ -129,10 +129,8 @@ def test_contexts_that_share_their_beginning_compute_the_rest() -> None:
     engine, runner = make_engine()
     for index in range(4):
         add(engine, f"r{index}", prompt(30) + prompt(5 + index, seed=9 + index), seed=index)
-    finished = run(engine)
+    run_checked(engine)
     assert runner.counts[:2] == [[35], [1, 6, 7, 8]]
-    for item in finished.values():
-        check(item)
 
 
 def test_a_context_begins_with_what_an_earlier_conversation_left() -> None:
@@ -143,12 +141,12 @@ def test_a_context_begins_with_what_an_earlier_conversation_left() -> None:
     add(engine, "unrelated", prompt(20, seed=1))
     add(engine, "other", prompt(50) + prompt(3, seed=2))
     runner.steps.clear()
-    check(run(engine)["other"])
+    run_checked(engine)
     # The slot that was freed went to `unrelated`, and what it held with it.
     assert runner.counts[0] == [20, 53]
     add(engine, "next", prompt(50) + prompt(4, seed=3))
     runner.steps.clear()
-    check(run(engine)["next"])
+    run_checked(engine)
     assert runner.counts[0] == [4]
     engine.update(1)
     add(engine, "new weights", prompt(50))
@@ -163,11 +161,9 @@ def test_siblings_of_an_aborted_request_go_on_alone() -> None:
         add(engine, f"r{index}", prompt(40), seed=index)
     engine.step()
     engine.abort("r0")
-    finished = run(engine)
+    assert run_checked(engine).keys() == {"r1", "r2"}
     # What the aborted one had computed, the first 16 tokens, is used; copying the last 8 wouldn't be worth a wait.
     assert runner.counts[:3] == [[16], [16], [8, 8]]
-    for name in ("r1", "r2"):
-        check(finished[name])
 
 
 def test_a_long_prompt_does_not_hold_up_decoding() -> None:
@@ -175,10 +171,8 @@ def test_a_long_prompt_does_not_hold_up_decoding() -> None:
     add(engine, "decoding", prompt(10, seed=1), max_new_tokens=6)
     engine.step()
     add(engine, "long", prompt(50))
-    finished = run(engine)
+    run_checked(engine)
     assert runner.counts == [[10], [1, 15], [1, 15], [1, 15], [1, 5], [1, 1], [1], [1]]
-    for item in finished.values():
-        check(item)
 
 
 def test_prompts_longer_than_a_piece_and_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,8 +183,7 @@ def test_prompts_longer_than_a_piece_and_larger_than_a_block(monkeypatch: pytest
     lengths = (1, 3, 40, 50, 60, 200, 333)
     for index, length in enumerate(lengths):
         add(engine, f"r{index}", prompt(length, seed=index), seed=index)
-    for item in run(engine).values():
-        check(item)
+    run_checked(engine)
 
 
 async def converse(server: EmbeddedServer, index: int) -> None:
