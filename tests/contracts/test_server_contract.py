@@ -4,24 +4,14 @@ import asyncio
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from server_contract import CHECKS
 from server_factories import server_in_a_process
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from toy_model import toy_model
+from transformers import PreTrainedModel
 
 from turnwise.errors import NotAvailableError
 from turnwise.inference import vllm_server
@@ -29,37 +19,24 @@ from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
 from turnwise.types import SamplingParams
 
-SHAPE = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
-
-MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)),
-    "qwen3-yarn": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, rope_parameters=YARN)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
-    "llama-bias": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)),
-    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=16)),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2)
-    ),
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 16, "tie_word_embeddings": True},
+    "qwen3-yarn": {"head_dim": 16, "rope_parameters": YARN},
+    "qwen2": {"model_type": "qwen2"},
+    "llama-bias": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "mistral-window": {"model_type": "mistral", "sliding_window": 16},
+    "gpt2": {"model_type": "gpt2", "tie_word_embeddings": True},
 }
+COMMON = {"vocab_size": 61, "max_position_embeddings": 128, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
 CASES = [(EmbeddedServer, name) for name in MODELS] + [(HFServer, "qwen3"), (server_in_a_process, "qwen3")]
 
 
 def make_model(name: str) -> PreTrainedModel:
     """Random weights large enough that every part of the model shows in the logits."""
+    model = toy_model(attn_implementation="sdpa", **COMMON | MODELS[name])
     torch.manual_seed(0)
-    model = MODELS[name]().eval()
     for parameter_name, parameter in model.named_parameters():
         is_scale = parameter.ndim == 1 and not parameter_name.endswith("bias")
         torch.nn.init.normal_(parameter, 1.0 if is_scale else 0.0, 0.2)

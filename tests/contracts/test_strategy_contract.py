@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 from strategy_contract import VALUES, StrategyContract
 from torch import nn
@@ -10,55 +11,50 @@ from turnwise.models.lora import Adapters, LoRASettings, freeze
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 
-SETTINGS = OptimizerSettings(3e-3, weight_decay=0.1, scheduler="linear", total_steps=50)
-
 
 class TestTorchStrategy(StrategyContract):
+    model_settings: ClassVar[dict[str, Any]] = {}
+    adapters: ClassVar[LoRASettings | None] = None
+    frozen: ClassVar[Sequence[str]] = ()
+    is_gradient_checkpointing: ClassVar[bool] = False
+
     def make_strategy(self) -> TorchStrategy:
-        return TorchStrategy(toy_model(), optimizer=SETTINGS)
+        model = (toy_value_model if self.outputs is VALUES else toy_model)(**self.model_settings)
+        freeze(model, self.frozen)
+        return TorchStrategy(
+            model,
+            adapters=Adapters(model, self.adapters) if self.adapters else None,
+            optimizer=OptimizerSettings(3e-3, weight_decay=0.1, scheduler="linear", total_steps=50),
+            is_gradient_checkpointing=self.is_gradient_checkpointing,
+        )
 
     def modules(self, strategy: TorchStrategy) -> Iterable[nn.Module]:
         return strategy.model.modules()
 
 
 class TestWithGradientCheckpointing(TestTorchStrategy):
-    def make_strategy(self) -> TorchStrategy:
-        return TorchStrategy(toy_model(), optimizer=SETTINGS, is_gradient_checkpointing=True)
+    is_gradient_checkpointing = True
 
 
 class TestPadded(TestTorchStrategy):
-    def make_strategy(self) -> TorchStrategy:
-        return TorchStrategy(toy_model(attn_implementation="sdpa"), optimizer=SETTINGS)
+    model_settings: ClassVar = {"attn_implementation": "sdpa"}
 
 
 class TestLoRA(TestTorchStrategy):
-    def make_strategy(self) -> TorchStrategy:
-        model = toy_model()
-        return TorchStrategy(model, adapters=Adapters(model, LoRASettings(rank=4, alpha=8)), optimizer=SETTINGS)
+    adapters = LoRASettings(rank=4, alpha=8)
 
 
-class TestLoRAPaddedWithGradientCheckpointing(TestTorchStrategy):
-    def make_strategy(self) -> TorchStrategy:
-        model = toy_model(attn_implementation="sdpa")
-        adapters = Adapters(model, LoRASettings(rank=4, alpha=8, targets=("q_proj", "down_proj")))
-        return TorchStrategy(model, adapters=adapters, optimizer=SETTINGS, is_gradient_checkpointing=True)
+class TestLoRAPaddedWithGradientCheckpointing(TestPadded, TestWithGradientCheckpointing):
+    adapters = LoRASettings(rank=4, alpha=8, targets=("q_proj", "down_proj"))
 
 
 class TestPartlyFrozen(TestTorchStrategy):
-    def make_strategy(self) -> TorchStrategy:
-        model = toy_model()
-        freeze(model, ["model.embed_tokens", "model.layers.0."])
-        return TorchStrategy(model, optimizer=SETTINGS)
+    frozen = ("model.embed_tokens", "model.layers.0.")
 
 
 class TestCritic(TestTorchStrategy):
     outputs = VALUES
 
-    def make_strategy(self) -> TorchStrategy:
-        return TorchStrategy(toy_value_model(), optimizer=SETTINGS)
 
-
-class TestCriticPaddedWithGradientCheckpointing(TestCritic):
-    def make_strategy(self) -> TorchStrategy:
-        model = toy_value_model(attn_implementation="sdpa")
-        return TorchStrategy(model, optimizer=SETTINGS, is_gradient_checkpointing=True)
+class TestCriticPaddedWithGradientCheckpointing(TestPadded, TestWithGradientCheckpointing):
+    outputs = VALUES

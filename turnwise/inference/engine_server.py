@@ -31,7 +31,7 @@ from turnwise.types import Completion, FinishReason, Media, SamplingParams, Vers
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 """The finish reasons of vLLM and SGLang, and turnwise's for each."""
-_AGAIN_S = 0.1  # seconds after which an abort is repeated: an engine ignores one that overtakes its request
+_AGAIN_S = 0.1  # seconds after which an abort is repeated: an engine ignores an abort that arrives before its request
 _MISSING_LOGPROB = -9999.0  # SGLang's number for a log-prob that it doesn't have
 _FILE_BYTES = 2**30  # a file of weights is written as soon as its tensors exceed this size
 _SPARE_BYTES = 2**30  # bytes of shared memory that weights leave free
@@ -45,7 +45,8 @@ class Sampled(NamedTuple):
     logprobs: Sequence[float]
     reason: FinishReason
     versions: Sequence[tuple[str, int]] = ()
-    """`(label of the weights, number of consecutive tokens that they sampled)`; empty if one version sampled all tokens."""
+    """`(label of the weights, number of consecutive tokens that they sampled)`. Tokens beyond these are of the version that the
+    request began with."""
     kept: Sequence[Any] = ()
     """For each token, the ids that it was drawn from; empty if the engine doesn't return them."""
 

@@ -26,7 +26,7 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     # A fork of this process would inherit torch's threads, which don't survive it.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    # Its own choice of cores leaves out one that the trainer needs.
+    # By default vLLM binds its threads to cores, and leaves out one core for its scheduler.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 """Environment variables of vLLM, set unless the user has set them."""

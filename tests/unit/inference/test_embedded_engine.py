@@ -3,44 +3,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from counting_engine import CountingRunner, run
 from toy_model import toy_model
-from transformers import PreTrainedModel
 
 from turnwise.errors import ConfigError, ServerError
 from turnwise.inference.embedded import cache
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.engine import Engine
-from turnwise.inference.embedded.fused_runner import FusedRunner
-from turnwise.inference.embedded.runner import PackedStep
-from turnwise.inference.request import Finished, Request
+from turnwise.inference.request import Request
 from turnwise.types import SamplingParams
 
 VOCAB = 50
+SIZES = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}
 SLOT_BYTES = 2 * 2 * 2 * 8 * 4 * 512  # keys and values × layers × kv heads × head dim × fp32 × max_length
 
 
-def make_model() -> PreTrainedModel:
-    return toy_model(vocab_size=VOCAB, max_position_embeddings=512)
-
-
-class CountingRunner(FusedRunner):
-    """Remembers its steps, and breaks when told to."""
-
-    def __init__(self, num_slots: int) -> None:
-        super().__init__(make_model(), max_length=512, kv_cache_bytes=num_slots * SLOT_BYTES)
-        self.steps: list[PackedStep] = []
-        self.is_broken = False
-
-    def forward(self, step: PackedStep) -> Tensor:
-        if self.is_broken:
-            raise RuntimeError("out of memory")
-        self.steps.append(step)
-        return super().forward(step)
-
-
 def make_engine(num_slots: int = 16, max_concurrency: int = 16, max_step_tokens: int = 10_000) -> tuple[Engine, CountingRunner]:
-    runner = CountingRunner(num_slots)
+    model = toy_model(vocab_size=VOCAB, max_position_embeddings=512)
+    runner = CountingRunner(model, max_length=512, kv_cache_bytes=num_slots * SLOT_BYTES)
     return Engine(runner, max_length=512, max_concurrency=max_concurrency, max_step_tokens=max_step_tokens), runner
 
 
@@ -48,16 +28,13 @@ def request(request_id: str, prompt: list[int], max_new_tokens: int = 3, seed: i
     return Request(request_id, np.array(prompt, np.int64), SamplingParams(max_new_tokens, seed=seed))
 
 
-def run(engine: Engine) -> dict[str, Finished]:
-    finished = {}
-    while engine.has_work:
-        finished.update({item.request.request_id: item for item in engine.step()})
-    return finished
+def sampled(engine: Engine) -> dict[str, list[int]]:
+    return {name: finished.request.token_ids.tolist() for name, finished in run(engine).items()}
 
 
 def ask(engine: Engine, request_id: str, prompt: list[int], max_new_tokens: int = 3) -> list[int]:
     engine.add(request(request_id, prompt, max_new_tokens))
-    return run(engine)[request_id].request.token_ids.tolist()
+    return sampled(engine)[request_id]
 
 
 def test_the_next_turn_computes_only_its_new_tokens() -> None:
@@ -76,7 +53,7 @@ def test_new_prompts_and_running_rows_share_a_forward_pass() -> None:
     engine.step()
     engine.add(request("b", [4, 5]))
     run(engine)
-    assert [step.counts.tolist() for step in runner.steps] == [[3], [1, 2], [1, 1], [1]]
+    assert runner.counts == [[3], [1, 2], [1, 1], [1]]
 
 
 def test_a_long_queue_is_computed_within_the_step_budget() -> None:
@@ -84,7 +61,7 @@ def test_a_long_queue_is_computed_within_the_step_budget() -> None:
     for index in range(6):
         engine.add(request(f"r{index}", [index] * 6, max_new_tokens=1))
     run(engine)
-    assert [step.counts.tolist() for step in runner.steps] == [[6, 4], [2, 6, 2], [4, 6], [6]]
+    assert runner.counts == [[6, 4], [2, 6, 2], [4, 6], [6]]
 
 
 def test_conversations_beyond_the_bound_evict_the_least_recently_used() -> None:
@@ -105,15 +82,12 @@ def test_conversations_beyond_the_bound_evict_the_least_recently_used() -> None:
 
 def test_requests_wait_while_all_slots_run() -> None:
     engine, runner = make_engine(num_slots=3, max_concurrency=2)
-    for index in range(7):
-        engine.add(request(f"r{index}", [index, 1, 2], seed=index))
-    finished = run(engine)
-    assert max(len(step.slots) for step in runner.steps) == 2
     crowd, _ = make_engine()
     for index in range(7):
-        crowd.add(request(f"r{index}", [index, 1, 2], seed=index))
-    expected = run(crowd)
-    assert all(finished[key].request.token_ids.tolist() == expected[key].request.token_ids.tolist() for key in expected)
+        for each in (engine, crowd):
+            each.add(request(f"r{index}", [index, 1, 2], seed=index))
+    assert sampled(engine) == sampled(crowd)
+    assert max(len(step.slots) for step in runner.steps) == 2
 
 
 def test_the_cache_grows_with_the_context_and_keeps_what_it_holds() -> None:
@@ -125,31 +99,20 @@ def test_the_cache_grows_with_the_context_and_keeps_what_it_holds() -> None:
     assert others == [ask(make_engine()[0], "fresh", ids[index : index + 5]) for index in range(8)]
 
 
-def test_a_failed_pass_fails_its_batch_only() -> None:
-    engine, runner = make_engine()
-    expected = ask(engine, "a", [1, 2, 3])
-    engine.add(request("a", [1, 2, 3, 4]))
-    runner.is_broken = True
-    with pytest.raises(RuntimeError, match="out of memory"):
-        engine.step()
-    assert [failed.request_id for failed in engine.fail_running()] == ["a"]
-    runner.is_broken = False
-    assert ask(engine, "b", [1, 2, 3]) == expected
-
-
 def test_a_failed_pass_leaves_those_that_wait_and_what_idle_ones_have_cached() -> None:
     engine, runner = make_engine(max_concurrency=1)
     expected = ask(make_engine()[0], "other", [1, 2, 3])
     idle = ask(engine, "idle", [4, 5, 6])
-    for name in ("a", "b", "c"):
+    assert ask(engine, "a", [1, 2, 3]) == expected
+    engine.add(request("a", [1, 2, 3, 4]))
+    for name in ("b", "c"):
         engine.add(request(name, [1, 2, 3]))
     runner.is_broken = True
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.step()
     assert [failed.request_id for failed in engine.fail_running()] == ["a"]
     runner.is_broken = False
-    finished = run(engine)
-    assert {name: item.request.token_ids.tolist() for name, item in finished.items()} == {"b": expected, "c": expected}
+    assert sampled(engine) == {"b": expected, "c": expected}
     runner.steps.clear()
     ask(engine, "idle", [4, 5, 6, *idle, 7], max_new_tokens=1)
     assert len(runner.steps[0].token_ids) == 2, "the token sampled last and the new one"
@@ -188,18 +151,16 @@ def test_non_finite_logits_are_an_error() -> None:
 
 
 def test_a_bound_below_one_sequence_is_refused_with_the_arithmetic() -> None:
-    sizes = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}
-    assert KVCache(**sizes, max_length=512, num_bytes=SLOT_BYTES).max_slots == 1
+    assert KVCache(**SIZES, max_length=512, num_bytes=SLOT_BYTES).max_slots == 1
     with pytest.raises(ConfigError, match=r"256 bytes per token × 512 tokens = 131,072"):
-        KVCache(**sizes, max_length=512, num_bytes=SLOT_BYTES - 1)
+        KVCache(**SIZES, max_length=512, num_bytes=SLOT_BYTES - 1)
 
 
 @pytest.mark.parametrize("then", [[(16, 256)], [(8, 512), (16, 512)]])
 def test_a_cache_that_memory_was_too_short_for_grows_the_rest_next_time(
     monkeypatch: pytest.MonkeyPatch, then: list[tuple[int, int]]
 ) -> None:
-    sizes = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}
-    kv_cache = KVCache(**sizes, max_length=512, num_bytes=64 * SLOT_BYTES)
+    kv_cache = KVCache(**SIZES, max_length=512, num_bytes=64 * SLOT_BYTES)
     real, num_left = cache._grown, iter([True, True, False])
 
     def grown(*arguments):
@@ -218,13 +179,13 @@ def test_a_cache_that_memory_was_too_short_for_grows_the_rest_next_time(
 def test_rows_scattered_over_the_slots_attend_to_their_own_cache() -> None:
     """Few running rows far apart are gathered; many close together are computed in place. Both give the same tokens."""
     prompts = [np.random.default_rng(index).integers(0, VOCAB, 5 + index).tolist() for index in range(12)]
+    budgets = [20, *(2 + index // 3 for index in range(1, 11)), 20]
     engine, runner = make_engine()
-    for index, prompt in enumerate(prompts):
-        engine.add(request(f"r{index}", prompt, max_new_tokens=20 if index in (0, 11) else 2 + index // 3, seed=index))
-    finished = run(engine)
+    for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True)):
+        engine.add(request(f"r{index}", prompt, budget, seed=index))
+    together = sampled(engine)
     assert min(len(step.slots) for step in runner.steps) == 2
-    for index, prompt in enumerate(prompts):
+    for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True)):
         alone, _ = make_engine()
-        budget = finished[f"r{index}"].request.sampling.max_new_tokens
-        alone.add(request("x", prompt, max_new_tokens=budget, seed=index))
-        assert run(alone)["x"].request.token_ids.tolist() == finished[f"r{index}"].request.token_ids.tolist()
+        alone.add(request("x", prompt, budget, seed=index))
+        assert sampled(alone)["x"] == together[f"r{index}"]

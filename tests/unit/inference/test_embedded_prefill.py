@@ -7,9 +7,9 @@ from copy import deepcopy
 
 import numpy as np
 import pytest
+from counting_engine import CountingRunner, run
 from hypothesis import given, settings, strategies as st
 from server_contract import assert_frozen, assert_logprobs, perturb
-from torch import Tensor
 from toy_model import toy_model
 from transformers import PreTrainedModel
 
@@ -18,7 +18,6 @@ from turnwise.inference.embedded import decoder_layer
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.prefill import PrefixIndex
-from turnwise.inference.embedded.runner import PackedStep
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.request import Finished, Request
 from turnwise.types import SamplingParams
@@ -33,20 +32,8 @@ def make_model() -> PreTrainedModel:
 MODEL = make_model()
 
 
-class CountingRunner(FusedRunner):
-    """Remembers its steps."""
-
-    def __init__(self, num_bytes: int) -> None:
-        super().__init__(MODEL, max_length=2048, kv_cache_bytes=num_bytes)
-        self.counts: list[list[int]] = []
-
-    def forward(self, step: PackedStep) -> Tensor:
-        self.counts.append(step.counts.tolist())
-        return super().forward(step)
-
-
 def make_engine(max_step_tokens: int = 10_000) -> tuple[Engine, CountingRunner]:
-    runner = CountingRunner(2**25)
+    runner = CountingRunner(MODEL, max_length=2048, kv_cache_bytes=2**25)
     return Engine(runner, max_length=2048, max_concurrency=64, max_step_tokens=max_step_tokens), runner
 
 
@@ -58,18 +45,13 @@ def add(engine: Engine, name: str, prompt_ids: list[int], max_new_tokens: int = 
     engine.add(Request(name, np.array(prompt_ids, np.int64), SamplingParams(max_new_tokens, seed=seed)))
 
 
-def run(engine: Engine) -> dict[str, Finished]:
-    finished = {}
-    while engine.has_work:
-        finished.update({item.request.request_id: item for item in engine.step()})
+def run_checked(engine: Engine) -> dict[str, Finished]:
+    """As `run`. All log-probs are those of a plain forward pass."""
+    finished = run(engine)
+    for request, reason, version in finished.values():
+        completion = request.completion(reason, version, 0.0)
+        assert_logprobs(MODEL, request.prompt_ids.tolist(), completion, request.sampling)
     return finished
-
-
-def check(item: Finished) -> None:
-    """The log-probs are those of a plain forward pass."""
-    request = item.request
-    completion = request.completion(item.reason, item.version, 0.0)
-    assert_logprobs(MODEL, request.prompt_ids.tolist(), completion, request.sampling)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12), st.data())
@@ -136,10 +118,8 @@ def test_siblings_compute_their_prompt_once() -> None:
     engine, runner = make_engine()
     for index in range(5):
         add(engine, f"r{index}", prompt(40), seed=index)
-    finished = run(engine)
+    finished = run_checked(engine)
     assert runner.counts == [[40], [1] * 5, [1] * 5, [1] * 5, [1] * 4]
-    for item in finished.values():
-        check(item)
     alone, _ = make_engine()
     add(alone, "x", prompt(40), seed=3)
     assert run(alone)["x"].request.token_ids.tolist() == finished["r3"].request.token_ids.tolist()
@@ -149,10 +129,8 @@ def test_contexts_that_share_their_beginning_compute_the_rest() -> None:
     engine, runner = make_engine()
     for index in range(4):
         add(engine, f"r{index}", prompt(30) + prompt(5 + index, seed=9 + index), seed=index)
-    finished = run(engine)
+    run_checked(engine)
     assert runner.counts[:2] == [[35], [1, 6, 7, 8]]
-    for item in finished.values():
-        check(item)
 
 
 def test_a_context_begins_with_what_an_earlier_conversation_left() -> None:
@@ -162,17 +140,17 @@ def test_a_context_begins_with_what_an_earlier_conversation_left() -> None:
     engine.release("first")
     add(engine, "unrelated", prompt(20, seed=1))
     add(engine, "other", prompt(50) + prompt(3, seed=2))
-    runner.counts.clear()
-    check(run(engine)["other"])
+    runner.steps.clear()
+    run_checked(engine)
     # The slot that was freed went to `unrelated`, and what it held with it.
     assert runner.counts[0] == [20, 53]
     add(engine, "next", prompt(50) + prompt(4, seed=3))
-    runner.counts.clear()
-    check(run(engine)["next"])
+    runner.steps.clear()
+    run_checked(engine)
     assert runner.counts[0] == [4]
     engine.update(1)
     add(engine, "new weights", prompt(50))
-    runner.counts.clear()
+    runner.steps.clear()
     run(engine)
     assert runner.counts[0] == [50]
 
@@ -183,11 +161,9 @@ def test_siblings_of_an_aborted_request_go_on_alone() -> None:
         add(engine, f"r{index}", prompt(40), seed=index)
     engine.step()
     engine.abort("r0")
-    finished = run(engine)
+    assert run_checked(engine).keys() == {"r1", "r2"}
     # What the aborted one had computed, the first 16 tokens, is used; copying the last 8 wouldn't be worth a wait.
     assert runner.counts[:3] == [[16], [16], [8, 8]]
-    for name in ("r1", "r2"):
-        check(finished[name])
 
 
 def test_a_long_prompt_does_not_hold_up_decoding() -> None:
@@ -195,10 +171,8 @@ def test_a_long_prompt_does_not_hold_up_decoding() -> None:
     add(engine, "decoding", prompt(10, seed=1), max_new_tokens=6)
     engine.step()
     add(engine, "long", prompt(50))
-    finished = run(engine)
+    run_checked(engine)
     assert runner.counts == [[10], [1, 15], [1, 15], [1, 15], [1, 5], [1, 1], [1], [1]]
-    for item in finished.values():
-        check(item)
 
 
 def test_prompts_longer_than_a_piece_and_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,8 +183,7 @@ def test_prompts_longer_than_a_piece_and_larger_than_a_block(monkeypatch: pytest
     lengths = (1, 3, 40, 50, 60, 200, 333)
     for index, length in enumerate(lengths):
         add(engine, f"r{index}", prompt(length, seed=index), seed=index)
-    for item in run(engine).values():
-        check(item)
+    run_checked(engine)
 
 
 async def converse(server: EmbeddedServer, index: int) -> None:
@@ -247,7 +220,7 @@ async def test_nothing_leaks() -> None:
     await asyncio.gather(*conversations)
     engine = server._engine
     scheduler, prefill = engine._scheduler, engine._prefill
-    assert not (engine.num_running or scheduler.waiting or server._futures or len(prefill) or scheduler.slots)
+    assert not (engine.num_running or scheduler.waiting or server._futures or prefill.slots or scheduler.slots)
     assert sorted(scheduler._free) == list(range(9))
     assert len(prefill._index._keys) == len(prefill._index._key_of) <= 9
     assert engine._runner._cache.num_slots <= 9

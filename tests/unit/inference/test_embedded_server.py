@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,6 +31,11 @@ def make_model(seed: int = 0) -> PreTrainedModel:
     return toy_model(seed, vocab_size=50, max_position_embeddings=128)
 
 
+@pytest.fixture
+def server() -> EmbeddedServer:
+    return EmbeddedServer(make_model())
+
+
 async def play(server: EmbeddedServer, name: str, num_turns: int) -> list[int]:
     context = [len(name), 1, 2]
     for turn in range(num_turns):
@@ -51,41 +57,34 @@ async def test_a_driver_that_breaks_leaves_nobody_waiting() -> None:
     assert not server._engine.has_work
 
 
-def test_callers_that_are_ready_decode_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> list[int]:
-        server = EmbeddedServer(make_model())
-        sizes: list[int] = []
-        step = server._engine.step
+async def test_callers_that_are_ready_decode_together(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    step = server._engine.step
 
-        def counted() -> list:
-            finished = step()
-            sizes.append(server._engine.num_running + len(finished))
-            return finished
+    def counted() -> list:
+        finished = step()
+        sizes.append(server._engine.num_running + len(finished))
+        return finished
 
-        monkeypatch.setattr(server._engine, "step", counted)
-        await asyncio.gather(*(play(server, f"c{index}", 4) for index in range(10)))
-        return sizes
-
-    assert asyncio.run(scenario()) == [10] * 12
+    monkeypatch.setattr(server._engine, "step", counted)
+    await asyncio.gather(*(play(server, f"c{index}", 4) for index in range(10)))
+    assert sizes == [10] * 12
 
 
-def test_one_schedule_gives_bit_identical_results() -> None:
-    async def scenario() -> list[list[float]]:
-        server = EmbeddedServer(make_model())
-        sampling = [SamplingParams(3 + index, seed=index) for index in range(6)]
+async def test_one_schedule_gives_bit_identical_results() -> None:
+    sampling = [SamplingParams(3 + index, seed=index) for index in range(6)]
+    results = []
+    for server in (EmbeddedServer(make_model()), EmbeddedServer(make_model())):
         completions = await asyncio.gather(*(server.generate([1, 2, s.seed], s, str(s.seed)) for s in sampling))
-        return [completion.logprobs.tolist() for completion in completions]
+        results.append([completion.logprobs.tolist() for completion in completions])
+    assert results[0] == results[1]
 
-    assert asyncio.run(scenario()) == asyncio.run(scenario())
 
-
-def test_a_server_outlives_an_event_loop() -> None:
-    server = EmbeddedServer(make_model())
+def test_a_server_outlives_an_event_loop(server: EmbeddedServer) -> None:
     assert asyncio.run(play(server, "a", 2)) == asyncio.run(play(server, "a", 2))
 
 
-async def test_a_cancelled_caller_frees_its_place() -> None:
-    server = EmbeddedServer(make_model())
+async def test_a_cancelled_caller_frees_its_place(server: EmbeddedServer) -> None:
     task = asyncio.create_task(server.generate([1], SamplingParams(100), "a"))
     for _ in range(10):
         await asyncio.sleep(0)
@@ -95,35 +94,30 @@ async def test_a_cancelled_caller_frees_its_place() -> None:
     assert len((await server.generate([1], SamplingParams(2), "a")).token_ids) == 2
 
 
-async def test_a_model_error_fails_the_batch_and_not_the_server() -> None:
-    server = EmbeddedServer(make_model())
+async def test_a_model_error_fails_the_batch_and_not_the_server(server: EmbeddedServer) -> None:
     expected = await server.generate([1, 2], SamplingParams(3), "a")
-    weight = server.model.model.norm.weight
-    old = weight.detach().clone()
-    with torch.no_grad():
-        weight.fill_(torch.nan)
-    await server.suspend()
-    await server.resume(1)
-    failures = await asyncio.gather(
-        *(server.generate([1, 2, 3], SamplingParams(3), name) for name in "ab"), return_exceptions=True
-    )
+    old = server.model.state_dict()["model.norm.weight"].clone()
+
+    async def set_norm(weight: torch.Tensor, version: int) -> None:
+        await server.suspend()
+        server.model.state_dict()["model.norm.weight"].copy_(weight)
+        await server.resume(version)
+
+    await set_norm(torch.full_like(old, torch.nan), 1)
+    asked = (server.generate([1, 2, 3], SamplingParams(3), name) for name in "ab")
+    failures = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(failure, ServerError) and "diverged" in str(failure) for failure in failures)
-    with torch.no_grad():
-        weight.copy_(old)
-    await server.suspend()
-    await server.resume(2)
+    await set_norm(old, 2)
     again = await server.generate([1, 2], SamplingParams(3), "a")
     assert again.token_ids.tolist() == expected.token_ids.tolist()
 
 
-async def test_suspending_waits_for_running_requests_and_holds_new_ones() -> None:
-    server = EmbeddedServer(make_model())
+async def test_suspending_waits_for_running_requests_and_holds_new_ones(server: EmbeddedServer) -> None:
     running = asyncio.create_task(server.generate([1], SamplingParams(30), "a"))
     for _ in range(8):
         await asyncio.sleep(0)
     late = asyncio.create_task(server.generate([1], SamplingParams(3), "b"))
-    suspended = asyncio.create_task(server.suspend("finish"))
-    await suspended
+    await server.suspend("finish")
     assert server._engine.num_running == 0
     assert (await running).versions[0].num_tokens == 30
     await server.resume(1)
@@ -152,8 +146,7 @@ def test_the_generic_path_keeps_its_bound_where_heads_are_wide() -> None:
     assert runner.max_slots == 1_000_000 // num_bytes
 
 
-async def test_sleep_frees_the_cache_only() -> None:
-    server = EmbeddedServer(make_model())
+async def test_sleep_frees_the_cache_only(server: EmbeddedServer) -> None:
     context = await play(server, "a", 2)
     await server.sleep(["kv_cache"])
     assert server._engine._runner._cache.num_slots == 0
@@ -183,20 +176,15 @@ async def test_transfer_makes_servers_sample_from_the_trainer_s_weights(dtype: t
     assert not any(parameter.is_inference() for parameter in trainer.parameters())
 
 
-async def test_a_transfer_that_does_not_fit_is_refused() -> None:
-    copied = make_model()
-    servers = LLMServerManager([EmbeddedServer(copied)])
-    for weights, message in (
-        (lambda: [("model.norm.bias", torch.zeros(32))], "doesn't fit"),
-        (lambda: [("model.norm.weight", torch.zeros(32))], "gave no values"),
-    ):
+async def test_a_transfer_that_does_not_fit_is_refused(server: EmbeddedServer) -> None:
+    for name, message in (("model.norm.bias", "doesn't fit"), ("model.norm.weight", "gave no values")):
+        transfer = ManagerTransfer(LLMServerManager([server]), partial(list, [(name, torch.zeros(32))]))
         with pytest.raises(ModelError, match=message):
-            await ManagerTransfer(servers, weights).update(1)
+            await transfer.update(1)
 
 
-def test_training_goes_on_after_sampling() -> None:
-    model = make_model()
-    server = EmbeddedServer(model)
+def test_training_goes_on_after_sampling(server: EmbeddedServer) -> None:
+    model = server.model
     context = asyncio.run(play(server, "a", 2))
     model(torch.tensor([context]), labels=torch.tensor([context])).loss.backward()
     assert all(np.isfinite(parameter.grad.numpy()).all() for parameter in model.parameters())

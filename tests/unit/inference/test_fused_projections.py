@@ -2,35 +2,19 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from toy_model import toy_model
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from turnwise.errors import ModelError
 from turnwise.models.fused import fuse_projections, fused, gate_up, qkv, supports_fast_path
 
-SHAPE = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 
-
-def make_model() -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+def make_model() -> PreTrainedModel:
+    return toy_model(model_type="qwen2", attn_implementation="sdpa", tie_word_embeddings=False)
 
 
 def assert_fused_equals_parts(model: torch.nn.Module) -> None:
@@ -113,12 +97,20 @@ def _is_fused(model: torch.nn.Module) -> bool:
     return True
 
 
-def test_other_shapes_are_refused_with_the_reason() -> None:
-    windowed = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8))
-    gelu = LlamaForCausalLM(LlamaConfig(**SHAPE, hidden_act="gelu"))
-    dynamic = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}))
-    for model, reason in ((windowed, "sliding window of 8"), (gelu, "'gelu'"), (dynamic, "'dynamic'")):
-        assert not supports_fast_path(model)
-        with pytest.raises(ModelError, match=reason):
-            fuse_projections(model)
-    assert supports_fast_path(MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)))
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "mistral", "sliding_window": 8}, "sliding window of 8"),
+        ({"model_type": "llama", "hidden_act": "gelu"}, "'gelu'"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+    ],
+)
+def test_other_shapes_are_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    model = toy_model(attn_implementation="sdpa", **changes)
+    assert not supports_fast_path(model)
+    with pytest.raises(ModelError, match=reason):
+        fuse_projections(model)
+
+
+def test_a_mistral_without_a_window_has_the_shape() -> None:
+    assert supports_fast_path(toy_model(model_type="mistral", sliding_window=None))

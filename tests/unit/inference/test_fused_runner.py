@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from toy_model import toy_model
+from transformers import PreTrainedModel
 
 from turnwise.inference.embedded import cache, fused_runner
 from turnwise.inference.embedded.fused_runner import FusedRunner
@@ -16,20 +17,16 @@ from turnwise.inference.embedded.runner import PackedStep
 from turnwise.kernels.build import load_kernels
 from turnwise.types import IntArray
 
-SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 CONTEXTS = np.random.default_rng(0).integers(0, 40, (6, 60))
 
 
-def make_model(kind: str) -> Qwen3ForCausalLM | LlamaForCausalLM:
+def make_model(model_type: str) -> PreTrainedModel:
+    changes = {"attention_bias": model_type == "llama", "tie_word_embeddings": False}
+    model = toy_model(model_type=model_type, attn_implementation="sdpa", vocab_size=40, **changes)
     torch.manual_seed(0)
-    if kind == "qwen3":
-        model: Qwen3ForCausalLM | LlamaForCausalLM = Qwen3ForCausalLM(Qwen3Config(**SIZES, **HEADS))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, attention_bias=True))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 0.0, 0.3)
-    return model.eval()
+    return model
 
 
 def steps() -> list[PackedStep]:
@@ -44,7 +41,7 @@ def step(slots: IntArray, starts: IntArray, counts: IntArray) -> PackedStep:
     return PackedStep.pack(CONTEXTS, slots, starts, counts, starts + counts)
 
 
-def logits_of(model: Qwen3ForCausalLM | LlamaForCausalLM, may_be_native: bool) -> list[Tensor]:
+def logits_of(model: PreTrainedModel, may_be_native: bool) -> list[Tensor]:
     runner = FusedRunner(model, max_length=64, kv_cache_bytes=2**22, may_be_native=may_be_native)
     runner.reserve(6, 64)
     with torch.inference_mode():
@@ -119,5 +116,5 @@ def test_blocks_hold_whole_rows_and_no_more_than_asked() -> None:
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [("bfloat16", 8), ("float32", 12)])
 def test_what_the_kernels_are_not_made_for_runs_on_torch(dtype: str, head_dim: int) -> None:
-    model = Qwen3ForCausalLM(Qwen3Config(**SIZES, **HEADS | {"head_dim": head_dim})).to(vars(torch)[dtype])
+    model = toy_model(head_dim=head_dim).to(vars(torch)[dtype])
     assert FusedRunner(model, max_length=64, kv_cache_bytes=2**22).name == "fused"

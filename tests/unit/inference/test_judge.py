@@ -6,10 +6,9 @@ import asyncio
 import inspect
 import re
 import threading
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 
 import pytest
-from chat_server import ChatServer
 
 from turnwise.data.rewards import RewardFault
 from turnwise.errors import ConfigError, ServerError
@@ -17,12 +16,6 @@ from turnwise.inference.judge import Judge
 from turnwise.inference.openai_chat import OpenAIChat
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
-
-
-@pytest.fixture
-def serve():
-    with ExitStack() as servers:
-        yield lambda body, status=200: servers.enter_context(ChatServer(body, status))
 
 
 def judged(server, completions, *, conversations=None, ground_truth=None, **arguments):

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from toy_model import toy_model
+from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
 from turnwise.inference.embedded import fused_runner
@@ -28,24 +19,17 @@ from turnwise.types import IntArray
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no C compiler")
 
 # Sizes that no block and no panel divides.
-SIZES = {"vocab_size": 37, "hidden_size": 48, "intermediate_size": 52, "num_hidden_layers": 3, "max_position_embeddings": 128}
-HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24}
+SIZES = {"vocab_size": 37, "hidden_size": 48, "intermediate_size": 52, "num_hidden_layers": 3, "num_attention_heads": 6}
+SIZES |= {"num_key_value_heads": 2, "head_dim": 24}
 CONTEXTS = np.random.default_rng(0).integers(0, 37, (40, 100))
 
 
-def make_model(kind: str, **changes: Any) -> PreTrainedModel:
+def make_model(model_type: str, is_tied: bool = False) -> PreTrainedModel:
+    model = toy_model(model_type=model_type, attn_implementation="sdpa", tie_word_embeddings=is_tied, **SIZES)
     torch.manual_seed(0)
-    models: dict[str, Any] = {
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES | HEADS | changes)),
-        "qwen2": lambda: Qwen2ForCausalLM(
-            Qwen2Config(**SIZES | {"num_attention_heads": 6, "num_key_value_heads": 2} | changes)
-        ),
-        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES | HEADS | changes)),
-    }
-    model: PreTrainedModel = models[kind]()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 0.0, 0.3)
-    return model.eval()
+    return model
 
 
 def make_runner(model: PreTrainedModel, num_slots: int = 40) -> FusedRunner:
@@ -64,7 +48,7 @@ def forward(runner: FusedRunner, slots: IntArray, starts: IntArray, counts: IntA
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("num_rows", [1, 7, 40])
 def test_logits_are_those_of_the_model(kind: str, num_rows: int) -> None:
-    model = make_model(kind, tie_word_embeddings=kind == "qwen2")
+    model = make_model(kind, is_tied=kind == "qwen2")
     runner, slots = make_runner(model), np.arange(num_rows)
     lengths = 1 + slots * 5 % 60
     with torch.inference_mode():

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 
 import pytest
-from chat_server import ChatServer, answer
+from chat_server import answer
 
 from turnwise.errors import ConfigError, ServerError
 from turnwise.inference.openai_chat import OpenAIChat
@@ -14,12 +13,6 @@ from turnwise.types import SamplingParams
 
 MESSAGES = [{"role": "user", "content": "Where to?"}]
 SAMPLING = SamplingParams(max_new_tokens=7, temperature=0.5, top_p=0.9, seed=2**40 + 3)
-
-
-@pytest.fixture
-def serve():
-    with ExitStack() as servers:
-        yield lambda body, status=200: servers.enter_context(ChatServer(body, status))
 
 
 def test_it_asks_for_what_is_sampled_and_reads_the_answer(serve):

@@ -8,7 +8,7 @@ import torch
 
 from turnwise.inference.embedded import sampler
 from turnwise.inference.embedded.rows import ROW, Rows
-from turnwise.inference.embedded.sampler import sample, uniforms
+from turnwise.inference.embedded.sampler import Drawn, sample, uniforms
 from turnwise.inference.request import Request
 from turnwise.types import SamplingParams
 
@@ -30,10 +30,8 @@ def rows(count: int, **fields: object) -> np.ndarray:
     return state
 
 
-def draw(logits: torch.Tensor, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    ids = np.zeros((len(state), 4), np.int64)
-    drawn = sample(logits.clone(), state, ids, np.arange(len(state)))
-    return drawn.token_ids, drawn.logprobs
+def draw(logits: torch.Tensor, state: np.ndarray) -> Drawn:
+    return sample(logits.clone(), state, np.zeros((len(state), 4), np.int64), np.arange(len(state)))
 
 
 def test_uniforms_are_uniform_and_independent_over_seeds_and_counters() -> None:
@@ -59,7 +57,7 @@ def test_frequencies_follow_a_mixed_batch_of_distributions() -> None:
     state["temperature"][10_000:20_000] = 0.5
     state["top_k"][20_000:30_000] = 2
     state["top_p"][30_000:] = 0.9
-    tokens, logprobs = draw(logits, state)
+    tokens, logprobs, _ = draw(logits, state)
     probs = torch.softmax(torch.tensor([2.0, 1.0, 0.0, -1.0]), -1).numpy()
     expected = [probs, probs**2, probs * [1, 1, 0, 0], probs * [1, 1, 1, 0]]
     for block, target in enumerate(expected):
@@ -73,7 +71,7 @@ def test_frequencies_follow_a_mixed_batch_of_distributions() -> None:
 def test_tokens_of_probability_zero_are_never_drawn() -> None:
     logits = torch.full((20_000, 9), -torch.inf)
     logits[:, 3], logits[:, 6] = 0.0, 1.0
-    tokens, _ = draw(logits, rows(20_000))
+    tokens, _, _ = draw(logits, rows(20_000))
     assert set(tokens.tolist()) == {3, 6}
 
 
@@ -81,7 +79,7 @@ def test_greedy_rows_in_a_mixed_batch_take_the_best_with_logprob_0() -> None:
     logits = torch.randn(64, 30, generator=torch.Generator().manual_seed(0))
     state = rows(64)
     state["is_greedy"][::2] = True
-    tokens, logprobs = draw(logits, state)
+    tokens, logprobs, _ = draw(logits, state)
     assert tokens[::2].tolist() == logits.argmax(-1)[::2].tolist()
     assert (logprobs[::2] == 0).all() and (logprobs[1::2] < 0).all()
     assert (tokens[1::2] != logits.argmax(-1)[1::2].numpy()).any()
@@ -89,7 +87,7 @@ def test_greedy_rows_in_a_mixed_batch_take_the_best_with_logprob_0() -> None:
 
 def test_the_nucleus_always_holds_the_best_token() -> None:
     logits = torch.tensor([[0.0, 5.0, 1.0]])
-    tokens, logprobs = draw(logits, rows(1, top_p=1e-6))
+    tokens, logprobs, _ = draw(logits, rows(1, top_p=1e-6))
     assert (tokens[0], logprobs[0]) == (1, 0.0)
 
 
@@ -107,13 +105,13 @@ def test_the_same_numbers_draw_the_same_tokens_by_kernels_and_by_torch(monkeypat
     state = rows(500)
     state["is_greedy"][::7] = True
     state["top_k"][::3] = 20
-    ours = draw(logits, state)
+    ours, our_logprobs, _ = draw(logits, state)
     monkeypatch.setattr(sampler, "load_kernels", lambda: None)
-    tokens, logprobs = draw(logits, state)
+    tokens, logprobs, _ = draw(logits, state)
     # A number that lies between two tokens to the last bit may fall to either.
-    assert (ours[0] != tokens).sum() <= 1
-    is_same = ours[0] == tokens
-    np.testing.assert_allclose(ours[1][is_same], logprobs[is_same], atol=2e-6)
+    is_same = ours == tokens
+    assert (~is_same).sum() <= 1
+    np.testing.assert_allclose(our_logprobs[is_same], logprobs[is_same], atol=2e-6)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -154,7 +152,7 @@ def test_the_ids_that_a_token_was_drawn_from_come_back_with_it() -> None:
     state["top_p"][20:] = 0.8
     state["min_p"][40:] = 0.2
     state["keeps_ids"][::10] = False
-    drawn = sample(logits.clone(), state, np.zeros((60, 4), np.int64), np.arange(60))
+    drawn = draw(logits, state)
     assert sorted(drawn.kept) == [row for row in range(60) if row % 10]
     for row, kept in drawn.kept.items():
         probs = torch.softmax(logits[row].double(), -1).numpy()
@@ -169,7 +167,5 @@ def test_the_ids_that_a_token_was_drawn_from_come_back_with_it() -> None:
 
 
 def test_min_p_alone_cuts_without_saying_what_is_left() -> None:
-    drawn = sample(
-        torch.tensor([[2.0, 1.9, -3.0]]).repeat(500, 1), rows(500, min_p=0.5), np.zeros((500, 4), np.int64), np.arange(500)
-    )
+    drawn = draw(torch.tensor([[2.0, 1.9, -3.0]]).repeat(500, 1), rows(500, min_p=0.5))
     assert set(drawn.token_ids.tolist()) == {0, 1} and drawn.kept == {}

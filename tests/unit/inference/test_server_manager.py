@@ -11,7 +11,7 @@ import pytest
 from turnwise.errors import DeadlineError, ServerError
 from turnwise.inference import server_manager
 from turnwise.inference.server_manager import AsyncLLMServerManager, AsyncServer, LLMServerManager
-from turnwise.protocols import InferenceServer
+from turnwise.protocols import InferenceServer, OnWeightUpdate
 from turnwise.types import Completion, Media, SamplingParams, VersionRun
 
 
@@ -78,8 +78,8 @@ async def ask(manager: LLMServerManager, request_id: str, prompt_length: int = 3
     return int((await manager.generate([1] * prompt_length, SamplingParams(5, seed=8), request_id)).token_ids[0])
 
 
-async def settle(num_turns: int = 5) -> None:
-    for _ in range(num_turns):
+async def settle() -> None:
+    for _ in range(5):
         await asyncio.sleep(0)
 
 
@@ -232,46 +232,40 @@ class CountingServer(FakeServer):
         self.is_open.set()
 
 
-async def interrupted(how: str, after: int = 6) -> tuple[CountingServer, LLMServerManager, asyncio.Task[Completion]]:
+async def interrupted(how: OnWeightUpdate) -> tuple[CountingServer, LLMServerManager, asyncio.Task[Completion]]:
     """A request of 20 tokens that an update interrupts after some turns."""
     server = CountingServer(0)
     manager = LLMServerManager([server])
     task = asyncio.create_task(manager.generate([1], SamplingParams(20), "c"))
-    await settle(after)
-    await manager.suspend(how)  # type: ignore[arg-type]
+    await settle()
+    await manager.suspend(how)
     return server, manager, task
 
 
-async def test_an_interrupted_response_goes_on_from_its_tokens() -> None:
-    _, manager, task = await interrupted("abort_continue")
+@pytest.mark.parametrize(
+    ("how", "num_updates", "versions"),
+    [("abort_continue", 1, [0, 1]), ("abort_continue", 2, [0, 1, 2]), ("abort_restart", 1, [1])],
+)
+async def test_an_interrupted_response_goes_on_or_starts_over(
+    how: OnWeightUpdate, num_updates: int, versions: list[int]
+) -> None:
+    server, manager, task = await interrupted(how)
     await manager.resume(1)
+    if num_updates == 2:
+        await settle()
+        await manager.suspend(how)
+        await manager.resume(2)
     completion = await task
     assert completion.token_ids.tolist() == list(range(10, 30)) and len(completion.logprobs) == 20
-    assert [run.version for run in completion.versions] == [0, 1] and completion.finish_reason == "length"
-
-
-async def test_an_interrupted_response_starts_over() -> None:
-    server, manager, task = await interrupted("abort_restart")
-    await manager.resume(1)
-    assert (await task).versions == (VersionRun(1, 20),)
-    assert server.seen == [("c", 0), ("c", 0)]
-
-
-async def test_two_interruptions_join_three_pieces() -> None:
-    _, manager, task = await interrupted("abort_continue", after=4)
-    await manager.resume(1)
-    await settle()
-    await manager.suspend("abort_continue")
-    await manager.resume(2)
-    completion = await task
-    assert completion.token_ids.tolist() == list(range(10, 30))
-    assert [run.version for run in completion.versions] == [0, 1, 2]
+    assert [run.version for run in completion.versions] == versions and completion.finish_reason == "length"
+    has_partial_tokens = [num_partial > 0 for _, num_partial in server.seen]
+    assert has_partial_tokens == [False] + [how == "abort_continue"] * num_updates
 
 
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_a_response_that_its_caller_aborts_does_not_go_on(is_late: bool) -> None:
     """Neither in the middle of sampling nor while it waits for new weights."""
-    server, manager, task = await interrupted("abort_continue" if is_late else "finish", after=6 if is_late else 4)
+    server, manager, task = await interrupted("abort_continue" if is_late else "finish")
     await manager.abort("c")
     await manager.resume(1)
     completion = await task
@@ -279,12 +273,15 @@ async def test_a_response_that_its_caller_aborts_does_not_go_on(is_late: bool) -
     assert len(server.seen) == (2 if is_late else 1) and not manager._in_flight
 
 
-async def test_a_replica_that_breaks_in_an_update_is_left_and_the_others_go_on() -> None:
-    class Breaking(FakeServer):
-        async def resume(self, version: int) -> None:
-            raise ConnectionError("gone")
+class BreakingServer(FakeServer):
+    async def _break(self, _: object) -> None:
+        raise ConnectionError("gone")
 
-    servers = [Breaking(0), FakeServer(1)]
+    resume = release = _break
+
+
+async def test_a_replica_that_breaks_in_an_update_is_left_and_the_others_go_on() -> None:
+    servers = [BreakingServer(0), FakeServer(1)]
     manager = LLMServerManager(servers)
     await manager.suspend()
     await manager.resume(1)
@@ -309,11 +306,7 @@ async def test_a_conversation_leaves_a_replica_with_clearly_more_to_do_and_its_c
 
 
 async def test_a_replica_that_breaks_while_a_conversation_leaves_it_is_buried() -> None:
-    class Unreleasing(FakeServer):
-        async def release(self, request_id: str) -> None:
-            raise ConnectionError("gone")
-
-    servers = [Unreleasing(0), FakeServer(1)]
+    servers = [BreakingServer(0), FakeServer(1)]
     manager = LLMServerManager(servers)
     await ask(manager, "a")
     await ask(manager, "b")
