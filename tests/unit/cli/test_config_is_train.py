@@ -85,6 +85,10 @@ BAD = [
     (["custom_envs.Lake.agent_name=own_parts:Agent"], "agent_name: own_parts:Agent: making it raised TypeError"),
     (["custom_envs.Lake.agent_name=tool_agent"], "agent_name: tool_agent plays rows of data.train_files, and no environment"),
     (["custom_envs.Lake.agent_name=own_parts:NoAgent"], "agent_name: own_parts:NoAgent has no method `run`"),
+    (
+        ["custom_envs.Lake.encode_special_tokens=false", "custom_envs.Lake.agent_name=own_parts:NoAgent"],
+        "agent_name: own_parts:NoAgent has no method `run`",
+    ),
     ([f"{ENV}.size=-4"], "FrozenLake: got size -4"),
     ([f"{ENV}.siz=4"], "got an unexpected keyword argument 'siz'"),
     ([f"{ENV}.render_mode=rgb_array"], "observations are pictures, and no model of this version reads pictures"),

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import forked
 import pytest
-import yaml
 
 from turnwise.cli.main import build_parser, main
 from turnwise.models.presets import PRESETS
@@ -24,30 +23,16 @@ def turnwise(*arguments, cwd=None, **environment):
 
 
 @pytest.fixture
-def config(tiny_model, tmp_path):
-    values = {
-        "pretrain": str(tiny_model),
-        "seed": 1,
-        "output_dir": str(tmp_path / "runs"),
-        "max_steps": 1,
-        "eval_steps": 1,
-        "rollout_batch_size": 4,
-        "val_batch_size": 4,
-        "sequence_length": 256,
-        "train_env_manager": {"num_env_groups": 1, "group_size": 4},
-        "custom_envs": {
-            "Lake": {"env_type": "frozen_lake", "max_steps": 2, "max_tokens_per_step": 4, "env_config": {"env_instruction": ""}}
-        },
-    }
-    path = tmp_path / "lake.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+def config(job, folder):
+    lake = {"env_type": "frozen_lake", "env_config": {"env_instruction": ""}}
+    sizes = {"rollout_batch_size": 4, "val_batch_size": 4, "train_env_manager": {"num_env_groups": 1, "group_size": 4}}
+    return folder / job(lake, seed=1, track_with=["stdout"], max_steps=1, eval_steps=1, **sizes)
 
 
 def test_train_then_eval_in_new_processes(config, tmp_path):
     trained = turnwise("train", config)
     assert trained.returncode == 0, trained.stderr
-    [run] = (tmp_path / "runs" / "lake").iterdir()
+    [run] = (tmp_path / "runs" / "job").iterdir()
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert "step 1/1" in trained.stdout and str(run) in trained.stdout
     scored = turnwise("eval", config, "--model", run / "checkpoints" / "checkpoint-1", "--json", tmp_path / "score.json")
@@ -57,7 +42,7 @@ def test_train_then_eval_in_new_processes(config, tmp_path):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert result["overall"]["mean_score"] == pytest.approx(rows[-1]["val/score/mean"], abs=1e-12)
     again = turnwise("train", config)
-    assert again.returncode == 0 and len(list((tmp_path / "runs" / "lake").iterdir())) == 2, "a second run has its own folder"
+    assert again.returncode == 0 and len(list((tmp_path / "runs" / "job").iterdir())) == 2, "a second run has its own folder"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +81,7 @@ def test_overrides_may_stand_behind_options(capsys):
 def test_an_environment_in_the_working_directory_is_found(config, tmp_path):
     source = "from toy_envs import LettersEnv\n\n\nclass MyEnv(LettersEnv):\n    pass\n"
     (tmp_path / "my_env.py").write_text(source)
-    changes = ["custom_envs.Lake.env_type=my_env:MyEnv", "custom_envs.Lake.env_config=null", "eval_steps=0"]
+    changes = ["custom_envs.Letters.env_type=my_env:MyEnv", "custom_envs.Letters.env_config=null", "eval_steps=0"]
     command = [str(Path(sys.executable).parent / "turnwise"), "train", str(config), *changes]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -119,7 +104,7 @@ def test_make_model_writes_over_nothing(tmp_path, refused):
 
 
 def test_config_refuses_an_environment_that_is_not_built_in(config, refused):
-    assert "Did you mean 'frozen_lake'" in refused("config", config, "custom_envs.Lake.env_type=frozen_lak")
+    assert "Did you mean 'frozen_lake'" in refused("config", config, "custom_envs.Letters.env_type=frozen_lak")
 
 
 def test_the_published_run_script_reaches_train_from_anywhere(tmp_path):
