@@ -55,8 +55,8 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a checkpoint contains: `model` with its optimiser in the folder itself, `others` (the critic) in subfolders by name,
-    the tokenizer, and the states of `parts`."""
+    """What a checkpoint contains: `model` in the folder itself, `others` (the critic) in subfolders by name, each with its
+    optimiser; the tokenizer; the states of `parts`."""
 
     model: ModelRole
     tokenizer: "PreTrainedTokenizerBase"
