@@ -78,6 +78,11 @@ def run_small(
     return pipeline
 
 
+def folder_of_run(config: AgenticConfig, **options: Any) -> RunFolder:
+    """The folder that a run leaves."""
+    return run_small(config, **options).folder
+
+
 def broken_model(folder: Path) -> Path:
     """A folder that looks like one of a model, and can't be loaded."""
     folder.mkdir()

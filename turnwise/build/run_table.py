@@ -121,7 +121,7 @@ def _server(info: ServerInfo, trainer: StrategyInfo | None = None) -> str:
 def _checkpoints(checkpoints: Checkpoints) -> str:
     every = f"every {counted(checkpoints.save_steps, 'step')} and at the end" if checkpoints.save_steps else "at the end"
     kept = f"the newest {checkpoints.max_to_keep} kept" if checkpoints.max_to_keep else "all kept"
-    return f"{every}, about {bytes_text(checkpoints.num_bytes)} each, {kept}, in {checkpoints.path}"
+    return f"{every}, about {bytes_text(checkpoints.contents.num_bytes)} each, {kept}, in {checkpoints.path}"
 
 
 def _profile(config: AgenticConfig | SFTConfig) -> str:

@@ -1,5 +1,4 @@
-"""Watches a metric of the validations: keeps the best model (`save_best`), and ends a run that no longer gets better
-(`early_stopping`)."""
+"""Keeps the model with the best validation (`save_best`), and ends a run that no longer gets better (`early_stopping`)."""
 
 import json
 import logging

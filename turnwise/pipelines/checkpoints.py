@@ -55,8 +55,8 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a checkpoint contains: `model` with its optimiser in the folder itself, `others` (the critic) in subfolders by name,
-    the tokenizer, and the states of `parts`."""
+    """What a checkpoint contains: `model` in the folder itself, `others` (the critic) in subfolders by name, each with its
+    optimiser; the tokenizer; the states of `parts`."""
 
     model: ModelRole
     tokenizer: "PreTrainedTokenizerBase"
@@ -70,6 +70,7 @@ class Contents:
         return [self.model, *self.others.values()]
 
 
+@dataclass(eq=False)
 class Checkpoints:
     """The folders `checkpoint-N` of a run, each saved after N steps. The newest `max_to_keep` are kept (0 = all).
 
@@ -78,23 +79,21 @@ class Checkpoints:
 
     The states of `contents.parts` are recorded when a step is finished, so that it can be saved while the next one plays."""
 
-    def __init__(
-        self, path: Path, save_steps: int, max_to_keep: int, num_steps: int, contents: Contents, config_yaml: str = ""
-    ) -> None:
-        self.path = path
-        self.num_steps = num_steps
-        self.first_step = 0
-        """Step that this run began with: 0, or the number of steps of the checkpoint that it was restored from."""
-        self.num_done = 0
-        """Number of finished steps."""
-        self.is_torn = False
-        """Whether a weight update has begun and isn't complete."""
-        self.num_bytes = contents.num_bytes
-        self.save_steps = save_steps
-        self.max_to_keep = max_to_keep
-        self._contents = contents
-        self._config_yaml = config_yaml
-        self._num_saved: int | None = None  # number of steps in the last checkpoint that this run saved or continued from
+    path: Path
+    save_steps: int
+    max_to_keep: int
+    num_steps: int
+    contents: Contents
+    config_yaml: str = ""
+    first_step: int = field(default=0, init=False)
+    """Step that this run began with: 0, or the number of steps of the checkpoint that it was restored from."""
+    num_done: int = field(default=0, init=False)
+    """Number of finished steps."""
+    is_torn: bool = field(default=False, init=False)
+    """Whether a weight update has begun and isn't complete."""
+    _num_saved: int | None = field(default=None, init=False)  # steps in the last checkpoint that was saved or restored
+
+    def __post_init__(self) -> None:
         self._remember()
 
     @contextmanager
@@ -114,9 +113,9 @@ class Checkpoints:
 
     def has_whole_weights(self) -> bool:
         """Whether rank 0 of every role holds all weights, and still those of the last finished step."""
-        if any(role.is_sharded for role in self._contents.roles):
+        if any(role.is_sharded for role in self.contents.roles):
             return False
-        counts = [role.workers.call("info", route="rank0").result().num_updates for role in self._contents.roles]
+        counts = [role.workers.call("info", route="rank0").result().num_updates for role in self.contents.roles]
         return counts == self._num_updates
 
     @property
@@ -145,11 +144,12 @@ class Checkpoints:
         folder = self.path / f"checkpoint-{self.num_done}"
         if self._num_saved == self.num_done:
             return folder
-        logger.info("writing %s, about %s", folder, bytes_text(self.num_bytes))
+        size = bytes_text(self.contents.num_bytes)
+        logger.info("writing %s, about %s", folder, size)
         with self._advising(folder):
             self.path.mkdir(parents=True, exist_ok=True)
-            if self.num_bytes > shutil.disk_usage(self.path).free:
-                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (it takes about {bytes_text(self.num_bytes)})")
+            if self.contents.num_bytes > shutil.disk_usage(self.path).free:
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (it takes about {size})")
             if folder.exists():
                 set_aside(folder)
             with written_whole(folder) as partial:
@@ -162,19 +162,19 @@ class Checkpoints:
         """Writes the present model with its tokenizer, without its training state, and text files, `notes` (name → text). The
         folder replaces an older one, whole or not at all. Raises CheckpointError if it can't be written."""
         with self._advising(folder), written_whole(folder) as partial:
-            self._contents.model.gather("save", partial).result()
+            self.contents.model.gather("save", partial).result()
             (partial / TRAINER_FILE).unlink()
-            self._contents.tokenizer.save_pretrained(partial)
+            self.contents.tokenizer.save_pretrained(partial)
             for name, text in notes.items():
                 (partial / name).write_text(text, encoding="utf-8")
 
     def _write(self, folder: Path) -> None:
-        contents = self._contents
+        contents = self.contents
         contents.model.gather("save", folder).result()
         for name, role in contents.others.items():
             role.gather("save", folder / name).result()
         contents.tokenizer.save_pretrained(folder)
-        (folder / CONFIG_FILE).write_text(self._config_yaml, encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(self.config_yaml, encoding="utf-8")
         (folder / STATE_FILE).write_text(json.dumps({"step": self.num_done, **self._state}) + "\n", encoding="utf-8")
         files = sorted(f for f in folder.rglob("*") if f.is_file())
         noted = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files}
@@ -189,8 +189,8 @@ class Checkpoints:
                 logger.warning("%s can't be removed: %s", old, fault)
 
     def _remember(self) -> None:
-        self._state = {name: part.state_dict() for name, part in self._contents.parts.items()}
-        self._num_updates = [role.num_updates for role in self._contents.roles]
+        self._state = {name: part.state_dict() for name, part in self.contents.parts.items()}
+        self._num_updates = [role.num_updates for role in self.contents.roles]
 
     @contextmanager
     def _advising(self, folder: Path) -> Iterator[None]:
@@ -208,7 +208,7 @@ class Checkpoints:
 
     def restore(self, folder: Path) -> None:
         """Restores what `save` wrote. `verify` the folder before. Raises CheckpointError if it doesn't fit this run."""
-        contents = self._contents
+        contents = self.contents
         state = read_state(folder)
         missing = [name for name in contents.others if not (folder / name).is_dir()]
         missing += [name for name in contents.parts if name not in state]

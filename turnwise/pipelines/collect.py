@@ -35,8 +35,7 @@ class Collection:
         num_trajectories: int,
         begin_phase: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Plays batches of `num_trajectories`; `begin_phase` is told of each. After Ctrl-C or an error, finished groups are
-        written too."""
+        """Plays batches of `num_trajectories`; `begin_phase` is told of each. Ctrl-C or an error loses no finished group."""
         for step in range(num_batches):
             begin_phase(f"batch {step + 1} of {num_batches}")
             started = time.perf_counter()
@@ -65,9 +64,8 @@ class Collection:
                 self._environment_s += turn.step_s
 
     def summary(self) -> dict[str, Any]:
-        """Scores of all finished episodes, those of filtered groups included; episodes by the limit or the error that ended
-        them, the most frequent first; seconds that episodes waited for tokens and for environments, added up over concurrent
-        ones."""
+        """Scores of all finished episodes, also of filtered groups; numbers of episodes by the limit or error that ended them,
+        the most frequent first; seconds of waiting for tokens and environments, added up over concurrent episodes."""
         sampled_tokens = sum(episode.num_tokens for tasks in self._outcomes.values() for task in tasks for episode in task)
         return {
             **self._evaluation().to_json(),

@@ -26,8 +26,7 @@ class Resident:
 
 class DeviceTurns:
     """Knows which roles' memory is on which device. Before a role computes, the other roles on its devices move their memory
-    away; then its own comes back. Optimiser state and KV cache are never on a device together. Roles call `take` themselves, so
-    the training loop needn't."""
+    away; then its own comes back. Optimiser state and KV cache are never on a device together."""
 
     def __init__(self, residents: Mapping[str, Resident]) -> None:
         self._residents = residents

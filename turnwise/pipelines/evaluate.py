@@ -130,8 +130,7 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
 
 def _pass_at(successes: Sequence[int], trials: Sequence[int]) -> dict[int, float]:
-    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and the largest number of samples; empty if it is
-    1."""
+    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and the most samples (none if that is 1)."""
     most = max(trials, default=1)
     if most == 1:
         return {}

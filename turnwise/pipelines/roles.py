@@ -1,7 +1,7 @@
 """A role's model. Its methods send micro-batches of samples to the workers, and write the results into the samples."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from turnwise.batching.pack import blank, pack, unpack
@@ -65,35 +65,29 @@ class BatchPlan:
 TakeTurn = Callable[[str, Collection[MemoryKind] | None], None]
 
 
+@dataclass(eq=False)
 class ModelRole:
     """A role, such as `actor_train`, `reference` or `critic`, on its workers. If `is_base`, its model is the workers' base
     model without the LoRA adapter. `stopwatch` is that of the workers; it counts micro-batches and tokens."""
 
-    def __init__(
-        self,
-        name: str,
-        workers: Workers,
-        plan: BatchPlan,
-        stopwatch: Stopwatch | None = None,
-        is_base: bool = False,
-        old_log_probs: OldLogProbs = "if_needed",
-        owner: str | None = None,
-        is_sharded: bool = False,
-    ) -> None:
-        self.name = name
-        self.workers = workers
-        self.plan = plan
-        self.stopwatch = stopwatch or Stopwatch()
-        self.is_base = is_base
-        self.old_log_probs = old_log_probs
-        self.owner = owner or name
-        """The role whose memory these workers use; another one if this role shares its workers."""
-        self.is_sharded = is_sharded and workers.size > 1
-        """Whether each rank holds only a share of what is trained."""
-        self.num_updates = 0
-        """Number of optimiser steps whose results have come back."""
-        self.take_turn: TakeTurn | None = None
-        """Called before the workers compute; None if roles don't take turns for device memory."""
+    name: str
+    workers: Workers
+    plan: BatchPlan
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    is_base: bool = False
+    old_log_probs: OldLogProbs = "if_needed"
+    owner: str = ""
+    """The role whose memory these workers use; "" = this one."""
+    is_sharded: bool = False
+    """Whether each rank holds only a share of what is trained."""
+    num_updates: int = field(default=0, init=False)
+    """Number of optimiser steps whose results have come back."""
+    take_turn: TakeTurn | None = field(default=None, init=False)
+    """Called before the workers compute; None if roles don't take turns for device memory."""
+
+    def __post_init__(self) -> None:
+        self.owner = self.owner or self.name
+        self.is_sharded = self.is_sharded and self.workers.size > 1
 
     def without_adapter(self, name: str, plan: BatchPlan) -> "ModelRole":
         """The base model under this role's LoRA adapter, as another role on the same workers. Its metrics carry `name`."""

@@ -5,32 +5,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from turnwise.errors import CheckpointError, DeadlineError, TurnwiseError, WorkerError, counted
-from turnwise.pipelines.checkpoints import Checkpoints
-from turnwise.pipelines.interrupt import Interrupts, ends_by_signals
+from turnwise.pipelines.interrupt import ends_by_signals
 from turnwise.pipelines.run_folder import RunFolder
-from turnwise.protocols import Cluster
+
+if TYPE_CHECKING:
+    from turnwise.pipelines.agentic import AgenticPipeline
+    from turnwise.pipelines.sft import SFTPipeline
 
 logger = logging.getLogger(__name__)
 
 
-class Pipeline(Protocol):
-    """What a `session` needs of a pipeline."""
-
-    interrupts: Interrupts
-    checkpoints: Checkpoints
-    cluster: Cluster
-
-    def run(self) -> None: ...
-
-    def do_checkpoint(self) -> Path: ...
-
-    def close(self) -> None: ...
-
-
+Pipeline: TypeAlias = "AgenticPipeline | SFTPipeline"
 P = TypeVar("P", bound=Pipeline)
 
 

@@ -136,8 +136,7 @@ def _draw_pair(axes: "Axes", train: Sequence[Point], held_out: Sequence[Point], 
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, Draw]:
-    """The small panels that these rows can fill, by title. A metric that is 0 throughout is drawn too, unless it is a KL: then
-    the KL is off."""
+    """The small panels that these rows can fill, by title. A KL that is 0 throughout is off, and isn't drawn."""
     panels: dict[str, Draw] = {}
     for title, names, top in (
         ("entropy (nats per token)", {"": r"actor/entropy"}, None),
@@ -183,8 +182,7 @@ def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
 
 
 def _smooth(points: Sequence[Point]) -> list[Point]:
-    """Means over a window around each point. It reaches a twentieth of the run (1 to 10 points) to either side, less at the
-    ends."""
+    """Means over windows that reach a twentieth of the run (1 to 10 points) to either side of a point, less at the ends."""
     reach, last = min(max(len(points) // 20, 1), 10), len(points) - 1
     reaches = [min(reach, i, last - i) for i in range(len(points))]
     windows = [points[i - r : i + r + 1] for i, r in enumerate(reaches)]

@@ -15,8 +15,8 @@ _BUCKET_BYTES = 2**28
 
 
 class Ranks:
-    """Communication between the ranks of a role. All ranks must call the same methods in the same order. With one rank nothing
-    is sent and no process group is needed."""
+    """Communication between the ranks of a role, which must all call the same methods in the same order. With one rank nothing
+    is sent, and no process group is needed."""
 
     def __init__(self, context: RankContext | None = None) -> None:
         self.context = context or RankContext()

@@ -256,8 +256,7 @@ class TorchStrategy:
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Makes transformers keep only each layer's inputs and recompute the rest in the backward pass. Returns the layers. Raises
-    ConfigError if the architecture can't."""
+    """Makes transformers keep only layers' inputs and recompute the rest in the backward pass. Returns these layers."""
     if not model.supports_gradient_checkpointing:
         raise ConfigError(f"{type(model).__name__} has no gradient checkpointing; set disable_gradient_checkpointing: true")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

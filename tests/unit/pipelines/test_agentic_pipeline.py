@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from small_runs import LETTERS, broken_model, measured, played, run_small, small_config, training
+from small_runs import LETTERS, broken_model, folder_of_run as run, measured, played, small_config, training
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.batching.pack import pack
@@ -35,10 +35,6 @@ def make_config(tiny_model, tmp_path, **changes):
         "custom_envs": {"Letters": {**LETTERS, "max_steps": 3}},
     }
     return small_config(tiny_model, tmp_path, **own | changes)
-
-
-def run(config):
-    return run_small(config).folder
 
 
 @pytest.fixture(scope="module")
@@ -190,14 +186,6 @@ def test_wrong_parts_are_named_before_a_model_is_loaded(tmp_path):
     config = make_config(broken_model(tmp_path / "no_model"), tmp_path, adv_estimator="nowhere:Class")
     with pytest.raises(ConfigError, match="nowhere"):
         build_agentic(config, start_run(config))
-
-
-def test_each_run_has_its_own_log(tiny_model, tmp_path):
-    first, second = (run(make_config(tiny_model, tmp_path, max_steps=1, eval_steps=0)) for _ in range(2))
-    for folder in (first, second):
-        [log] = folder.path.glob("*.log")
-        assert log.read_text().count("best trajectory") == 1
-        assert "what this run applies" in log.read_text() and " trainable" in log.read_text()
 
 
 def test_a_checkpoint_holds_the_state_of_the_loop(letters):

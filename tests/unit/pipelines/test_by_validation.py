@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from small_runs import LETTERS, assert_same_weights, built, run_small, small_config
+from small_runs import LETTERS, assert_same_weights, built, folder_of_run as run, small_config
 
 from turnwise.build.saved import evaluate_model
 from turnwise.errors import CheckpointError, ConfigError
@@ -30,10 +30,6 @@ def make_config(tiny_model, tmp_path):
         return small_config(tiny_model, tmp_path, **own | changes)
 
     return make
-
-
-def run(config):
-    return run_small(config).folder
 
 
 def test_a_value_is_the_best_in_its_direction_and_by_enough():

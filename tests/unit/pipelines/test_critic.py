@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small_runs import LETTERS, measured, run_small, small_config, training
+from small_runs import LETTERS, folder_of_run as run, measured, small_config, training
 from toy_model import toy_samples
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
@@ -27,10 +27,6 @@ def make_config(tiny_model, tmp_path, **changes):
         "custom_envs": {"Letters": {**LETTERS, "max_steps": 3}},
     }
     return small_config(tiny_model, tmp_path, **own | changes)
-
-
-def run(config):
-    return run_small(config).folder
 
 
 def tensors(model):

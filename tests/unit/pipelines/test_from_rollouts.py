@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import LETTERS, run_small, small_config, training
+from small_runs import LETTERS, folder_of_run as run, small_config, training
 
 from turnwise.build.saved import collect_rollouts
 from turnwise.errors import CheckpointError, DataError
@@ -28,10 +28,6 @@ def make_config(tiny_model, folder, **changes):
         "custom_envs": {"Letters": {name: value for name, value in LETTERS.items() if name != "max_steps"}},
     }
     return small_config(tiny_model, folder, **own | changes)
-
-
-def run(config, rollouts=None):
-    return run_small(config, rollouts=rollouts).folder
 
 
 def weights(folder, step):

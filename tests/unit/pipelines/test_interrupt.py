@@ -18,26 +18,27 @@ from turnwise.pipelines.session import run_to_end
 from turnwise.testing.fakes import byte_tokenizer
 
 
-def test_the_first_ctrl_c_waits_for_the_end_of_the_step(capsys):
+@pytest.fixture
+def pressed():
+    """Interrupts that hold a first Ctrl-C back. In the end Ctrl-C does what it did before."""
     before = signal.getsignal(signal.SIGINT)
     interrupts = Interrupts()
     interrupts.hold("finishing this step")
     signal.raise_signal(signal.SIGINT)
+    yield interrupts
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_first_ctrl_c_waits_for_the_end_of_the_step(capsys, pressed):
     assert "finishing this step; press Ctrl-C again to drop it" in capsys.readouterr().err
     with pytest.raises(KeyboardInterrupt):
-        interrupts.release()
-    assert signal.getsignal(signal.SIGINT) is before
+        pressed.release()
 
 
-def test_the_second_one_ends_it_in_the_middle():
-    before = signal.getsignal(signal.SIGINT)
-    interrupts = Interrupts()
-    interrupts.hold("saving")
-    signal.raise_signal(signal.SIGINT)
+def test_the_second_one_ends_it_in_the_middle(pressed):
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    interrupts.restore()
-    assert signal.getsignal(signal.SIGINT) is before
+    pressed.restore()
 
 
 class Worker:

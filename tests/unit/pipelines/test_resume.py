@@ -236,12 +236,6 @@ def test_a_run_that_still_goes_on_is_refused(make_config):
     busy.close()
 
 
-def test_a_run_without_the_parts_of_this_config_is_refused(make_config):
-    run(make_config(max_steps=1, reward_normalization={"method": "mean_std"}))
-    with pytest.raises(CheckpointError, match="holds no running"):
-        run(make_config(resume_from_checkpoint=True))
-
-
 @pytest.fixture
 def fine_tune(tiny_model, tmp_path):
     """Runs fine-tuning on twelve rows, four a step, with the given changes."""

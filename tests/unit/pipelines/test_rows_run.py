@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from small_runs import assert_same_weights, run_small as run, training
+from small_runs import assert_same_weights, run_small as run, small_config, training
 from transformers import AutoModelForSequenceClassification
 
 from turnwise.build import rows as build_rows
@@ -40,22 +40,20 @@ def make_config(tiny_model, tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def make(data: dict[str, Any] | None = None, **changes: Any) -> AgenticConfig:
-        values = {
+        own = {
             "exp_name": "rows",
-            "pretrain": str(tiny_model),
-            "output_dir": str(tmp_path / "runs"),
             "max_steps": 4,
             "save_steps": 0,
             "rollout_batch_size": 4,
             "val_batch_size": 8,
             "sequence_length": 64,
-            "track_with": [],
             "actor_infer": {"generating_args": {"max_new_tokens": 6}},
             "actor_train": training(),
             "train_env_manager": {"num_env_groups": 2, "group_size": 2},
+            "custom_envs": {},
             "data": {"train_files": str(tmp_path / "train.jsonl"), "reward": "toy_rewards:length"} | (data or {}),
         }
-        return parse_config(values | changes, AgenticConfig)[0]
+        return small_config(tiny_model, tmp_path / "runs", **own | changes)
 
     return make
 

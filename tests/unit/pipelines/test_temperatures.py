@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import measured, played, run_small, training
+from small_runs import measured, played, run_small, small_config, training
 
-from turnwise.config import AgenticConfig, parse_config
+from turnwise.config import AgenticConfig
 from turnwise.pipelines.agentic import AgenticPipeline
 
 PADDED = {"model_args": {"attn_implementation": "sdpa"}}
@@ -21,25 +21,19 @@ def make_config(tiny_model: Path, tmp_path: Path) -> Any:
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def make(model: Any = None, cut: Any = None, **changes: Any) -> AgenticConfig:
-        values = {
-            "exp_name": "temperatures",
-            "pretrain": str(tiny_model),
-            "output_dir": str(tmp_path / "runs"),
+        own = {
             "max_steps": 1,
             "save_steps": 0,
-            "rollout_batch_size": 8,
-            "sequence_length": 256,
-            "track_with": [],
             "actor_infer": {"generating_args": {"max_new_tokens": 6, "temperature": 0.7, **(cut or {})}},
             "actor_train": training(batch_size=8) | (model or {}),
-            "train_env_manager": {"num_env_groups": 2, "group_size": 4},
+            "custom_envs": {},
             "data": {
                 "train_files": str(tmp_path / "train.jsonl"),
                 "reward": "toy_rewards:length",
                 "default_agent": "toy_rewards:AlternatesTemperatures",
             },
         }
-        return parse_config(values | changes, AgenticConfig)[0]
+        return small_config(tiny_model, tmp_path / "runs", **own | changes)
 
     return make
 
