@@ -251,7 +251,7 @@ def test_neither_cuts_nor_what_stands_outside_the_mask_change_anything(variant, 
 
 @pytest.mark.parametrize("variant", PG_VARIANTS)
 def test_one_sample_a_micro_batch(variant):
-    loss = PolicyLoss(settings(variant, correction="both"))
+    loss = PolicyLoss(settings(variant, correction="weights of a segment"))
     value, gradients, metrics = run(random_step(), loss, WHOLE)
     part, part_gradients, part_metrics = run(random_step(), loss, [[i] for i in range(6)])
     assert part == pytest.approx(value, abs=1e-6)
