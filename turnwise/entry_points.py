@@ -1,4 +1,4 @@
-"""Imports the object that `module:Class` or `module:function` names, when it is first needed."""
+"""Imports the object that `module:name` names: a class, a function or another object."""
 
 import importlib
 import inspect

@@ -331,7 +331,7 @@ class ModelOutputs:
     logprobs: Any = None
     """Log-probs, normalised over the kept ids of a token that has some, else over the whole vocabulary."""
     full_logprobs: Any = None
-    """Log-probs over the whole vocabulary; None if `logprobs` are over it."""
+    """Log-probs over the whole vocabulary. If the loss doesn't ask for them, they are None where `logprobs` are over it too."""
     entropy: Any = None
     values: Any = None
     next_values: Any = None

@@ -144,7 +144,8 @@ async def play_episode(
     printer: EpisodePrinter,
     score: Callable[[Group], Awaitable[Any]] | None = None,
 ) -> PlayedEpisode:
-    """Plays a task, and scores it with `score`. Passes TurnwiseErrors of the agent on, and turns others into RolloutError."""
+    """Plays a task, and scores the episode with `score`. If a player stops the episode, it is returned truncated and unscored.
+    Raises a TurnwiseError of the agent as it is, and RolloutError for its other exceptions."""
     episode = agent.run(task, 0, printer, sibling_sampling(sampling, task, 0))
     [outcome] = await asyncio.gather(episode, return_exceptions=True)
     if isinstance(outcome, PlayStopped):

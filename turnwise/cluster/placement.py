@@ -13,7 +13,8 @@ ClusterName = Literal["local", "process", "launched"]
 
 @dataclass(frozen=True, slots=True)
 class CpuThreads:
-    """Numbers of torch's operator threads: for training, for rollouts, and without a split (`both`)."""
+    """How many threads torch's operators use in training, in rollouts, and in all (`both`). If training and rollouts run at the
+    same time, they share these threads; if they take turns, each has all of them."""
 
     train: int
     rollout: int

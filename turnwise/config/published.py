@@ -142,7 +142,8 @@ def _unplayed(translation: Translation) -> frozenset[str]:
 
 
 def _answer_idle_sections(translation: Translation) -> None:
-    """Removes what every published file has, used or not: the reference's section, and threads for locked environments."""
+    """Removes settings that published files have even where they do nothing, and notes each: `reference` if no KL to it is
+    taken, and a manager's `max_env_num_per_worker` if all its environments have `use_thread_lock`."""
     raw = translation.raw
     if "reference" in raw and not raw.get("use_kl_loss") and not raw.get("add_token_level_kl"):
         del raw["reference"]

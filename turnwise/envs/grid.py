@@ -129,8 +129,8 @@ class GridEnv(TextEnv):
         return self._observe(), reward + penalty, is_over, False, info
 
     def _rules(self, goal: str, symbols: Iterable[tuple[str, str]], unnamed: str, moves: str) -> str:
-        """The rules that open the first prompt. `unnamed` ends the sentence on coordinates: it names the cells without any.
-        `moves` ends the sentence on actions: it says what else a move does."""
+        """The rules that open the first prompt. `unnamed` follows the sentence on coordinates: it says what is in the cells
+        that an observation doesn't list. `moves` follows the sentence on actions. Both bring their punctuation."""
         lines = [goal]
         if not self.shows_pictures:
             lines.append("Symbols: " + ", ".join(f"{symbol} {meaning}" for symbol, meaning in symbols) + ".")

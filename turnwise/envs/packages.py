@@ -1,4 +1,4 @@
-"""Environments of other packages, and what turnwise knows about them (`packages.yaml`)."""
+"""Helpers for environments of other packages: what is known about them (`packages.yaml`), and guards around their calls."""
 
 import io
 import random

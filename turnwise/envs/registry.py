@@ -48,7 +48,8 @@ def env_class(env_type: str) -> type:
 
 
 def takes_split(env_type: str) -> bool:
-    """Whether the constructor has a parameter `split`, or takes `**options` and a base class's constructor has it."""
+    """Whether the constructor has a parameter `split`, or takes `**options` and the next base
+    class's constructor has it in the same sense."""
     return _takes_split(env_class(env_type))
 
 

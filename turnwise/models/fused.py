@@ -27,8 +27,9 @@ class FusedLinear(NamedTuple):
 
 
 def fast_path_obstacle(model: PreTrainedModel) -> str | None:
-    """Why projections can't be fused: the layers aren't those of Llama, Qwen2, Qwen3 or Mistral, or a projection isn't a plain
-    `nn.Linear`. None if they can."""
+    """Why projections can't be fused, as text for messages: the model isn't a causal language model of the family of Llama,
+    Qwen2, Qwen3 or Mistral; it has an activation other than SiLU, a sliding window, or a RoPE that depends on the sequence
+    length; or a projection isn't a plain `nn.Linear`. None if they can."""
     name = type(model).__name__
     if name not in _MODEL_CLASSES:
         return f"{name} isn't one of {', '.join(_MODEL_CLASSES)}"
@@ -43,7 +44,7 @@ def fast_path_obstacle(model: PreTrainedModel) -> str | None:
 
 
 def has_plain_body(model: PreTrainedModel) -> bool:
-    """Whether the model has the layers of Llama, Qwen2, Qwen3 or Mistral, with any head and projections (such as adapters)."""
+    """Whether the model has layers that `fast_path_obstacle` allows, with any head and projections (such as adapters)."""
     return type(model.base_model).__name__ in _BODY_CLASSES and _obstacle_of_body(model) is None
 
 

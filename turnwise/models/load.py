@@ -131,8 +131,9 @@ def require_weights(path: str | Path, missing: Sequence[str]) -> None:
 
 
 def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder. An adapter without a tokenizer has that of its base model. Raises ModelError if there is
-    no such folder, no tokenizer or chat template in it, or more tokens than embedding rows."""
+    """The tokenizer of a model folder. An adapter without a tokenizer gets that of its base model. Raises ModelError if
+    `check_folder` refuses the folder, if it holds no usable tokenizer or no chat template, or if a token has no row of
+    embeddings."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     has_files = has_tokenizer(folder)

@@ -180,7 +180,7 @@ def _length_of_steps(file: Path, num_done: int) -> int:
 
 
 def _replace_text(file: Path, text: str) -> None:
-    """Replaces the text of a file. At every moment the file holds the whole old or the whole new text."""
+    """Replaces the text of a file. A reader, also after a kill, finds the whole old or the whole new text."""
     partial = file.with_name(file.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)

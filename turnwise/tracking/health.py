@@ -282,7 +282,9 @@ class Health:
 
 
 def _figures(row: Row) -> Figures:
-    """The row with `alike` (no token has an advantage), `usable` (share of valid answers), `success` and `entropy` added."""
+    """The row, NaN for what it lacks, with figures added: `is_critic`; `alike` (no token has an advantage; with a critic, all
+    scores are equal); `usable` (share of valid answers); `success`; `entropy`. The mean score before the filter stands in for a
+    missing one."""
     figures: Figures = defaultdict(lambda: math.nan, row)
     figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
     # The advantages of a critic are never all 0: its errors are in them.

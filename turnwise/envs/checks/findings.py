@@ -177,7 +177,8 @@ def player(
     reductions: Mapping[str, Reduction],
     beaten: Sequence[CheckedEpisode] | None = None,
 ) -> Finding:
-    """How often a player succeeds. `beaten`: episodes of a random player, whose mean score an expert must exceed."""
+    """How often a player succeeds, and its mean score. `beaten`, for experts only, holds episodes of a random player: the
+    finding is a warning if the expert never succeeds, or if its mean score doesn't exceed theirs."""
     num_successes, score = sum(e.is_success(reductions) for e in episodes), fmean(e.score for e in episodes)
     result = f"success {num_successes / len(episodes):.2f} ({num_successes} of {len(episodes)}), score {score:.3g} on average"
     is_weak = beaten is not None and (not num_successes or (beaten and score <= fmean(e.score for e in beaten)))
