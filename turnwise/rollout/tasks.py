@@ -159,7 +159,7 @@ class SeededTasks(FixedTasks):
 
     @cached_property
     def _tags_of_round(self) -> list[str]:
-        """The tag of each slot. Groups are sorted by (k + ½)/n, for the groups k = 0, 1, … of the n groups of a tag; of equal ones
+        """The tag of each slot. Groups are sorted by (k + ½)/n, for the groups k = 0, 1, … of a tag with n; among equal ones
         the group of the earlier tag comes first."""
         places = [((k + 0.5) / count, i) for i, count in enumerate(self.partition) for k in range(count)]
         return [self.tags[i] for _, i in sorted(places)]
