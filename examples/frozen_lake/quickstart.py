@@ -17,16 +17,18 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from turnwise.agents.demonstrations import play, write_jsonl
+from turnwise.build.agentic import build_agentic
 from turnwise.build.demonstrate import Demonstrator, demonstrate, tasks_of_tag
 from turnwise.build.envs import agent_settings, env_factory
 from turnwise.build.saved import evaluate_model
 from turnwise.build.sft import fine_tune
+from turnwise.build.whole_run import whole_run
 from turnwise.cli.main import exit_status
-from turnwise.cli.train_command import train
 from turnwise.config import AgenticConfig, SFTConfig, load_config
 from turnwise.data.demonstrations import read_demonstrations
 from turnwise.envs.frozen_lake.map import best_blind_path
@@ -68,8 +70,11 @@ def main() -> None:
     after_sft = success(config, sft_model, options.episodes)
 
     announce("4/4  reinforcement learning: win")
-    places = train(config_of(options, f"pretrain={sft_model}"))
-    rl_model = Path(places["model"])
+    training = config_of(options, f"pretrain={sft_model}")
+    with whole_run(training, partial(build_agentic, training)) as pipeline:
+        pipeline.run()
+    folder, rl_model = pipeline.folder, pipeline.checkpoints.newest
+    assert rl_model is not None  # a finished run has saved one
     after_rl = success(config, rl_model, options.episodes)
 
     players = baselines(config, options.episodes)
@@ -81,13 +86,13 @@ def main() -> None:
     announce(f"success on {options.episodes} held-out tasks ({num_held_out_maps(config, options.episodes)} different maps)")
     print(success_table(rows))
     curve = learning_curve(
-        read_metrics(Path(places["run"]) / "metrics.jsonl"),
-        Path(places["curve"]),
+        read_metrics(folder.metrics),
+        folder.curve,
         "FrozenLake 4×4: success while training",
         {name: score.success for name, score in players},
     )
-    print(f"\nlearning curve  {curve}\nTensorBoard     tensorboard --logdir {places['tensorboard']}")
-    print(f"model           {places['model']}")
+    print(f"\nlearning curve  {curve}\nTensorBoard     tensorboard --logdir {folder.tensorboard}")
+    print(f"model           {rl_model}")
     print(f"took {(time.perf_counter() - started) / 60:.1f} minutes")
 
 
