@@ -17,6 +17,7 @@ from small_runs import LAUNCHER, small_yaml, training
 from turnwise.pipelines.checkpoints import all_checkpoints, verify
 
 TIMEOUT_S = 240
+DEADLINE_S = 30
 
 
 @pytest.fixture
@@ -107,17 +108,22 @@ def test_ctrl_c_saves_the_whole_steps_of_two_ranks_and_ends_all_processes(start,
 @pytest.mark.parametrize("launcher", [[], LAUNCHER], ids=["processes", "launched"])
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_rank_that_is_gone_or_stands_still_costs_no_whole_step(start, launcher, how):
-    """The error names it, the first rank saves alone, and no process is left."""
-    words = ["deadlines.train_s=8"] if how == "stopped" else []
+    """The error names it, the first rank saves alone, and no process is left.
+
+    It happens in a rollout: a rank that dies within an optimiser step leaves no whole step to save.
+    """
+    words = ["custom_envs.Letters.env_type=toy_envs:GatedLettersEnv"]
+    # Also the start of a launched rank has to fit into the deadline, with its imports on a busy machine.
+    words += [f"deadlines.train_s={DEADLINE_S}"] if how == "stopped" else []
     run = start("actor_train.device_mapping=[0,1]", *words, launcher=launcher)
     processes = below(run.pid)
     os.kill(second_rank(run, bool(launcher)), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    Path("gate").touch()
     said = ended(run, processes)
-    assert num_saved(said) > 0
+    assert num_saved(said) == 1
     rank = "the launched process of rank 1" if launcher else "the trainer's process of rank 1"
-    told = (
-        rf"error: actor_train\.\w+: {rank} has ended" if how == "killed" else r"error: the pipeline waited 8 s for actor_train"
-    )
+    has_ended, waited = rf"actor_train\.\w+: {rank} has ended", f"the pipeline waited {DEADLINE_S} s for actor_train"
+    told = f"error: {has_ended if how == 'killed' else waited}"
     # torchrun notices a death too: it interrupts the first rank and names the root cause.
     by_launcher = r"interrupted(?s:.*)rank\s+: 1 .*\s+exitcode\s+: -9" if launcher else told
     assert re.search(told, said) or re.search(by_launcher, said), said

@@ -1,7 +1,9 @@
 """Environments of a few lines: what a policy learns in them is seen at a glance."""
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from turnwise.envs.base import Step, TextEnv
@@ -87,3 +89,15 @@ class LettersEnv(TextEnv):
         self._turn += 1
         share = sum(letter.islower() for letter in action) / max(len(action), 1)
         return "more", share, self._turn == self._num_turns, False, {"metrics": {"success": share}}
+
+
+class GatedLettersEnv(LettersEnv):
+    """As `LettersEnv`, but after the process's first eight episodes each one waits for a file `gate` in the working folder."""
+
+    num_started: ClassVar[int] = 0
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        GatedLettersEnv.num_started += 1
+        while GatedLettersEnv.num_started > 8 and not Path("gate").exists():
+            time.sleep(0.05)
+        return super().reset(seed=seed)

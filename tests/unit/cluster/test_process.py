@@ -491,7 +491,7 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
             os.kill(int(gone), 0)
 
 
-def test_a_nursery_that_was_left_in_the_middle_is_followed_by_another(make_cluster, monkeypatch):
+def test_a_fork_server_that_was_left_in_the_middle_is_followed_by_another(make_cluster, monkeypatch):
     first = prepare_processes()
     monkeypatch.setattr(ForkServer, "_answer", press_ctrl_c)
     with pytest.raises(KeyboardInterrupt):
@@ -504,7 +504,7 @@ def test_a_nursery_that_was_left_in_the_middle_is_followed_by_another(make_clust
     assert prepare_processes().modules == first.modules != ()
 
 
-def test_a_nursery_that_was_killed_is_followed_by_another(make_cluster):
+def test_a_fork_server_that_was_killed_is_followed_by_another(make_cluster):
     fork_server, workers = prepare_processes(), make_cluster().spawn("actor_train", Worker)
     fork_server.kill()
     fork_server._process.wait(timeout=30)
@@ -512,7 +512,7 @@ def test_a_nursery_that_was_killed_is_followed_by_another(make_cluster):
     assert make_cluster().spawn("actor_train", Worker).call("process").result()
 
 
-def test_a_nursery_that_does_not_answer_is_named(make_cluster, monkeypatch):
+def test_a_fork_server_that_does_not_answer_is_named(make_cluster, monkeypatch):
     fork_server = prepare_processes()
     monkeypatch.setattr("turnwise.cluster.fork_server._ANSWER_S", 0.2)
     os.kill(fork_server._process.pid, signal.SIGSTOP)
@@ -523,8 +523,8 @@ def test_a_nursery_that_does_not_answer_is_named(make_cluster, monkeypatch):
     assert make_cluster().spawn("actor_train", Worker).call("process").result()
 
 
-def test_a_nursery_that_cannot_start_says_so_at_once(make_cluster, monkeypatch, capfd):
-    end_nursery()
+def test_a_fork_server_that_cannot_start_says_so_at_once(make_cluster, monkeypatch, capfd):
+    end_fork_server()
     monkeypatch.setattr(sys, "path", ["/nowhere"])
     with pytest.raises(WorkerError, match=r"has ended with exit code 1 .* there may be a message above"):
         make_cluster()
@@ -532,8 +532,8 @@ def test_a_nursery_that_cannot_start_says_so_at_once(make_cluster, monkeypatch, 
 
 
 @pytest.mark.parametrize("what", ["a path", "children"])
-def test_a_nursery_bears_what_the_main_process_has(make_cluster, monkeypatch, what):
-    end_nursery()
+def test_a_fork_server_bears_what_the_main_process_has(make_cluster, monkeypatch, what):
+    end_fork_server()
     if what == "a path":
         monkeypatch.setattr(sys, "path", [*sys.path, Path("anywhere")])
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN if what == "children" else signal.SIG_DFL)
@@ -547,7 +547,7 @@ def test_a_nursery_bears_what_the_main_process_has(make_cluster, monkeypatch, wh
 
 
 def test_a_process_that_breaks_outside_of_calls_says_so(capfd):
-    end_nursery()
+    end_fork_server()
     fork_server = prepare_processes()
     assert fork_server.reap(fork_server.fork("turnwise.cluster.child:nothing", [])) == 1
     assert "has no attribute 'nothing'" in capfd.readouterr().err
@@ -602,7 +602,7 @@ def test_tensors_of_any_kind_can_be_sent(tensor):
     torch.testing.assert_close(copy, tensor)
 
 
-def end_nursery():
+def end_fork_server():
     fork_server = prepare_processes()
     fork_server.kill()
     fork_server._process.wait(timeout=30)

@@ -318,6 +318,23 @@ async def test_a_replica_that_breaks_while_a_conversation_leaves_it_is_buried() 
     held.cancel()
 
 
+async def test_a_replica_that_dies_while_a_conversation_moves_to_it_is_left_again(
+    servers: list[FakeServer], manager: LLMServerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def release_late(request_id: str) -> None:
+        servers[1].failure = ConnectionError("gone")
+        servers[0].gate.set()
+        assert await ask(manager, "other") == 0 and manager.servers == (servers[0],)
+
+    monkeypatch.setattr(servers[0], "release", release_late)
+    assert [await ask(manager, name) for name in ("a", "b")] == [0, 0]
+    servers[0].gate.clear()
+    held = asyncio.create_task(ask(manager, "a", 100))
+    await settle()
+    assert await ask(manager, "b") == 0 and await held == 0
+    assert [name for name, _ in servers[1].seen] == ["other"], "it was dead before b's request"
+
+
 async def test_a_replica_that_dies_in_the_middle_comes_back_by_joining(
     servers: list[FakeServer], manager: LLMServerManager
 ) -> None:
