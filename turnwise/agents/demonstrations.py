@@ -35,7 +35,7 @@ class DemonstrationResult(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """One episode as a demonstration: the messages of each context that has a response, and the tools offered there."""
+    """One episode as a demonstration: the messages of each context with a response, and the last context's tools."""
 
     conversations: list[list[Message]]
     outcome: DemonstrationResult

@@ -83,7 +83,7 @@ class KLController:
 
 def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController) -> tuple[Array, list[Metric]]:
     """β·KL_t(old ‖ ref) of each token [R], to be subtracted from its reward, and metrics; 0 without `add_token_level_kl`. With
-    it, β is then adapted to the batch. The KL is logged only if both log-probs exist, since zeros would look like a KL. Raises
+    it, `controller` then adapts β if it has a target. Without old or ref log-probs no KL is logged, not even as 0. Raises
     ValueError if `add_token_level_kl` is set and one of them doesn't exist."""
     full = [sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs for sample in tokens.samples]
     old = tokens.gather(full)

@@ -105,8 +105,8 @@ class PolicyLoss:
         return not (has_kl or settings.entropy_loss_coef or has_own_term)
 
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
-        """Importance weights, masks and chosen tokens of an optimiser step, from its batch of numpy arrays. Raises ValueError
-        if they need `old_logprobs` and there are none."""
+        """`keep_mask`, importance weights and `selected_mask` of an optimiser step, and their metrics, from its batch of numpy
+        arrays. Raises ValueError if they need `old_logprobs` and there are none."""
         batch, correction = step_batch.map(torch.as_tensor), self.settings.train_infer_correction
         kept, weights = kept_tokens(batch, correction), importance_weights(batch, correction)
         metrics = correction_metrics(batch, kept, weights)

@@ -45,7 +45,7 @@ class RunningMoments:
         return float(np.sqrt(self.squares / (self.count - 1.0))) if self.count > 1.0 else 0.0
 
     def update(self, values: Array, weights: Array) -> None:
-        """Adds `values` [T]; `weights` [T] count how often each was seen."""
+        """Adds `values` [T], weighted by `weights` [T]."""
         added = float(weights.sum())
         if added == 0.0:
             return

@@ -70,34 +70,42 @@ def episodes_at_once(config: AgenticConfig) -> int:
 
 
 def memory(config: AgenticConfig, shape: ModelShape) -> str:
-    """A run's estimated memory, without activations. The sampler needs no weights of its own if it can read the trainer's: it
-    computes in fp32, gets every update and plays only while nothing trains, and the policy has no LoRA adapter."""
-    num = shape.num_parameters
+    """A run's estimated memory, without activations. `embedded` and `hf` read the weights of a trainer in this process if they
+    compute in fp32, get every update, and the policy has no adapter. Any other server has weights of its own."""
+    num, num_servers = shape.num_parameters, config.num_replicas
     policy = config.actor_train.model_args
-    parts = [trained_memory(policy, shape)]
+    parts = [trained_memory(policy, shape) + _ranks(config, "actor_train")]
     if config.needs_critic:
         critic, arguments = _critic_shape(config, shape).num_value_parameters, config.critic.model_args
         adapter = _num_adapter(arguments, _critic_shape(config, shape))
         size = 4 * critic + TRAINED_BYTES * adapter if arguments.has_adapter else TRAINED_BYTES * critic
-        parts.append(f"{bytes_text(size)} critic")
+        parts.append(f"{bytes_text(size)} critic{_ranks(config, 'critic')}")
     if config.needs_reference and not config.is_reference_in_policy:
-        parts.append(f"{bytes_text(4 * num)} reference")
-    dtype = config.actor_infer.model_args.dtype
-    is_late = config.actor_train.model_update_frequency > 1 or config.plays_ahead
-    if dtype != "fp32" or is_late or policy.has_adapter:
-        parts.append(f"{bytes_text(BYTES[dtype] * num)} sampler")
-    if config.plays_ahead:
-        parts.append(f"{bytes_text(4 * num)} on the way from the trainer's process")
+        parts.append(f"{bytes_text(4 * num)} reference{_ranks(config, 'reference')}")
+    dtype, sampler = config.actor_infer.model_args.dtype, config.actor_infer.strategy_args.strategy_name
+    are_apart = config.trains_apart or num_servers > 1
+    reads_trainer = sampler in ("embedded", "hf") and dtype == "fp32" and not are_apart and not policy.has_adapter
+    if not reads_trainer or config.actor_train.model_update_frequency > 1:
+        samplers = "sampler" if num_servers == 1 else f"in {num_servers} samplers"
+        parts.append(f"{bytes_text(num_servers * BYTES[dtype] * num)} {samplers}")
+    if are_apart:
+        parts.append(f"{bytes_text(4 * num)} on the way between processes")
     episodes = episodes_at_once(config)
     kv = shape.kv_bytes_per_token(dtype) * config.sequence_length * episodes
-    sampler = config.actor_infer.strategy_args.strategy_name
-    bound = config.kv_cache_bytes if sampler == "embedded" else kv
+    bound = num_servers * config.kv_cache_bytes if sampler == "embedded" else kv
     parts.append(f"at most {bytes_text(min(kv, bound))} keys and values of {episodes} contexts")
     if bound < kv:
         parts[-1] += f" (kv_cache_bytes; all of them would be {bytes_text(kv)})"
     if sampler == "embedded" and dtype == "fp32" and BYTES[dtype] * num <= MAX_PACKED_BYTES:
-        parts.append(f"on a CPU about {bytes_text(BYTES[dtype] * num)} weights packed for its kernels")
+        parts.append(f"on a CPU about {bytes_text(num_servers * BYTES[dtype] * num)} weights packed for its kernels")
     return ", ".join(parts) + " (estimated; activations come on top)"
+
+
+def _ranks(config: AgenticConfig, role: str) -> str:
+    """A text: how the role's memory is spread over its ranks; empty for one rank."""
+    size = len(config.device_mappings[role] or config.device_mappings["actor_train"] or ())
+    is_sharded = config.roles[role].strategy_args.is_sharded
+    return "" if size < 2 else f" divided among {size} ranks" if is_sharded else f" on each of {size} ranks"
 
 
 def trained_memory(arguments: ModelArgs, shape: ModelShape) -> str:

@@ -26,7 +26,7 @@ class HoldsModel:
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`. The server reads the model of a trainer in this process if it has the policy's dtype;
+        """A `protocols.ServerFactory`. The server reads the model of a trainer in this process if that is in `policy.dtype`;
         otherwise it loads a model."""
         dtype, trainer = parse_dtype(policy.dtype), rank.neighbours.get("actor_train")
         own = {"max_length": policy.max_context, "decode": decoder(policy), "stopwatch": rank.stopwatch}

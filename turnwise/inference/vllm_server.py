@@ -53,8 +53,8 @@ class VLLMServer(EngineServer):
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`. `options` are those of `vllm.AsyncEngineArgs`. Raises ConfigError if vLLM doesn't know
-        an option, or doesn't start with them; NotAvailableError if vLLM isn't installed, or has another version."""
+        """A `protocols.ServerFactory`. `options` are those of `vllm.AsyncEngineArgs`. Raises ConfigError if an option is
+        wrong or vLLM doesn't start; NotAvailableError if vLLM `VERSION` isn't installed, or the policy is an adapter."""
         vllm = load_vllm()
         from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -1,4 +1,4 @@
-"""`RLTrainingTool`: takes actions as dicts and answers with JSON, as a function for agents or as `turnwise tool`."""
+"""`RLTrainingTool` answers an action, a dict, with JSON. Agents call it as a function, people as `turnwise tool`."""
 
 import json
 import re

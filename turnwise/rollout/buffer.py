@@ -198,7 +198,7 @@ class GroupBuffer:
 
     @property
     def _num_wanted(self) -> int:
-        """Number of groups that the step takes; fewer at the end of the tasks."""
+        """`num_groups`, or fewer if the tasks or the allowed refills run out."""
         return int(min(self.num_groups, self._room, len(self) + self._num_tasks_left))
 
     @property

@@ -38,8 +38,8 @@ class RolloutSource(Protocol):
         """The next `num_trajectories` trajectories in complete groups; fewer, perhaps none, if a filter leaves no more."""
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """The batch as one part or, if streamed, in several: groups in the order in which they end, each as soon as it is
-        selected for the batch. Only the last part may be empty. A caller that stops early must close the generator."""
+        """The batch as one part or, if streamed, perhaps several: each has the groups selected since the part before. Only the
+        last part may be empty. A caller that stops early must close the generator."""
 
     def describe(self) -> str:
         """A short description for the table that a run prints at its start."""

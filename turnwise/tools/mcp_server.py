@@ -69,8 +69,8 @@ class McpTool(StatelessTool):
 
 
 class _Connection:
-    """A client that outlives episodes, since it has an event loop and a thread of its own. One asyncio task there opens and
-    closes the client. After a lost connection the next call makes a new client."""
+    """Keeps a client open across episodes, on an event loop and a thread of its own. One asyncio task both opens and closes a
+    client. After a lost connection the next call makes a new one."""
 
     def __init__(self, how: Mapping[str, Any]) -> None:
         self._how, self._loop = how, asyncio.new_event_loop()

@@ -7,7 +7,7 @@ from turnwise.runtime.stopwatch import Stopwatch, Work
 logger = logging.getLogger(__name__)
 
 LONG_STEP_S = 120.0
-"""A step that takes this many seconds gets advice about smaller sizes."""
+"""A first step longer than this brings a warning with smaller sizes."""
 _SURE_S = 15.0  # the advice relies on a phase only after it has lasted this long
 _NUM_RECENT = 20
 _BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")  # phases that not every step has, or that take no time
