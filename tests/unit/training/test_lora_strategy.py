@@ -127,24 +127,6 @@ def test_a_state_of_other_adapters_or_of_another_base_is_refused(tmp_path: Path)
         make_strategy().load(tmp_path / "whole")
 
 
-def test_the_facts_name_the_adapters() -> None:
-    info = make_strategy().info()
-    assert info.adapters.startswith("LoRA of rank 4, alpha 8") and info.model.num_trainable < info.model.num_parameters / 4
-    assert TorchStrategy(toy_model()).info().adapters == ""
-
-
-def test_each_rank_drops_other_elements_and_the_same_when_it_repeats_itself() -> None:
-    adapters = make_strategy(dropout=0.5)._adapters
-    assert adapters is not None
-    drawn = {}
-    for rank in (0, 1, 0):
-        with adapters.dropping(2.0, 0, rank):
-            numbers = torch.rand(8)
-        assert rank not in drawn or torch.equal(drawn[rank], numbers)
-        drawn[rank] = numbers
-    assert not torch.equal(drawn[0], drawn[1])
-
-
 def test_a_step_on_another_rank_drops_other_elements() -> None:
     """The ranks are made apart, and none sums gradients with others: what differs between their steps is what is dropped."""
     zero, one, again = (trained(1, dropout=0.5, rank=rank) for rank in (0, 1, 1))
