@@ -72,8 +72,7 @@ def test_checkpoints_are_model_folders_that_transformers_loads(letters):
 def test_the_saved_model_scores_what_training_measured(letters, tiny_model, tmp_path):
     checkpoint = letters.path / "checkpoints" / "checkpoint-2"
     evaluation = evaluate_model(make_config(tiny_model, tmp_path), str(checkpoint))
-    last = read_metrics(letters.metrics)[-1]
-    assert evaluation.overall.mean_score == pytest.approx(last["val/score/mean"], abs=1e-12)
+    assert evaluation.overall.mean_score == pytest.approx(read_metrics(letters.metrics)[-1]["val/score/mean"], abs=1e-12)
     assert evaluation.overall.num_episodes == 6 and evaluation.num_failed == 0
 
 
@@ -105,9 +104,8 @@ def test_sampler_and_trainer_agree_as_far_as_their_dtypes_do(tiny_model, tmp_pat
 
 def test_an_environment_that_raises_ends_the_run_with_its_error(tiny_model, tmp_path):
     envs = {"Broken": {"env_type": "odd_envs:RaisingEnv"}}
-    config = make_config(tiny_model, tmp_path, custom_envs=envs, eval_steps=0)
     with pytest.raises(RolloutError, match="most frequent error"):
-        run(config)
+        run(make_config(tiny_model, tmp_path, custom_envs=envs, eval_steps=0))
 
 
 @pytest.mark.parametrize(
@@ -159,8 +157,7 @@ def test_own_estimators_and_agents_come_as_module_and_class(tiny_model, tmp_path
 
 
 def test_end_tokens_of_the_generation_config_end_a_turn(tiny_model, tmp_path):
-    config = make_config(tiny_model, tmp_path)
-    policy = open_served_policy(config)
+    policy = open_served_policy(make_config(tiny_model, tmp_path))
     policy.close()
     assert set(policy.template.stop_token_ids) >= set(policy.info.stop_token_ids)
     assert len(policy.info.stop_token_ids) == 2

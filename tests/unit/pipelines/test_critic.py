@@ -77,8 +77,7 @@ def test_the_critic_starts_from_reward_pretrain(tiny_model, tmp_path):
     start = load_value_model(tiny_model)
     torch.nn.init.constant_(value_head(start).bias, 7.0)
     save_model(start, None, tmp_path / "values")
-    config = make_config(tiny_model, tmp_path, max_steps=1, reward_pretrain=str(tmp_path / "values"))
-    [row] = measured(run(config))
+    [row] = measured(run(make_config(tiny_model, tmp_path, max_steps=1, reward_pretrain=str(tmp_path / "values"))))
     assert row["critic/values/max"] == row["critic/values/min"] == pytest.approx(7.0)
 
 

@@ -42,9 +42,8 @@ def measured(folder, step):
 
 @pytest.fixture(scope="module")
 def played(tiny_model, tmp_path_factory):
-    """A run of three steps, and a config of the same run elsewhere."""
-    folder = tmp_path_factory.mktemp("runs")
-    return run(make_config(tiny_model, folder / "first"))
+    """A run of three steps."""
+    return run(make_config(tiny_model, tmp_path_factory.mktemp("runs")))
 
 
 @pytest.fixture
@@ -156,8 +155,7 @@ def put(value, *keys):
     return change
 
 
-TERSE = {"max_tokens_per_step": 1, "agent_template": "{turn_idx}", "agent_system_template": ""}
-SHORT = {"Letters": {"env_type": "toy_envs:LettersEnv"} | TERSE}
+SHORT = {"Letters": LETTERS | {"max_tokens_per_step": 1, "agent_template": "{turn_idx}", "agent_system_template": ""}}
 
 
 @pytest.mark.parametrize(

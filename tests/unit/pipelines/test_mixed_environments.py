@@ -30,8 +30,7 @@ def run(tiny_model, folder, envs, partition, **changes):
         "custom_envs": envs,
     }
     run_folder = run_small(small_config(tiny_model, folder, **own | changes)).folder
-    rows = [json.loads(line) for line in run_folder.rollouts.read_text().splitlines()]
-    return read_metrics(run_folder.metrics), rows
+    return read_metrics(run_folder.metrics), [json.loads(line) for line in run_folder.rollouts.read_text().splitlines()]
 
 
 def of_tag(rows, tag, step=0):

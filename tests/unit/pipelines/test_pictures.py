@@ -32,8 +32,7 @@ def build(make_env):
 
 
 def play(agent, texts, task=TASK, sibling=0):
-    sampling = SamplingParams(max_new_tokens=8)
-    opened = agent.run(task, sibling, lambda *_, **__: ScriptedConversation(texts), sampling)
+    opened = agent.run(task, sibling, lambda *_, **__: ScriptedConversation(texts), SamplingParams(max_new_tokens=8))
     return Group(task, asyncio.run(opened), index=3)
 
 

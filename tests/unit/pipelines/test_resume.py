@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import closing
+from functools import partial
 
 import pytest
 import torch
@@ -20,25 +21,26 @@ from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.session import run_to_end
 
 
+def config_of(model, output_dir, /, **changes):
+    own = {
+        "max_steps": 4,
+        "eval_steps": 2,
+        "val_batch_size": 4,
+        "track_with": ["tensorboard"],
+        "deterministic": True,
+        "reward_normalization": {"norm_std_type": "running"},
+        "add_token_level_kl": True,
+        "init_kl_coef": 0.1,
+        "target_kl": 0.01,
+        "actor_train": training(warmup_steps=3),
+        "val_env_manager": {"num_env_groups": 1, "group_size": 4},
+    }
+    return small_config(model, output_dir, **own | changes)
+
+
 @pytest.fixture
 def make_config(tiny_model, tmp_path):
-    def make(**changes):
-        own = {
-            "max_steps": 4,
-            "eval_steps": 2,
-            "val_batch_size": 4,
-            "track_with": ["tensorboard"],
-            "deterministic": True,
-            "reward_normalization": {"norm_std_type": "running"},
-            "add_token_level_kl": True,
-            "init_kl_coef": 0.1,
-            "target_kl": 0.01,
-            "actor_train": training(warmup_steps=3),
-            "val_env_manager": {"num_env_groups": 1, "group_size": 4},
-        }
-        return small_config(tiny_model, tmp_path / "runs", **own | changes)
-
-    return make
+    return partial(config_of, tiny_model, tmp_path / "runs")
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +62,10 @@ def assert_same_run(resumed, whole):
     assert_same_weights(resumed.checkpoints.newest, whole.checkpoints.newest)
 
 
-@pytest.fixture
-def whole(make_config, tmp_path):
-    return run(make_config(output_dir=str(tmp_path / "whole")))
+@pytest.fixture(scope="module")
+def whole(tiny_model, tmp_path_factory):
+    """The run that was never stopped."""
+    return run(config_of(tiny_model, tmp_path_factory.mktemp("whole")))
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
