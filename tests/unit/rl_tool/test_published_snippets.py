@@ -1,4 +1,4 @@
-"""The published snippets as they are, but for the import and a local model: what a reader copies runs.
+"""The calls of the published snippets, with a local model: what a reader copies runs.
 
 `Qwen/Qwen3-0.6B` stands for a folder: the test puts the tiny model where that name leads to.
 """
