@@ -154,15 +154,6 @@ def test_roles_on_other_devices_sum_among_themselves(make_roles):
     assert distance(*gradients) <= 1e-6
 
 
-def test_two_runs_of_the_same_ranks_are_bit_identical_also_with_dropout(make_role):
-    """Each rank draws what it drops from seed, position and its number."""
-    kind = Kind(rank=4, dropout=0.3)
-    roles = [make_role(kind, 2) for _ in range(2)]
-    measured = [steps(role, WeightedLoss()) for role in roles]
-    assert measured[0] == measured[1]
-    np.testing.assert_equal(*(ask(role, "parameters") for role in roles))
-
-
 def test_what_two_ranks_saved_goes_on_with_two_and_with_one(make_role, tmp_path):
     whole, loss = make_role(FULL, 2), WeightedLoss()
     steps(whole, loss, 2)

@@ -30,8 +30,7 @@ def test_every_sample_is_dealt_once_and_no_rank_is_far_above_the_mean(shapes, nu
 
 
 def test_siblings_stay_together_where_that_costs_less_than_five_percent():
-    samples = [make(prompt, 10) for prompt in (1, 1, 2, 2, 1, 1, 2, 2)]
-    assert deal(samples, 2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert deal([make(prompt, 10) for prompt in (1, 1, 2, 2, 1, 1, 2, 2)], 2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
     uneven = [make(1, 10) for _ in range(6)] + [make(2, 10) for _ in range(2)]
     assert sorted(len(rank) for rank in deal(uneven, 2)) == [4, 4]
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from turnwise.data.gsm8k import generate_problems, local_files, rl_row, sft_row
+from turnwise.data.gsm8k import generate_problems, rl_row, sft_row
 from turnwise.data.math_rewards import FORMULAS, accuracy, answer_of, combined, format_reward, is_correct, length_penalty, step
 from turnwise.errors import ConfigError, DataError
 
@@ -103,12 +103,3 @@ def test_demonstrations_and_tasks_have_one_prompt():
     for make in (sft_row, rl_row):
         with pytest.raises(DataError, match="line 3 has the columns text"):
             make({"text": "a"}, "line 3")
-
-
-def test_the_hub_s_layout_is_found(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert local_files("train") == []
-    (tmp_path / "gsm8k" / "main").mkdir(parents=True)
-    for split in ("train", "test"):
-        (tmp_path / "gsm8k" / "main" / f"{split}-00000-of-00001.parquet").touch()
-    assert local_files("test") == ["gsm8k/main/test-00000-of-00001.parquet"] == local_files("test", "gsm8k")

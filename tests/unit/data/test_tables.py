@@ -89,8 +89,7 @@ def test_the_hub_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -
         asked.append((*names, split))
         if split == "train":
             return ROWS
-        name = names[0]
-        raise ConnectionError(f"Couldn't reach '{name}' on the Hub\nand more")
+        raise ConnectionError(f"Couldn't reach '{names[0]}' on the Hub\nand more")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(DataError, match=r"gsm8k: the hub doesn't give its split test \(Couldn't reach .*hf download"):

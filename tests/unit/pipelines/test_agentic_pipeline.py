@@ -1,4 +1,4 @@
-"""The whole loop on a model of 20,000 parameters: what it writes, that it repeats itself, and that options reach it."""
+"""The whole loop on a model of 20,000 parameters: what it writes, and that options reach it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from small_runs import LETTERS, broken_model, folder_of_run as run, measured, played, small_config, training
+from small_runs import LETTERS, broken_model, folder_of_run as run, measured, small_config, training
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from turnwise.agents.env_agent import EnvAgent
+from turnwise.algorithms.score_estimator import GRPO
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
@@ -22,6 +24,7 @@ from turnwise.models.load import load_model
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.torch_strategy import TorchStrategy
+from turnwise.types import Metric
 
 
 def make_config(tiny_model, tmp_path, **changes):
@@ -54,6 +57,8 @@ def test_a_run_writes_what_it_promises(letters):
     assert "exp_name: letters" in letters.config.read_text()
     assert list(letters.tensorboard.iterdir())
     assert [log for log in letters.path.glob("*.log") if "best trajectory" in log.read_text()]
+    state = json.loads((letters.path / "checkpoints" / "checkpoint-2" / "pipeline.json").read_text())
+    assert state["step"] == 2 and state["rollouts"]["next_index"] == 4
 
 
 def test_checkpoints_are_model_folders_that_transformers_loads(letters):
@@ -67,17 +72,8 @@ def test_checkpoints_are_model_folders_that_transformers_loads(letters):
 def test_the_saved_model_scores_what_training_measured(letters, tiny_model, tmp_path):
     checkpoint = letters.path / "checkpoints" / "checkpoint-2"
     evaluation = evaluate_model(make_config(tiny_model, tmp_path), str(checkpoint))
-    last = read_metrics(letters.metrics)[-1]
-    assert evaluation.overall.mean_score == pytest.approx(last["val/score/mean"], abs=1e-12)
+    assert evaluation.overall.mean_score == pytest.approx(read_metrics(letters.metrics)[-1]["val/score/mean"], abs=1e-12)
     assert evaluation.overall.num_episodes == 6 and evaluation.num_failed == 0
-
-
-def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(letters, tiny_model, tmp_path):
-    again = run(make_config(tiny_model, tmp_path))
-    other = run(make_config(tiny_model, tmp_path, seed=7))
-    assert measured(again) == measured(letters)
-    assert measured(other) != measured(letters)
-    assert played(again) == played(letters)
 
 
 def test_rollouts_are_those_that_were_trained_on(letters):
@@ -91,51 +87,37 @@ def test_rollouts_are_those_that_were_trained_on(letters):
         assert (sample.rollout_logprobs[sample.response_mask] < 0).all()
 
 
-def test_micro_batches_change_nothing(letters, tiny_model, tmp_path):
-    other = run(make_config(tiny_model, tmp_path, actor_train=training(batch_size=2, gradient_accumulation_steps=2)))
-    dynamic = {"use_dynamic_batching_in_train": True, "max_tokens_per_microbatch_in_train": 150}
-    third = run(make_config(tiny_model, tmp_path, actor_train=training() | dynamic))
-    for name in ("actor/pg_loss", "actor_train/grad_norm", "rollout/score/mean", "actor/entropy"):
-        expected = [row.get(name) for row in measured(letters)[:1]]
-        for changed in (other, third):
-            np.testing.assert_allclose([row.get(name) for row in measured(changed)[:1]], expected, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize(
-    ("changes", "metric"),
+    ("sampler", "least", "most"),
     [
-        ({"use_kl_loss": True, "kl_loss_coef": 0.1}, "actor/kl_loss"),
-        ({"add_token_level_kl": True, "init_kl_coef": 0.1}, "critic/kl"),
-        ({"add_token_level_kl": True, "init_kl_coef": 0.1, "target_kl": 0.01}, "critic/kl_coef"),
+        ({}, 0.0, 1e-6),
+        ({"strategy_args": {"strategy_name": "hf"}}, 0.0, 1e-6),
+        ({"model_args": {"dtype": "bf16"}}, 1e-5, 0.05),
     ],
+    ids=["embedded", "hf", "bf16"],
 )
-def test_a_reference_is_loaded_where_a_kl_needs_one(tiny_model, tmp_path, changes, metric):
-    rows = measured(run(make_config(tiny_model, tmp_path, max_steps=3, eval_steps=0, **changes)))
-    assert rows[-1][metric] != 0.0, "the policy has moved away from the reference by the third step"
-
-
-def test_the_hf_server_plays_the_same_main_job(tiny_model, tmp_path):
-    changes = {"max_steps": 1, "eval_steps": 0, "actor_infer": {"strategy_args": {"strategy_name": "hf"}}}
-    [row] = measured(run(make_config(tiny_model, tmp_path, **changes)))
-    assert row["actor/train_infer_diff_token_max"] < 1e-4
-
-
-def test_sampler_and_trainer_agree(letters):
-    for row in measured(letters)[:2]:
-        assert row["actor/train_infer_diff_token_mean"] < 1e-6
-        assert row["actor/train_infer_diff_token_max"] < 1e-4
+def test_sampler_and_trainer_agree_as_far_as_their_dtypes_do(tiny_model, tmp_path, sampler, least, most):
+    rows = measured(run(make_config(tiny_model, tmp_path, eval_steps=0, actor_infer=sampler)))
+    assert all(least <= row["actor/train_infer_diff_token_mean"] < most for row in rows)
+    assert least > 0 or all(row["actor/train_infer_diff_token_max"] < 1e-4 for row in rows)
 
 
 def test_an_environment_that_raises_ends_the_run_with_its_error(tiny_model, tmp_path):
     envs = {"Broken": {"env_type": "odd_envs:RaisingEnv"}}
-    config = make_config(tiny_model, tmp_path, custom_envs=envs, eval_steps=0)
     with pytest.raises(RolloutError, match="most frequent error"):
-        run(config)
+        run(make_config(tiny_model, tmp_path, custom_envs=envs, eval_steps=0))
 
 
-def test_what_this_version_lacks_is_refused_before_anything_is_loaded(tmp_path):
-    config = make_config(tmp_path / "no_model", tmp_path, trace={"backend": "jsonl"}, sequence_length=256)
-    with pytest.raises(NotAvailableError, match="tracing"):
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"trace": {"backend": "jsonl"}}, NotAvailableError, "tracing"),
+        ({"adv_estimator": "nowhere:Class"}, ConfigError, "nowhere"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_a_model_is_loaded(tmp_path, changes, error, said):
+    config = make_config(broken_model(tmp_path / "no_model"), tmp_path, **changes)
+    with pytest.raises(error, match=said):
         build_agentic(config, start_run(config))
 
 
@@ -151,57 +133,31 @@ def test_between_updates_the_server_stays_on_its_own_policy(tiny_model, tmp_path
             np.testing.assert_allclose(out["logprobs"], sample.rollout_logprobs, atol=1e-4)
 
 
-def test_a_sampler_of_another_dtype_has_its_own_weights(tiny_model, tmp_path):
-    config = make_config(tiny_model, tmp_path, max_steps=2, eval_steps=0, actor_infer={"model_args": {"dtype": "bf16"}})
-    rows = measured(run(config))
-    assert all(1e-5 < row["actor/train_infer_diff_token_mean"] < 0.05 for row in rows)
-
-
 def test_critic_warmup_without_a_critic_changes_nothing(letters, tiny_model, tmp_path):
     assert measured(run(make_config(tiny_model, tmp_path, critic_warmup=2))) == measured(letters)
 
 
-def test_own_estimators_and_agents_come_as_module_and_class(tiny_model, tmp_path, monkeypatch):
-    (tmp_path / "my_parts.py").write_text(
-        "from turnwise.agents.env_agent import EnvAgent\n"
-        "from turnwise.algorithms.score_estimator import GRPO\n"
-        "from turnwise.types import Metric\n\n\n"
-        "class MyGRPO(GRPO):\n"
-        "    def credit(self, groups):\n"
-        "        return [*super().credit(groups), Metric('mine/credit', 1.0)]\n\n\n"
-        "class MyAgent(EnvAgent):\n"
-        "    async def run(self, *args):\n"
-        "        [trajectory] = await super().run(*args)\n"
-        "        trajectory.metrics['mine'] = 2.0\n"
-        "        return [trajectory]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    envs = {"Letters": LETTERS | {"max_steps": 3, "agent_name": "my_parts:MyAgent"}}
-    config = make_config(tiny_model, tmp_path, max_steps=1, eval_steps=0, adv_estimator="my_parts:MyGRPO", custom_envs=envs)
-    [row] = measured(run(config))
+class MyGRPO(GRPO):
+    def credit(self, groups):
+        return [*super().credit(groups), Metric("mine/credit", 1.0)]
+
+
+class MyAgent(EnvAgent):
+    async def run(self, *args):
+        [trajectory] = await super().run(*args)
+        trajectory.metrics["mine"] = 2.0
+        return [trajectory]
+
+
+def test_own_estimators_and_agents_come_as_module_and_class(tiny_model, tmp_path):
+    envs = {"Letters": LETTERS | {"agent_name": f"{__name__}:MyAgent"}}
+    own = {"adv_estimator": f"{__name__}:MyGRPO", "custom_envs": envs}
+    [row] = measured(run(make_config(tiny_model, tmp_path, max_steps=1, eval_steps=0, **own)))
     assert row["mine/credit"] == 1.0 and row["env/Letters/mine"] == 2.0
 
 
-def test_wrong_parts_are_named_before_a_model_is_loaded(tmp_path):
-    config = make_config(broken_model(tmp_path / "no_model"), tmp_path, adv_estimator="nowhere:Class")
-    with pytest.raises(ConfigError, match="nowhere"):
-        build_agentic(config, start_run(config))
-
-
-def test_a_checkpoint_holds_the_state_of_the_loop(letters):
-    state = json.loads((letters.path / "checkpoints" / "checkpoint-2" / "pipeline.json").read_text())
-    assert state["step"] == 2 and state["rollouts"]["next_index"] == 4
-
-
-def test_gradients_are_clipped_to_the_configured_norm(letters, tiny_model, tmp_path):
-    rows = measured(run(make_config(tiny_model, tmp_path, max_grad_norm=1e-12)))
-    assert rows[0]["actor_train/grad_norm"] != measured(letters)[0]["actor_train/grad_norm"]
-    assert rows[0]["rollout/score/mean"] == measured(letters)[0]["rollout/score/mean"]
-
-
 def test_end_tokens_of_the_generation_config_end_a_turn(tiny_model, tmp_path):
-    config = make_config(tiny_model, tmp_path)
-    policy = open_served_policy(config)
+    policy = open_served_policy(make_config(tiny_model, tmp_path))
     policy.close()
     assert set(policy.template.stop_token_ids) >= set(policy.info.stop_token_ids)
     assert len(policy.info.stop_token_ids) == 2

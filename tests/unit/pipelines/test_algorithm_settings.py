@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import fields
 
 import pytest
+from small_configs import config_of
 from small_runs import training
 
 from turnwise.algorithms.kl import KLController
+from turnwise.algorithms.normalization import RunningMoments
+from turnwise.algorithms.score_estimator import GRPO, ScoreEstimator
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
 from turnwise.build.agentic import algorithm_settings, build_algorithm
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.config.algorithm import AlgorithmKeys
 from turnwise.errors import ConfigError
-from turnwise.spec import PG_VARIANTS
-
-
-def config_of(**keys):
-    envs = {"custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
-    return parse_config({"pretrain": "models/none", **envs, **keys}, AgenticConfig)[0]
-
+from turnwise.spec import PG_VARIANTS, EstimatorSpec
 
 DEFAULTS = {
     "ppo": ({"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}, "token-mean"),
@@ -82,14 +79,8 @@ def test_corrections(asked, expected):
     assert algorithm_settings(config_of(train_infer_correction=asked)).train_infer_correction == expected
 
 
-OWN = """
-from turnwise.algorithms.score_estimator import ScoreEstimator
-from turnwise.spec import EstimatorSpec
-
-
 class Own(ScoreEstimator):
     spec = EstimatorSpec(needs=frozenset({"greedy_sibling"}), normalization=("tags", "mean_std"))
-"""
 
 
 @pytest.mark.parametrize(
@@ -97,10 +88,8 @@ class Own(ScoreEstimator):
     [({}, ("tags", "mean_std")), ({"method": "mean"}, ("tags", "mean")), ({"grouping": "batch"}, ("batch", "mean_std"))],
     ids=str,
 )
-def test_a_user_s_own_estimator_keeps_its_defaults_and_needs(asked, expected, tmp_path, monkeypatch):
-    (tmp_path / "own_credit.py").write_text(OWN, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    config = config_of(adv_estimator="own_credit:Own", reward_normalization=asked, use_kl_loss=True)
+def test_a_user_s_own_estimator_keeps_its_defaults_and_needs(asked, expected):
+    config = config_of(adv_estimator=f"{__name__}:Own", reward_normalization=asked, use_kl_loss=True)
     algorithm = build_algorithm(config, KLController(0.0))
     assert (algorithm.normalizer.grouping, algorithm.normalizer.method) == expected
     assert algorithm.needs == {"greedy_sibling", "ref_logprobs"}
@@ -123,11 +112,6 @@ def test_what_must_have_run_before_credit(keys, needs):
     assert build_algorithm(config_of(**keys), KLController(0.1)).needs == set(needs)
 
 
-OWN_LOSSES = """
-from turnwise.algorithms.score_estimator import GRPO
-from turnwise.algorithms.normalization import RunningMoments
-
-
 class Plain:
     outputs = frozenset({"logprobs"})
 
@@ -135,34 +119,28 @@ class Plain:
         raise NotImplementedError
 
 
-class Own(GRPO):
-    def __init__(self, settings, kl_controller):
-        super().__init__(settings, kl_controller)
+class WithPlain(GRPO):
+    def __init__(self, *args):
+        super().__init__(*args)
         self.loss = Plain()
 
 
 class Counting(GRPO):
-    def __init__(self, settings, kl_controller):
-        super().__init__(settings, kl_controller)
+    def __init__(self, *args):
+        super().__init__(*args)
         self.running = RunningMoments()
 
 
-class Good(GRPO):
-    pass
-"""
-
-
-def test_an_own_estimator_that_cannot_be_streamed_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
-    (tmp_path / "own_losses.py").write_text(OWN_LOSSES, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("WithPlain", r"WithPlain has a loss, Plain, without the methods divisor and whole .*; leave it out"),
+        ("Counting", "Counting keeps running statistics; leave it out"),
+        ("GRPO", None),
+    ],
+)
+def test_an_own_estimator_that_cannot_be_streamed_is_refused_before_anything_is_loaded(name, refused):
     streamed = {"async_generation_ratio": 1, "stream_training": True, "rollout_batch_size": 8}
-    streamed["actor_train"] = training(batch_size=8)
-
-    def build(name):
-        return build_algorithm(config_of(adv_estimator=f"own_losses:{name}", **streamed), KLController(0.0))
-
-    with pytest.raises(ConfigError, match=r"Own has a loss, Plain, without the methods divisor and whole .*; leave it out"):
-        build("Own")
-    with pytest.raises(ConfigError, match="Counting keeps running statistics; leave it out"):
-        build("Counting")
-    build("Good")
+    config = config_of(adv_estimator=f"{__name__}:{name}", actor_train=training(batch_size=8), **streamed)
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+        build_algorithm(config, KLController(0.0))

@@ -7,27 +7,23 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import small_runs
+from disturbed import interrupted
 from small_runs import LETTERS, assert_same_weights, built, run_small, small_config, training
 from toy_envs import LettersEnv
 
 from turnwise.algorithms.token_estimator import AgenticReinforce
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
 from turnwise.build.run_table import applied_settings
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.errors import ConfigError, DataError, DeadlineError, WorkerError
 from turnwise.inference.embedded.engine import Engine
 from turnwise.kernels.build import load_kernels
-from turnwise.pipelines.session import run_to_end
 from turnwise.tracking.jsonl import read_metrics
-from turnwise.tracking.run_log import RunLog
 
 
 @pytest.fixture(autouse=True)
@@ -179,39 +175,9 @@ def test_a_run_that_goes_on_trains_on_everything_once(make_config, how):
     assert max(staleness(resumed)) == 1
 
 
-def press_ctrl_c():
-    signal.raise_signal(signal.SIGINT)
-
-
-class Disturbing(RunLog):
-    """A log that does something in the third of a phase."""
-
-    def __init__(self, log, phase, disturb=press_ctrl_c):
-        vars(self).update(vars(log))
-        self._phase, self._num_left, self._disturb = phase, 3, disturb
-
-    @contextmanager
-    def phase(self, name):
-        with super().phase(name) as clock:
-            self._num_left -= name == self._phase
-            if name == self._phase and self._num_left == 0:
-                self._disturb()
-            yield clock
-
-
-def interrupted(config, phase, error, disturb=press_ctrl_c, message=None):
-    """A run that `disturb` ends with an error, in the third of a phase."""
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    pipeline.log = Disturbing(pipeline.log, phase, disturb)
-    with pytest.raises(error, match=message):
-        run_to_end(folder, lambda: pipeline)
-    return folder
-
-
 @pytest.mark.parametrize("phase", ["rollout", "old_log_probs_values", "train"])
 def test_ctrl_c_in_any_phase_loses_nothing_and_repeats_nothing(make_config, phase):
-    interrupted(make_config(), phase, KeyboardInterrupt)
+    interrupted(make_config(), phase)
     resumed = run_small(make_config(resume_from_checkpoint=True))
     assert_trained_on_once(resumed)
     assert max(staleness(resumed)) == 1
@@ -249,7 +215,7 @@ def test_refills_for_groups_that_a_filter_rejects_are_repeated(make_config):
 
 def test_a_run_that_was_interrupted_in_a_validation_is_repeated_up_to_it(make_config):
     config = make_config(eval_steps=1)
-    folder = interrupted(config, "val", KeyboardInterrupt)
+    folder = interrupted(config, "val")
     with pytest.raises(DataError, match="no complete validation after 2 batches: its run ended there"):
         run_small(config, replay=folder.path)
 

@@ -61,8 +61,7 @@ def test_the_best_model_is_kept_and_scores_what_was_measured(make_config):
 
 def test_an_adapter_is_kept_as_one(make_config):
     training = {"model_args": {"lora_rank": 2}, "training_args": {"learning_rate": 1e-2}}
-    folder = run(make_config(save_best={}, actor_train=training, max_steps=1))
-    assert (folder.best / "adapter_config.json").exists()
+    assert (run(make_config(save_best={}, actor_train=training, max_steps=1)).best / "adapter_config.json").exists()
 
 
 def test_a_run_ends_early_with_its_checkpoint_and_goes_on_to_nothing_more(make_config, capfd):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
-from typing import ClassVar
+from pathlib import Path
 
 import pytest
-import yaml
+from small_runs import small_yaml
 
 from turnwise.cli.main import main
 from turnwise.cluster.local import LocalCluster
-from turnwise.envs.base import TextEnv
 from turnwise.errors import CheckpointError
 from turnwise.models.make import make_model
 from turnwise.pipelines.checkpoints import Checkpoints, Contents, all_checkpoints, remove_leftovers, verify
@@ -121,21 +119,6 @@ def test_a_full_disk_leaves_the_older_ones_and_no_half_one(tmp_path):
     verify(tmp_path / "checkpoint-1")
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "no manifest", "empty manifest", "odd manifest"])
-def test_a_damaged_checkpoint_is_noticed(tmp_path, damage):
-    saver = checkpoints(tmp_path)
-    for num_done in (1, 2):
-        save(saver, num_done)
-    file = tmp_path / "checkpoint-2" / ("manifest.json" if "manifest" in damage else "weights")
-    file.unlink()
-    texts = {"cut": "", "changed": "v", "empty manifest": "{}", "odd manifest": "[1]"}
-    if damage in texts:
-        file.write_text(texts[damage])
-    with pytest.raises(CheckpointError, match="checkpoint-2"):
-        verify(tmp_path / "checkpoint-2")
-    verify(tmp_path / "checkpoint-1")
-
-
 def test_a_step_in_the_middle_changes_nothing_of_what_is_saved(tmp_path):
     beta = Number(1)
     saver = checkpoints(tmp_path, parts={"kl_ctrl": beta})
@@ -200,40 +183,16 @@ def test_a_disk_that_can_not_hold_it_is_refused_before_anything_is_written(tmp_p
 
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 32, "lora_target": "all"}])
 def test_its_size_is_said_before_it_is_written(tmp_path, capsys, monkeypatch, changes):
-    make_model("tiny", tmp_path / "model", ["<answer>Left</answer> 0 1 2 3 " * 20])
-    values = {
-        "pretrain": str(tmp_path / "model"),
-        "output_dir": str(tmp_path / "runs"),
-        "max_steps": 1,
-        "sequence_length": 384,
-        "rollout_batch_size": 4,
-        "track_with": [],
-        "actor_train": {"model_args": changes},
-        "train_env_manager": {"num_env_groups": 1, "group_size": 4},
-        "custom_envs": {"Toy": {"env_type": f"{__name__}:Lengths", "max_steps": 1, "action_pattern": None}},
-    }
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[Lengths.__module__])
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values))
-    assert main(["config", str(tmp_path / "toy.yaml")]) == 0
-    advised = size_in(capsys.readouterr().out)
-    assert main(["train", str(tmp_path / "toy.yaml")]) == 0
-    said = size_in(capsys.readouterr().out)
-    [folder] = (tmp_path / "runs").glob("*/*/checkpoints/checkpoint-1")
+    monkeypatch.chdir(tmp_path)
+    make_model("tiny", Path("model"), ["<answer>Left</answer> 0 1 2 3 " * 20])
+    Path("toy.yaml").write_text(small_yaml("model", max_steps=1, actor_train={"model_args": changes}))
+    sizes = []
+    for verb in ("config", "train"):
+        assert main([verb, "toy.yaml"]) == 0
+        sizes.append(size_in(capsys.readouterr().out))
+    [folder] = Path("runs").glob("*/*/checkpoints/checkpoint-1")
     written = sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".safetensors", ".pt"))
-    for size in (advised, said):
-        assert size == pytest.approx(written, rel=0.05, abs=100_000)
-
-
-class Lengths(TextEnv):
-    """Scores that differ, so that there is something to learn and the optimiser has moments."""
-
-    metric_reductions: ClassVar = {}
-
-    def reset(self, *, seed=None):
-        return "write something", {}
-
-    def step(self, action):
-        return "", float(len(action)), True, False, {}
+    assert sizes == pytest.approx([written] * 2, rel=0.05, abs=100_000)
 
 
 def size_in(text):

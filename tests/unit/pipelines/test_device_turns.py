@@ -27,7 +27,6 @@ class FakeDevice:
         self.present: set[tuple[str, str]] = set()
         self.served = ""
         """The role whose weights the server samples from: its own, or the trainer's."""
-        self.num_moves = 0
         self.faults: list[str] = []
         """What was wrong. An error in the engine would end the server's loop, and the run would wait for it."""
         self.computed: dict[str, int] = {}
@@ -35,13 +34,11 @@ class FakeDevice:
         """What was there while something computed."""
 
     def bring(self, role: str, kinds: Any) -> None:
-        self.num_moves += 1
         self.present |= {(role, kind) for kind in kinds}
         if {"optimizer", "kv_cache"} <= {kind for _, kind in self.present}:
             self.faults.append(f"out of memory: {sorted(self.present)}")
 
     def take(self, role: str, kinds: Any) -> None:
-        self.num_moves += 1
         self.present -= {(role, kind) for kind in kinds}
 
     def compute(self, role: str, *needed: str, first: bool = False, model: str = "") -> None:

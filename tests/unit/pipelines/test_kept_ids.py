@@ -162,10 +162,8 @@ def test_packing_keeps_each_token_s_ids_beside_samples_without() -> None:
 
 def test_a_response_that_a_weight_update_cut_keeps_the_ids_of_all_its_tokens() -> None:
     async def main() -> None:
-        model = toy_model(0)
-        manager = LLMServerManager([EmbeddedServer(model, max_length=MAX_LENGTH)])
-        sampling = replace(SAMPLING, max_new_tokens=20)
-        asked = asyncio.ensure_future(manager.generate(PROMPT, sampling, "a"))
+        manager = LLMServerManager([EmbeddedServer(toy_model(0), max_length=MAX_LENGTH)])
+        asked = asyncio.ensure_future(manager.generate(PROMPT, replace(SAMPLING, max_new_tokens=20), "a"))
         for _ in range(12):
             await asyncio.sleep(0)
         await manager.suspend("abort_continue")
@@ -209,8 +207,7 @@ def test_asynchronous_runs_train_under_the_published_cut(tiny_model, tmp_path) -
     """They sample with top_p 0.99 and top_k 100. Sampler and trainer agree about tokens of the same weights."""
     changes = {"exp_name": "cut", "max_steps": 3, "async_generation_ratio": 1, "actor_train": training(batch_size=8), **CUT}
     changes |= {"add_token_level_kl": True, "init_kl_coef": 0.01, "train_infer_correction": {"is_weight": {}}}
-    config = small_config(tiny_model, tmp_path / "runs", **changes)
-    pipeline = run_small(config)
+    pipeline = run_small(small_config(tiny_model, tmp_path / "runs", **changes))
     rows = [row for row in read_metrics(pipeline.folder.metrics) if "actor/train_infer_diff_token_mean" in row]
     assert len(rows) == 3
     assert rows[0]["actor/train_infer_diff_token_mean"] < 1e-6 and rows[0]["actor/train_infer_diff_token_max"] < 1e-4

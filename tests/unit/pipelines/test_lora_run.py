@@ -175,6 +175,7 @@ def test_a_reference_of_its_own_is_loaded(build, tiny_model, tmp_path, changed):
 def test_without_lora_the_reference_is_a_model_of_its_own(build):
     pipeline = build(actor_train=TRAINING)
     assert strategy_of(pipeline.reference).model is not strategy_of(pipeline.actor_train).model
+    assert "adapters" not in rows(pipeline)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

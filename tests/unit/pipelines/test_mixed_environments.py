@@ -30,8 +30,7 @@ def run(tiny_model, folder, envs, partition, **changes):
         "custom_envs": envs,
     }
     run_folder = run_small(small_config(tiny_model, folder, **own | changes)).folder
-    rows = [json.loads(line) for line in run_folder.rollouts.read_text().splitlines()]
-    return read_metrics(run_folder.metrics), rows
+    return read_metrics(run_folder.metrics), [json.loads(line) for line in run_folder.rollouts.read_text().splitlines()]
 
 
 def of_tag(rows, tag, step=0):
@@ -63,19 +62,12 @@ def check_tags(metrics, rows, shares):
         assert {f"val/{tag}/score/mean", f"val/env/{tag}/success"} <= set(metrics[0])
 
 
-def test_two_environments_share_a_batch(tiny_model, tmp_path):
-    metrics, rows = run(tiny_model, tmp_path, {"Letters": LETTERS, "Bandit": BANDIT}, [3, 1])
-    check_tags(metrics, rows, {"Letters": 3, "Bandit": 1})
-    assert {len(row["turns"]) for row in of_tag(rows, "Bandit")} == {1}
-    assert {len(row["turns"]) for row in of_tag(rows, "Letters")} == {2}
-
-
 def test_three_environments_keep_their_own_limits(tiny_model, tmp_path):
     envs = {"Letters": LETTERS, "Bandit": BANDIT, "Identity": IDENTITY}
     metrics, rows = run(tiny_model, tmp_path, envs, [2, 1, 3])
     check_tags(metrics, rows, {"Letters": 2, "Bandit": 1, "Identity": 3})
-    identity = of_tag(rows, "Identity")
-    assert {(len(row["turns"]), row["limit"]) for row in identity} == {(2, "max_steps")}
+    ends = {tag: {(len(row["turns"]), row["limit"]) for row in of_tag(rows, tag)} for tag in envs}
+    assert ends == {"Letters": {(2, None)}, "Bandit": {(1, None)}, "Identity": {(2, "max_steps")}}
     most = {tag: max(len(turn["response_ids"]) for row in of_tag(rows, tag) for turn in row["turns"]) for tag in envs}
     assert most == {"Letters": 4, "Bandit": 2, "Identity": 1}
 

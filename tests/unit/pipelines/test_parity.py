@@ -137,8 +137,7 @@ def test_what_is_logged_follows_from_the_weights_alone(loop):
     for version in range(3):
         whole.check(version)
         whole.update(version + 1)
-    resumed = Run(loop, model=whole.model)
-    assert resumed.check(3) == whole.check(3)
+    assert Run(loop, model=whole.model).check(3) == whole.check(3)
 
 
 def test_a_context_too_short_for_two_turns_is_checked_with_one(loop):
@@ -267,8 +266,7 @@ def folders(tmp_path_factory):
 
 
 def test_a_resumed_run_whose_server_starts_over(loop, folders):
-    server = EmbeddedServer(make_model(), max_length=MAX_LENGTH)
-    run = Run(loop, server, folders={str(folders / "right"): "pretrain"})
+    run = Run(loop, EmbeddedServer(make_model(), max_length=MAX_LENGTH), folders={str(folders / "right"): "pretrain"})
     run.update(4)
     message = cause(run.complaint(4))
     assert message.startswith("weights not transferred, still those of pretrain") and str(folders / "right") in message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from small_runs import played, run_small, small_config, training
+from toy_envs import LettersEnv
 
 from turnwise.errors import ParityError, RolloutError
 from turnwise.tracking.jsonl import read_metrics
@@ -57,16 +58,11 @@ def test_a_sampler_that_misses_an_update_stops_the_run(run):
         run(lose_updates, actor_infer={"model_args": {"dtype": "bf16"}}, parity_max_logprob_diff=0.1)
 
 
-def test_an_environment_that_cannot_start_is_left_to_the_rollouts(run, tmp_path, monkeypatch):
-    (tmp_path / "mazes.py").write_text(
-        "from turnwise.envs.base import TextEnv\n\n\n"
-        "class NoStart(TextEnv):\n"
-        "    metric_reductions = {}\n\n"
-        "    def reset(self, *, seed=None):\n"
-        "        raise RuntimeError('no such maze')\n\n"
-        "    def step(self, action):\n"
-        "        raise AssertionError('never reached')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+class NoStart(LettersEnv):
+    def reset(self, *, seed=None):
+        raise RuntimeError("no such maze")
+
+
+def test_an_environment_that_cannot_start_is_left_to_the_rollouts(run):
     with pytest.raises(RolloutError, match="no such maze"):
-        run(custom_envs={"Maze": {"env_type": "mazes:NoStart"}})
+        run(custom_envs={"Maze": {"env_type": f"{__name__}:NoStart"}})

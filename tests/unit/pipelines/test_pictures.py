@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
-import pytest
 from PIL import Image
 from scripted_conversation import ScriptedConversation
 from small_runs import run_small, small_config
@@ -33,8 +32,7 @@ def build(make_env):
 
 
 def play(agent, texts, task=TASK, sibling=0):
-    sampling = SamplingParams(max_new_tokens=8)
-    opened = agent.run(task, sibling, lambda *_, **__: ScriptedConversation(texts), sampling)
+    opened = agent.run(task, sibling, lambda *_, **__: ScriptedConversation(texts), SamplingParams(max_new_tokens=8))
     return Group(task, asyncio.run(opened), index=3)
 
 
@@ -55,15 +53,6 @@ def test_the_recorded_episode_is_written_and_no_other(tmp_path):
     with Image.open(path) as image:
         assert image.n_frames == 1 + 3
     assert pictures.write("step-40", [recorded]) == [], "an episode is written once"
-
-
-def test_watching_changes_nothing():
-    texts = ["Right", "nonsense", "Down"]
-    [watched] = record(None, texts)[1].trajectories
-    [alone] = play(build(lake), texts).trajectories
-    assert (watched.score, watched.status, watched.metrics) == (alone.score, alone.status, alone.metrics)
-    for name in ("observation", "text", "action", "reward", "state_key", "metrics"):
-        assert [asdict(turn)[name] for turn in watched.turns] == [asdict(turn)[name] for turn in alone.turns]
 
 
 def test_a_frame_has_the_text_of_its_turn():
@@ -121,12 +110,6 @@ def test_a_folder_that_cannot_be_written_to_costs_the_pictures_only(tmp_path, ca
     with caplog.at_level(logging.WARNING):
         assert pictures.write("step-0", [group]) == []
     assert "render_save_dir" in caplog.text
-
-
-@pytest.mark.parametrize("sibling", [0, 1])
-def test_nothing_is_recorded_where_nothing_is_asked_for(sibling, tmp_path):
-    pictures = Pictures(tmp_path, [])
-    assert pictures.write("step-0", [play(pictures.recorded(build, lake), ["Right"], sibling=sibling)]) == []
 
 
 def config_of(tiny_model, tmp_path, name, **changes):

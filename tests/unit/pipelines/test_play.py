@@ -67,8 +67,7 @@ def tokens(tiny_model):
 
 @pytest.mark.parametrize("mode", ["trajectory", "step"])
 def test_a_scripted_episode_is_won_and_told_in_order(tiny_model, tokens, mode):
-    config = config_of(tiny_model, mode=mode)
-    notes, result, _ = played(config, Choices("scripted", seed=1, **tokens))
+    notes, result, _ = played(config_of(tiny_model, mode=mode), Choices("scripted", seed=1, **tokens))
     turns = result.trajectory.turns
     assert result.trajectory.score == 1.0 and result.trajectory.status == "finished" and not result.is_left
     told = [[f"prompt {n}", f"response {n}", f"outcome {n}"] for n in range(1, len(turns) + 1)]
@@ -188,8 +187,7 @@ def test_a_policy_known_by_its_words_has_no_tokens(tiny_model):
 )
 def test_actions_are_written_so_that_the_pattern_reads_them(action, pattern, text):
     assert as_answer(action, pattern) == text
-    says = person(iter([action]).__next__, pattern)
-    assert says() == (text or action)
+    assert person(iter([action]).__next__, pattern)() == (text or action)
 
 
 def test_the_task_has_a_readable_name(tiny_model, tokens):

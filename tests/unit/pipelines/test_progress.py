@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import sys
 
 import pytest
 import yaml
@@ -18,20 +17,7 @@ from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
 from turnwise.tracking.pace import Pace
 from turnwise.tracking.terminal import SILENCE_S, TerminalTracker
 
-ENV = """
-from turnwise.envs.base import TextEnv
-
-
-class Lengths(TextEnv):
-    metric_reductions = {}
-
-    def reset(self, *, seed=None):
-        return "write something", {}
-
-    def step(self, action):
-        return "go on", float(len(action)), False, False, {}
-"""
-TAG = {"env_type": "lengths:Lengths", "max_steps": 3, "max_tokens_per_step": 16, "action_pattern": None}
+TAG = {"env_type": "toy_envs:LettersEnv", "max_steps": 2, "max_tokens_per_step": 16, "action_pattern": None}
 TRAIN = {
     "max_steps": 2,
     "rollout_batch_size": 8,
@@ -52,9 +38,6 @@ def run(tiny_model, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("turnwise.tracking.terminal.SILENCE_S", 0.0, raising=False)
     monkeypatch.setattr("turnwise.tracking.terminal._TICK_S", 0.001, raising=False)
-    (tmp_path / "lengths.py").write_text(ENV)
-    monkeypatch.delitem(sys.modules, "lengths", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
     write_demonstrations(tmp_path / "rows.jsonl", 16)
 
     def call(verb, values, *arguments):
@@ -66,7 +49,8 @@ def run(tiny_model, tmp_path, capsys, monkeypatch):
 
 
 def test_the_phases_of_training_say_how_far_they_are(run):
-    out = run("train", TRAIN).out
+    out, err = run("train", TRAIN)
+    assert "smaller sizes" not in err, "advice is for steps that take long"
     assert re.search(r"step 1/2: rollout [\d.]+ s  \d/8 episodes", out)
     assert re.search(r"step 1/2: rollout .* tokens, [\d,]+/s", out)
     assert re.search(r"step 1/2: val [\d.]+ s  \d/4 episodes", out)
@@ -108,10 +92,6 @@ def test_steps_that_take_long_come_with_smaller_sizes_once(run, monkeypatch):
     assert len(warned) == 1
     for change in ("rollout_batch_size=4", "custom_envs.Toy.max_steps=1", "custom_envs.Toy.max_tokens_per_step=8"):
         assert change in warned[0]
-
-
-def test_short_steps_come_without_advice(run):
-    assert "smaller sizes" not in run("train", TRAIN).err
 
 
 class TestFirstEstimate:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
-import signal
-from contextlib import closing, contextmanager
+from contextlib import closing
+from functools import partial
 
 import pytest
 import torch
+from disturbed import interrupted
 from small_runs import assert_same_weights, broken_model, measured, played, sft_config, small_config, training
 
 from turnwise.build.agentic import build_agentic
@@ -19,28 +19,28 @@ from turnwise.errors import CheckpointError, ModelError
 from turnwise.pipelines.checkpoints import all_checkpoints
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.session import run_to_end
-from turnwise.tracking.run_log import RunLog
+
+
+def config_of(model, output_dir, /, **changes):
+    own = {
+        "max_steps": 4,
+        "eval_steps": 2,
+        "val_batch_size": 4,
+        "track_with": ["tensorboard"],
+        "deterministic": True,
+        "reward_normalization": {"norm_std_type": "running"},
+        "add_token_level_kl": True,
+        "init_kl_coef": 0.1,
+        "target_kl": 0.01,
+        "actor_train": training(warmup_steps=3),
+        "val_env_manager": {"num_env_groups": 1, "group_size": 4},
+    }
+    return small_config(model, output_dir, **own | changes)
 
 
 @pytest.fixture
 def make_config(tiny_model, tmp_path):
-    def make(**changes):
-        own = {
-            "max_steps": 4,
-            "eval_steps": 2,
-            "val_batch_size": 4,
-            "track_with": ["tensorboard"],
-            "deterministic": True,
-            "reward_normalization": {"norm_std_type": "running"},
-            "add_token_level_kl": True,
-            "init_kl_coef": 0.1,
-            "target_kl": 0.01,
-            "actor_train": training(warmup_steps=3),
-            "val_env_manager": {"num_env_groups": 1, "group_size": 4},
-        }
-        return small_config(tiny_model, tmp_path / "runs", **own | changes)
-
-    return make
+    return partial(config_of, tiny_model, tmp_path / "runs")
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +62,10 @@ def assert_same_run(resumed, whole):
     assert_same_weights(resumed.checkpoints.newest, whole.checkpoints.newest)
 
 
-@pytest.fixture
-def whole(make_config, tmp_path):
-    return run(make_config(output_dir=str(tmp_path / "whole")))
+@pytest.fixture(scope="module")
+def whole(tiny_model, tmp_path_factory):
+    """The run that was never stopped."""
+    return run(config_of(tiny_model, tmp_path_factory.mktemp("whole")))
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
@@ -78,13 +79,7 @@ def test_stopping_and_going_on_changes_no_bit(make_config, whole, stop):
 @pytest.mark.parametrize("phase", ["rollout", "ref_log_probs", "old_log_probs_values", "adv", "train", "val"])
 def test_ctrl_c_in_any_phase_changes_no_bit(make_config, whole, phase):
     """Ctrl-C is pressed in a later step than the first; a step that has begun to change weights is finished."""
-    config = make_config(save_steps=0)
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    presses = pipeline.log = Pressing(pipeline.log, phase, times=2 if phase == "val" else 3)
-    with pytest.raises(KeyboardInterrupt):
-        run_to_end(folder, lambda: pipeline)
-    assert presses.is_pressed
+    interrupted(make_config(save_steps=0), phase, times=2 if phase == "val" else 3)
     assert_same_run(run(make_config(resume_from_checkpoint=True)), whole)
 
 
@@ -96,25 +91,6 @@ def test_a_critic_goes_on_bit_by_bit(make_config, tmp_path):
     resumed = run(make_config(resume_from_checkpoint=True, **ppo))
     assert_same_run(resumed, whole)
     assert_same_weights(resumed.checkpoints.newest / "critic", whole.checkpoints.newest / "critic")
-
-
-class Pressing(RunLog):
-    """A log that presses Ctrl-C in a phase, once it has begun `times` times."""
-
-    def __init__(self, log, phase, times):
-        vars(self).update(vars(log))
-        self._phase, self._times = phase, times
-        self.is_pressed = False
-
-    @contextmanager
-    def phase(self, name):
-        with super().phase(name) as clock:
-            self._times -= name == self._phase
-            if self._times == 0 and not self.is_pressed:
-                self.is_pressed = True
-                random.random()  # a user's code in the rollouts may draw
-                signal.raise_signal(signal.SIGINT)
-            yield clock
 
 
 def test_checkpoints_that_were_pointed_elsewhere_are_still_found(make_config, whole, tmp_path):
@@ -166,15 +142,6 @@ def test_a_run_that_is_done_goes_on_where_more_steps_are_asked_for_only(make_con
     assert_same_run(again, whole)
     longer = run(make_config(resume_from_checkpoint=True, max_steps=5))
     assert [row["step"] for row in measured(longer.folder)] == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_corrupted_newest_checkpoint_falls_back_and_says_so(make_config, whole, caplog):
-    stopped = run(make_config(max_steps=3))
-    (stopped.checkpoints.path / "checkpoint-3" / "model.safetensors").write_bytes(b"half")
-    resumed = run(make_config(resume_from_checkpoint=True))
-    assert "checkpoint-3 is corrupted: model.safetensors" in caplog.text and "checkpoint-2" in caplog.text
-    assert_same_run(resumed, whole)
-    assert (stopped.checkpoints.path / "checkpoint-3.aside-1").is_dir()
 
 
 def test_an_older_checkpoint_is_continued_in_a_folder_of_its_own(make_config, whole):

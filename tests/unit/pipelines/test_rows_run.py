@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from small_runs import assert_same_weights, run_small as run, small_config, training
-from transformers import AutoModelForSequenceClassification
+from small_runs import LETTERS, assert_same_weights, run_small as run, small_config, training
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from turnwise.build import rows as build_rows
 from turnwise.build.envs import plug_in_problems
@@ -23,7 +23,6 @@ from turnwise.cli.main import main
 from turnwise.config import AgenticConfig, dump_yaml, parse_config
 from turnwise.errors import CheckpointError, ConfigError, DataError, RolloutError
 from turnwise.models.load import load_model, load_tokenizer, save_model
-from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.protocols import RewardResult
 from turnwise.runtime.event_loop import WatchedRunner
@@ -117,9 +116,8 @@ def test_a_run_goes_on_with_the_same_rows_only(make_config, tmp_path: Path) -> N
 
 
 def test_rewards_of_environments_and_their_arguments_are_in_the_resolved_config(make_config) -> None:
-    letters = {"env_type": "toy_envs:LettersEnv", "max_steps": 2, "agent_template": "{observation}"}
     reward = {"name": "toy_rewards:length", "weight": 0.5, "args": {"power": 2.0}}
-    config = make_config({"train_files": None, "reward": [reward]}, custom_envs={"Letters": letters})
+    config = make_config({"train_files": None, "reward": [reward]}, custom_envs={"Letters": LETTERS})
     again = parse_config(yaml.safe_load(dump_yaml(config)))[0]
     assert again.data == config.data and again.data.reward[0].args == {"power": 2.0}
 
@@ -211,10 +209,9 @@ def test_an_asynchronous_curriculum_that_goes_on_plays_the_tasks_that_were_admit
 
 
 def test_rows_and_environments_are_mixed_in_their_shares(make_config) -> None:
-    letters = {"env_type": "toy_envs:LettersEnv", "max_steps": 2, "agent_template": "{observation}"}
     manager = {"num_env_groups": 3, "group_size": 2, "tags": ["Letters", "data"], "num_groups_partition": [1, 2]}
     pipeline = run(
-        make_config(custom_envs={"Letters": letters}, train_env_manager=manager, rollout_batch_size=6, sequence_length=256)
+        make_config(custom_envs={"Letters": LETTERS}, train_env_manager=manager, rollout_batch_size=6, sequence_length=256)
     )
     records = played(pipeline)
     assert Counter(record["task"]["tag"] for record in records) == {"Letters": 8, "data": 16}
@@ -302,22 +299,10 @@ def test_a_validation_without_scores_ends_with_the_error_of_its_reward(make_conf
         assert len(lines) == 1 and "the judge is away" in lines[0]
 
 
-def test_a_reward_model_that_prefers_short_answers_makes_them_shorter(make_config, tiny_model, tmp_path: Path) -> None:
-    config = make_config(
-        {"reward": "reward_model"},
-        reward_pretrain=str(model_that_prefers_short_answers(tiny_model, tmp_path / "judge")),
-        max_steps=25,
-        rollout_batch_size=32,
-        train_env_manager={"num_env_groups": 8, "group_size": 8},
-        actor_train=training(5e-3, 32),
-    )
-    lengths = [row["rollout/response_length/mean"] for row in read_metrics(run(config).folder.metrics) if len(row) > 20]
-    assert lengths[0] > 5.8 and sum(lengths[-5:]) / 5 < 5.5
-
-
-def test_a_sequence_classifier_scores_whole_conversations(make_config, tiny_model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+def test_a_classifier_scores_whole_conversations(make_config, tiny_model, tmp_path: Path, kind: Any) -> None:
     torch.manual_seed(0)
-    judge = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1).eval()
+    judge = kind.from_pretrained(tiny_model, num_labels=1).eval()
     judge.config.pad_token_id = 0
     tokenizer = load_tokenizer(tiny_model)
     save_model(judge, tokenizer, tmp_path / "judge")
@@ -329,25 +314,7 @@ def test_a_sequence_classifier_scores_whole_conversations(make_config, tiny_mode
         messages = [{"role": role, "content": text} for role, text in said]
         ids = tokenizer.apply_chat_template(messages, return_dict=False)
         with torch.no_grad():
-            assert record["score"] == pytest.approx(judge(torch.tensor([ids])).logits.item(), abs=1e-4)
-
-
-def model_that_prefers_short_answers(start: Path, folder: Path) -> Path:
-    """A token classifier of one label, trained on random ids to say minus their number."""
-    torch.manual_seed(0)
-    model, tokenizer = load_value_model(start), load_tokenizer(start)
-    head = value_head(model)
-    torch.nn.init.normal_(head.weight, std=0.1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(150):
-        ids = torch.randint(0, len(tokenizer), (16, 40))
-        wanted = -torch.arange(40.0).expand(16, 40) / 10
-        loss = (model(ids).logits.squeeze(-1) - wanted).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    save_model(model, tokenizer, folder)
-    return folder
+            assert record["score"] == pytest.approx(judge(torch.tensor([ids])).logits.flatten()[-1].item(), abs=1e-4)
 
 
 def test_a_judge_of_the_reward_role_is_asked_in_the_run_itself(make_config, tiny_model, tmp_path: Path) -> None:

@@ -33,11 +33,6 @@ def test_the_loss_falls_and_the_model_is_saved(tiny_model, tmp_path):
     AutoModelForCausalLM.from_pretrained(pipeline.checkpoints.path / "checkpoint-15")
 
 
-def test_max_steps_ends_it_earlier(tiny_model, tmp_path):
-    pipeline, rows = fine_tune(tiny_model, tmp_path, max_steps=4)
-    assert pipeline.num_steps == len(rows) == 4
-
-
 def test_a_row_that_is_too_long_is_named(tiny_model, tmp_path):
     path = write_demonstrations(tmp_path / "long.jsonl", 1, answer="P _ " * 100)
     with pytest.raises(DataError, match=r"line 1 has \d+ tokens, more than sequence_length 64"):

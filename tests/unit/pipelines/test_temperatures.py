@@ -62,8 +62,7 @@ def test_a_file_of_rollouts_says_the_temperatures(make_config, tmp_path: Path) -
     """One that doesn't is taken for sampled at the config's: then half of the tokens don't fit."""
     config = make_config()
     file = run_small(config).folder.rollouts
-    again = of_step(run_small(config, rollouts=file))
-    assert again["actor/train_infer_diff_token_mean"] <= 1e-6
+    assert of_step(run_small(config, rollouts=file))["actor/train_infer_diff_token_mean"] <= 1e-6
     silent = tmp_path / "silent.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for turn in (turn for row in rows for turn in row["turns"]):

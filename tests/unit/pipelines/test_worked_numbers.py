@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small_configs import config_of
 
 from turnwise.algorithms.kl import KLController
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
 from turnwise.build.agentic import build_algorithm
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.spec import PG_VARIANTS
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import Group, ModelOutputs, Sample, Task, Trajectory, Turn, TurnSpan, samples_of
@@ -23,8 +23,7 @@ MEAN = {"reward_normalization": {"method": "mean"}}
 
 
 def algorithm_of(**keys):
-    envs = {"custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
-    config, _ = parse_config({"pretrain": "models/none", **envs, **keys}, AgenticConfig)
+    config = config_of(**keys)
     return build_algorithm(config, KLController(config.init_kl_coef, config.target_kl, config.kl_horizon))
 
 

@@ -22,3 +22,21 @@ def word_model(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+class Fragile:
+    """A reward that a full disk ends after so many calls."""
+
+    calls_left = 1000
+    __name__ = "fragile"
+
+    def __call__(self, completions, **columns):
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise OSError("the disk is full")
+        return [float(number) for number, _ in enumerate(completions)]
+
+
+@pytest.fixture
+def fragile():
+    return Fragile()

@@ -228,30 +228,16 @@ def test_the_table_has_every_documented_parameter():
 TITLES = {"train": "train", "load_dataset": "Data", "create_reward": "Rewards", "evaluate": "evaluate", "export": "export"}
 
 
-class Fragile:
-    """A reward that breaks after so many calls, once."""
-
-    def __init__(self) -> None:
-        self.calls_left = 1000
-        self.__name__ = "fragile"
-
-    def __call__(self, completions, **columns):
-        self.calls_left -= 1
-        if not self.calls_left:
-            raise OSError("the disk is full")
-        return [float(number) for number, _ in enumerate(completions)]
-
-
-def test_a_training_that_was_stopped_goes_on_and_ends_as_the_one_that_was_not(folders):
-    reward = Fragile()
+def test_a_training_that_was_stopped_goes_on_and_ends_as_the_one_that_was_not(folders, fragile):
     asked = {"action": "train", **_told(BASE["train"], folders), "dataset": ROWS, "max_samples": 3, "batch_size": 1}
-    asked |= {"learning_rate": 0.01, "num_epochs": 2, "custom_reward": reward}
+    asked |= {"learning_rate": 0.01, "num_epochs": 2, "custom_reward": fragile}
     whole = RLTrainingTool().run_dict({**asked, "output_dir": "whole"})
-    reward.calls_left = 4
+    fragile.calls_left = 3
     stopped = RLTrainingTool().run_dict({**asked, "output_dir": "stopped"})
     assert stopped["status"] == "error" and "the disk is full" in stopped["message"], stopped
     assert not Path("stopped/adapter_config.json").exists(), "a stopped training has no result"
     assert RLTrainingTool().run_dict({**asked, "output_dir": "stopped"})["code"] == "exists"
+    fragile.calls_left = 6
     resumed = RLTrainingTool().run_dict({**asked, "output_dir": "stopped", "resume": True})
     assert resumed["status"] == "success" and resumed["num_steps"] == whole["num_steps"] == 6
     assert len([*Path("stopped/run").glob("*/checkpoints")]) == 1, "it went on in the same run"
@@ -260,14 +246,16 @@ def test_a_training_that_was_stopped_goes_on_and_ends_as_the_one_that_was_not(fo
 
 
 def test_overwrite_replaces_the_result_and_nothing_else_does(folders):
-    asked = {"action": "train", **_told(BASE["train"], folders), "algorithm": "sft", "learning_rate": 0.01, "output_dir": "out"}
-    file = Path("out/adapter_model.safetensors")
-    contents = []
-    for more in ({}, {"seed": 7}, {"lora_rank": 4, "overwrite": True}):
-        RLTrainingTool().run_dict({**asked, **more})
-        contents.append(file.read_bytes())
-    assert contents[0] == contents[1] != contents[2]
-    assert load_file(file)["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape[0] == 4
+    asked = {"action": "train", **_told(BASE["train"], folders), "learning_rate": 0.01, "output_dir": "out"}
+    whole = RLTrainingTool().run_dict({**asked, "algorithm": "ppo", "use_lora": False})
+    assert whole["trainable_parameters"] == whole["total_parameters"], whole
+    before = Path("out/model.safetensors").read_bytes()
+    assert RLTrainingTool().run_dict({**asked, "seed": 7})["code"] == "exists"
+    assert Path("out/model.safetensors").read_bytes() == before
+    assert RLTrainingTool().run_dict({**asked, "lora_rank": 4, "overwrite": True})["status"] == "success"
+    assert not Path("out/config.json").exists() and not Path("out/model.safetensors").exists()
+    adapter = load_file("out/adapter_model.safetensors")
+    assert adapter["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape[0] == 4
 
 
 def test_log_probs_of_an_export_equal_the_adapter_s(folders):

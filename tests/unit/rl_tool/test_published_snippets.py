@@ -1,4 +1,4 @@
-"""The published snippets as they are, but for the import and a local model: what a reader copies runs.
+"""The calls of the published snippets, with a local model: what a reader copies runs.
 
 `Qwen/Qwen3-0.6B` stands for a folder: the test puts the tiny model where that name leads to.
 """
@@ -51,90 +51,26 @@ def custom_reward_function(
     return rewards
 
 
-class PublishedPipeline:
-    """Its stages as published; the bodies of the first and of `run` are left out there."""
-
-    def __init__(self, config_path):
-        self.config = json.load(open(config_path))  # noqa: SIM115
-        self.rl_tool = RLTrainingTool()
-        self.results = {}
-
-    def stage2_sft_training(self):
-        result = self.rl_tool.run(
-            {
-                "action": "train",
-                "algorithm": "sft",
-                "model_name": self.config["model"]["base_model"],
-                "output_dir": self.config["sft"]["output_dir"],
-                "num_epochs": self.config["sft"]["num_epochs"],
-                "batch_size": self.config["sft"]["batch_size"],
-                "use_lora": True,
-            }
-        )
-        return json.loads(result)["output_dir"]
-
-    def stage3_sft_evaluation(self, model_path):
-        result = self.rl_tool.run(
-            {
-                "action": "evaluate",
-                "model_path": model_path,
-                "max_samples": self.config["eval"]["max_samples"],
-                "use_lora": True,
-            }
-        )
-        return json.loads(result)
-
-    def stage4_grpo_training(self, sft_model_path):
-        result = self.rl_tool.run(
-            {
-                "action": "train",
-                "algorithm": "grpo",
-                "model_name": sft_model_path,
-                "output_dir": self.config["grpo"]["output_dir"],
-                "num_epochs": self.config["grpo"]["num_epochs"],
-                "batch_size": self.config["grpo"]["batch_size"],
-                "use_lora": True,
-            }
-        )
-        return json.loads(result)["output_dir"]
-
-    stage5_grpo_evaluation = stage3_sft_evaluation
-
-    def run(self):
-        sft_model = self.stage2_sft_training()
-        self.results["sft_evaluation"] = self.stage3_sft_evaluation(sft_model)
-        grpo_model = self.stage4_grpo_training(sft_model)
-        self.results["grpo_evaluation"] = self.stage5_grpo_evaluation(grpo_model)
-        return self.results
-
-
-def test_the_pipeline_class_takes_gsm8k_from_the_folder(tmp_path):
-    """Without `dataset` and `max_samples` it trains on all rows, and a folder in the hub's layout keeps them few."""
+def test_the_calls_of_the_pipeline_class_take_gsm8k_from_the_folder(tmp_path):
+    """Without `dataset` and `max_samples` they train on all rows, and a folder in the hub's layout keeps them few."""
     (tmp_path / "gsm8k").mkdir()
-    for split, number in (("train", 2), ("test", 2)):
-        lines = [json.dumps(row) + "\n" for row in generate_problems(number, split)]
+    for split in ("train", "test"):
+        lines = [json.dumps(row) + "\n" for row in generate_problems(2, split)]
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("".join(lines))
-    stages = {kind: {"output_dir": f"./models/{kind}", "num_epochs": 1, "batch_size": 2} for kind in ("sft", "grpo")}
-    config = {"model": {"base_model": "Qwen/Qwen3-0.6B"}, **stages, "eval": {"max_samples": 2}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    results = PublishedPipeline("config.json").run()
-    for evaluation in results.values():
+    rl_tool, model = RLTrainingTool(), "Qwen/Qwen3-0.6B"
+    for algorithm in ("sft", "grpo"):
+        asked = {"action": "train", "algorithm": algorithm, "model_name": model, "output_dir": f"./models/{algorithm}"}
+        model = json.loads(rl_tool.run({**asked, "num_epochs": 1, "batch_size": 2, "use_lora": True}))["output_dir"]
+        asked = {"action": "evaluate", "model_path": model, "max_samples": 2, "use_lora": True}
+        evaluation = json.loads(rl_tool.run(asked))
         assert evaluation["status"] == "success" and evaluation["dataset"] == "gsm8k", evaluation
         assert evaluation["num_samples"] == 2 and evaluation["uses_lora"] and 0 <= evaluation["accuracy"] <= 1
 
 
 def test_the_quick_start_runs_and_its_second_run_is_refused(capsys):
     rl_tool = RLTrainingTool()
-    sft = {
-        "action": "train",
-        "algorithm": "sft",
-        "model_name": "Qwen/Qwen3-0.6B",
-        "output_dir": "./models/quick_test_sft",
-        "max_samples": 10,
-        "num_epochs": 1,
-        "batch_size": 2,
-        "use_lora": True,
-    }
+    sft = {"action": "train", "algorithm": "sft", "model_name": "Qwen/Qwen3-0.6B", "output_dir": "./models/quick_test_sft"}
+    sft |= {"max_samples": 10, "num_epochs": 1, "batch_size": 2, "use_lora": True}
     sft_result = json.loads(rl_tool.run(sft))
     assert sft_result["status"] == "success", sft_result
     assert sft_result["dataset"] == "generated" and sft_result["num_steps"] == 5
@@ -146,9 +82,8 @@ def test_the_quick_start_runs_and_its_second_run_is_refused(capsys):
     assert grpo_result["num_steps"] == 3 and grpo_result["effective_batch_size"] == 16
     assert 0 < grpo_result["trainable_parameters"] < grpo_result["total_parameters"]
     assert isinstance(grpo_result["kl"], float) and isinstance(grpo_result["average_reward"], float)
-    eval_result = json.loads(
-        rl_tool.run({"action": "evaluate", "model_path": "./models/grpo_model", "max_samples": 10, "use_lora": True})
-    )
+    evaluate = {"action": "evaluate", "model_path": "./models/grpo_model", "max_samples": 10, "use_lora": True}
+    eval_result = json.loads(rl_tool.run(evaluate))
     assert eval_result["status"] == "success", eval_result
     assert isinstance(eval_result["accuracy"], float) and eval_result["num_samples"] == 10 and eval_result["uses_lora"]
 
@@ -162,10 +97,8 @@ def test_the_quick_start_runs_and_its_second_run_is_refused(capsys):
     merged_model.save_pretrained("./models/merged_model")
     tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B")
     tokenizer.save_pretrained("./models/merged_model")
-    assert (
-        RLTrainingTool().run_dict({"action": "evaluate", "model_path": "./models/merged_model", "max_samples": 2})["status"]
-        == "success"
-    )
+    merged = RLTrainingTool().run_dict({"action": "evaluate", "model_path": "./models/merged_model", "max_samples": 2})
+    assert merged["status"] == "success", merged
 
 
 def test_data_sets_and_rewards():
@@ -183,19 +116,8 @@ def test_data_sets_and_rewards():
 
 
 def test_the_custom_reward():
-    result = RLTrainingTool().run_dict(
-        {
-            "action": "train",
-            "algorithm": "grpo",
-            "model_name": "Qwen/Qwen3-0.6B",
-            "output_dir": "./models/custom",
-            "max_samples": 2,
-            "num_epochs": 1,
-            "batch_size": 2,
-            "num_generations": 4,
-            "max_new_tokens": 16,
-            "custom_reward": custom_reward_function,
-        }
-    )
+    asked = {"action": "train", "algorithm": "grpo", "model_name": "Qwen/Qwen3-0.6B", "output_dir": "./models/custom"}
+    asked |= {"max_samples": 2, "num_epochs": 1, "batch_size": 2, "num_generations": 4, "max_new_tokens": 16}
+    result = RLTrainingTool().run_dict(asked | {"custom_reward": custom_reward_function})
     assert result["status"] == "success", result
     assert "rollout/reward/custom_reward_function" in result["metrics"]

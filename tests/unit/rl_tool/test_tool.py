@@ -195,6 +195,8 @@ def test_a_folder_in_the_hub_s_layout_is_gsm8k(tmp_path, file):
     assert {answer["dataset"] for answer in found.values()} == {"gsm8k"}
     for split, answer in found.items():
         assert [row["question"] for row in answer["dataset_object"]] == [row["question"] for row in rows[split]]
+        by_path = ask("load_dataset", dataset=str(tmp_path / "gsm8k"), split=split, format="rl")
+        assert by_path["dataset_object"] == answer["dataset_object"]
     if file == "{}.jsonl":
         assert "split: " in ask("load_dataset", dataset="gsm8k/test.jsonl", split="test")["message"]
 
