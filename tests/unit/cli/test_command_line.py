@@ -104,10 +104,3 @@ def test_a_terminal_of_few_letters_gets_the_rest_written_out(locale, lake):
     command = [sys.executable, "-m", "turnwise.cli.main", "config", lake, "output_dir=Füße"]
     done = subprocess.run(command, capture_output=True, text=True, env=env, encoding="utf-8")
     assert done.returncode == 0 and ("F\\xfc\\xdfe" if "ascii" in locale else "Füße") in done.stdout
-
-
-def test_a_file_where_a_folder_is_needed_is_said(lake, tmp_path, tiny_model):
-    (tmp_path / "taken").touch()
-    arguments = ("train", lake, f"pretrain={tiny_model}", f"output_dir={tmp_path}/runs", f"logging_dir={tmp_path}/taken")
-    done = turnwise(*arguments)
-    assert done.returncode == 2 and "Traceback" not in done.stderr and str(tmp_path / "taken") in done.stderr

@@ -223,9 +223,6 @@ def take_terminal():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "which environment?"),
-        (["frozen_lak"], "Did you mean 'frozen_lake'?"),
-        (["frozen_lake", "siz=3"], "Did you mean 'size'?"),
         (["frozen_lake", "--policy", "nowhere"], "one of human, random, scripted, openai:URL"),
         (["frozen_lake", "--policy", "openai:localhost"], "--model-name"),
         (["frozen_lake", "--policy", "openai:localhost", "--model-name", "x"], "must be like http://"),
@@ -239,7 +236,6 @@ def take_terminal():
         (["lake.yaml", "custom_envs.Lake.env_config.render_mode=rgb_array", "--policy", "random"], "takes strings only"),
         ([f"{TOYS}:LettersEnv", "--policy", "random"], "--actions a,b,c"),
         (["odd_envs:RaisingEnv", "--policy", "random"], "RuntimeError: the toy is broken"),
-        (["lake.yaml", "--tag", "Lak"], "Did you mean 'Lake'?"),
         (
             ["lake.yaml", "sequence_length=8", "custom_envs.Lake.max_tokens_per_step=2", "--policy", "random"],
             "raise sequence_length",
