@@ -196,9 +196,8 @@ def test_memory_is_limited():
     assert result.outcome == "error" and "MemoryError" in result.text
 
 
-@pytest.mark.parametrize("code", ["n = 0\nwhile True:\n  n += 1\n  open(str(n), 'wb').write(b'x' * (1 << 20))"])
-def test_the_disk_is_limited(code):
-    result = run(code, disk_mb=8)
+def test_the_disk_is_limited():
+    result = run("n = 0\nwhile True:\n  n += 1\n  open(str(n), 'wb').write(b'x' * (1 << 20))", disk_mb=8)
     assert result.outcome == "disk"
     assert result.text.endswith("The code wrote more than 8 MiB of files and was ended.")
 
