@@ -11,6 +11,7 @@ from small_configs import MINIMAL, SFT, config_of, values_of
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, load_config, parse_config, unavailable
 from turnwise.config.model_shape import read_model_shape
 from turnwise.errors import ConfigError
+from turnwise.models.presets import PRESETS
 
 
 def test_a_model_and_an_environment_are_enough() -> None:
@@ -117,44 +118,23 @@ def test_samples_of_an_optimizer_step_count_data_parallel_ranks() -> None:
     assert config.optimizer_steps_per_batch() == 2 * 3
 
 
+def config_json(size: str, **changes: int) -> str:
+    preset = PRESETS[size]
+    return json.dumps({"model_type": preset.model_type, "vocab_size": preset.vocab_size, **preset.config, **changes})
+
+
 def test_sequence_length_from_its_parts_and_from_the_model(tmp_path: Path) -> None:
     assert config_of(prompt_length=100, response_length=28).sequence_length == 128
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3 | {"max_position_embeddings": 1024}))
+    (tmp_path / "config.json").write_text(config_json("qwen3-0.6b", max_position_embeddings=1024))
     assert config_of(pretrain=str(tmp_path)).sequence_length == 1024
 
 
-QWEN3 = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 28,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "vocab_size": 151936,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "tie_word_embeddings": True,
-}
-QWEN2 = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 24,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "vocab_size": 151936,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-}
-
-
 @pytest.mark.parametrize(
-    ("content", "num_parameters", "kv_bytes"),
-    [(QWEN3, 596_049_920, 2 * 28 * 8 * 128 * 2), (QWEN2, 494_032_768, 2 * 24 * 2 * 64 * 2)],
-    ids=["qwen3", "qwen2"],
+    ("size", "num_parameters", "kv_bytes"),
+    [("qwen3-0.6b", 596_049_920, 2 * 28 * 8 * 128 * 2), ("qwen2.5-0.5b", 494_032_768, 2 * 24 * 2 * 64 * 2)],
 )
-def test_sizes_of_published_models(tmp_path: Path, content: dict[str, object], num_parameters: int, kv_bytes: int) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(content))
+def test_presets_have_the_sizes_of_published_models(tmp_path: Path, size: str, num_parameters: int, kv_bytes: int) -> None:
+    (tmp_path / "config.json").write_text(config_json(size))
     shape = read_model_shape(str(tmp_path))
     assert shape is not None
     assert (shape.num_parameters, shape.kv_bytes_per_token("bf16")) == (num_parameters, kv_bytes)

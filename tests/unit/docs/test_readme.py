@@ -37,7 +37,6 @@ def test_the_tutorial_has_the_commands_of_the_readme_and_two_looks_that_run(tmp_
     for text, name in re.findall(r"```\w+\n(# (\w+\.(?:py|yaml))\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     assert len(looks) == 2
     for line in looks:
         assert main(line.split()[1:]) == 0, capfd.readouterr().err

@@ -33,13 +33,12 @@ STEP = {
 }
 
 
-def played(num_steps=8, num_done=3, step_s=4.0):
-    """A screen after some steps of four seconds each."""
+def played(num_steps=8):
+    """A screen after three steps of four seconds each."""
     screen = Screen("lake", AGENTIC_COLUMNS, Pace(num_steps))
     screen.pace.begin_phase("val", 100.0)
-    for step in range(num_done):
-        validation = {"val/env/Lake/success": (0.25, 0.875, 0.5)[step]} if step < 3 else {}
-        screen.log(step, STEP | validation, 100.0 + step_s * (step + 1))
+    for step, success in enumerate((0.25, 0.875, 0.5)):
+        screen.log(step, STEP | {"val/env/Lake/success": success}, 104.0 + 4.0 * step)
     return screen
 
 
