@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 
+import forked
 import pytest
 import yaml
 from small_runs import write_demonstrations
@@ -58,8 +58,8 @@ def interrupted(tiny_model, tmp_path):
         write_demonstrations(tmp_path / "rows.jsonl", 8)
         values = {"pretrain": str(tiny_model), "output_dir": str(tmp_path / "runs"), "track_with": [], **values}
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(values))
-        command = [sys.executable, "-m", "turnwise.cli.main", words[0], "job.yaml", *words[1:]]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
+        words = [words[0], "job.yaml", *words[1:]]
+        process = forked.Popen(words, stderr=subprocess.PIPE, cwd=tmp_path, start_new_session=True)
         try:
             while process.poll() is None and not is_begun():
                 time.sleep(0.02)

@@ -249,15 +249,8 @@ def test_bad_input_is_a_sentence(lake, refused, monkeypatch, arguments, message)
 
 
 @pytest.fixture
-def products(folder, tiny_model):
-    """A config of rows whose agent has the calculator."""
-    lines = [{"prompt": f"{n} * 7", "answer": str(7 * n), "agent_name": "tool_agent"} for n in (12, 13)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "tools.yaml").write_text("tools: [{class_name: calculator}]")
-    data = {"train_files": "rows.jsonl", "reward": "exact_match"}
-    values = {"pretrain": str(tiny_model), "sequence_length": 500, "data": data, "agent": {"tool_config_path": "tools.yaml"}}
-    (folder / "products.yaml").write_text(yaml.safe_dump(values | {"eval_steps": 0}))
-    return "products.yaml"
+def products(calculations):
+    return calculations({"12 * 7": "tool_agent", "13 * 7": "tool_agent"}, eval_steps=0)
 
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "13 * 7"}}</tool_call>'

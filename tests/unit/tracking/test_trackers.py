@@ -68,9 +68,6 @@ class Memory:
         self.rows.append((step, dict(metrics)))
         self.texts = texts
 
-    def close(self):
-        pass
-
 
 class Onlooker(Memory):
     def begin_phase(self, name):
