@@ -204,6 +204,7 @@ def test_all_problems_at_once() -> None:
 
 INEFFECTIVE: list[tuple[dict[str, Any], str]] = [
     ({"pg_clip_low": 0.1}, "pg_clip_low: has no effect: needs use_pg_clip_range"),
+    ({"sequence_length": 256, "prompt_length": 10}, "prompt_length: has no effect: sequence_length is set."),
     ({"kl_horizon": 5.0}, "kl_horizon: has no effect: needs target_kl"),
     ({"step_reward_gamma": 0.9}, "step_reward_gamma"),
     ({"gamma": 0.9}, "gamma"),
@@ -303,7 +304,6 @@ def test_keys_that_work_or_ask_for_their_default_are_silent() -> None:
     own = {"gamma": 0.9, "lambd": 0.5, "reward_placement": "turn", "reward_normalization": {"grouping": "batch"}}
     assert ineffective(config_of(adv_estimator="mine:Credit", **own)) == []
     assert ineffective(config_of(adv_estimator="mine:Credit", step_reward_weight=0, step_reward_gamma=0.5)) == []
-    assert ineffective(config_of(reward_pretrain="models/none", sequence_length=4096, prompt_length=64, response_length=64))
     assert ineffective(config_of(sequence_length=128, prompt_length=64, response_length=64)) == []
     assert config_of(tracker_kwargs={"log_dir": "x"}).tracker_kwargs == {"log_dir": "x"}
     assert config_of(track_with="wandb", tracker_kwargs={"project": "x"}).track_with == ["wandb"]
