@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from odd_envs import NaNEnv, RaisingEnv, SlowEnv, WrongTupleEnv
@@ -65,22 +65,8 @@ class ForgetfulEnv(BanditEnv):
         return f"episode {next(self._resets)}", {}
 
 
-class ListKeyEnv(BanditEnv):
-    def state_key(self) -> Any:
-        return ([0],)
-
-
-class UndeclaredMetricEnv(BanditEnv):
-    metric_reductions: ClassVar[Mapping[str, Any]] = {}
-
-
-class NumberObservationEnv(BanditEnv):
-    def reset(self, *, seed: int | None = None) -> Any:
-        return 3, {}
-
-
-class MedianEnv(BanditEnv):
-    metric_reductions: ClassVar[Mapping[str, Any]] = {"success": "median"}
+def bandit(**attributes: Any) -> type[BanditEnv]:
+    return type("OddEnv", (BanditEnv,), attributes)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +75,10 @@ class MedianEnv(BanditEnv):
         (NaNEnv, "NaNEnv, turn 1: the reward is nan .* finite number"),
         (WrongTupleEnv, "WrongTupleEnv, turn 1: got a tuple of 4; step returns"),
         (ForgetfulEnv, "ForgetfulEnv: seed 0 gave another episode after a reset, at the start: text"),
-        (ListKeyEnv, "hashable"),
-        (UndeclaredMetricEnv, "metric 'success' isn't declared"),
-        (NumberObservationEnv, "NumberObservationEnv, reset: the observation is a int"),
-        (MedianEnv, "reduction 'median'"),
+        (bandit(state_key=lambda self: ([0],)), "hashable"),
+        (bandit(metric_reductions={}), "metric 'success' isn't declared"),
+        (bandit(reset=lambda self, seed: (3, {})), "OddEnv, reset: the observation is a int"),
+        (bandit(metric_reductions={"success": "median"}), "reduction 'median'"),
     ],
 )
 def test_what_breaks_the_contract_is_found(make_env: Callable[[], Env], message: str) -> None:

@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from settings.answers import BASE, COMBINATIONS, answers
 from settings.leaves import KINDS, TAG, Kind, Leaf, leaves, with_value
 from settings.table import AGENTIC, PLACES, SAME_RESULT, SFT, Live
-from transformers import PreTrainedModel
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
@@ -128,11 +127,12 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
     finally:
         pipeline.close()
     metrics = [{k: v for k, v in row.items() if not k.startswith(("time/", "system/"))} for row in read_metrics(folder.metrics)]
+    not_played = ("generate_s", "step_s", "advantage")
     played = [json.loads(line) for line in folder.rollouts.read_text().splitlines()] if folder.rollouts.exists() else []
     return {
         "weights": hashlib.sha256(b"".join(w.numpy().tobytes() for w in weights)).hexdigest(),
         "credit": [[turn.get("advantage") for turn in row["turns"]] for row in played],
-        "rollouts": [turn_without_times(turn) for row in played for turn in row["turns"]],
+        "rollouts": [{k: v for k, v in turn.items() if k not in not_played} for row in played for turn in row["turns"]],
         "rewards": [row["outcome_rewards"] for row in played],
         "validation": [{k: v for k, v in row.items() if k.startswith("val/")} for row in metrics],
         "metrics": metrics,
@@ -142,10 +142,6 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
         "error": None,
         "notes": notes,
     }
-
-
-def turn_without_times(turn: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in turn.items() if key not in ("generate_s", "step_s", "advantage")}
 
 
 def log_lines(path: Path) -> Iterator[str]:
@@ -177,18 +173,15 @@ def odd_model(model: Path, folder: Path) -> Path:
     return folder
 
 
-def scaled(model: PreTrainedModel, factor: float) -> PreTrainedModel:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(factor)
-    return model
-
-
 @pytest.fixture(scope="module")
 def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("settings")
     paths = {"$model": str(tiny_model), "$other_model": str(folder / "other_model"), "<tag>": TAG}
-    save_model(scaled(load_model(tiny_model), 1.5), load_tokenizer(tiny_model), Path(paths["$other_model"]))
+    other = load_model(tiny_model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    save_model(other, load_tokenizer(tiny_model), Path(paths["$other_model"]))
     paths |= {name: str(odd_model(tiny_model, folder / name[1:])) for name in ("$pickled_model", "$coded_model")}
     for name, words in (("$demonstrations", "Left Right"), ("$other_demonstrations", "Up Down")):
         rows = [

@@ -134,14 +134,10 @@ def _default(leaf: Leaf) -> str:
     if value is PydanticUndefined:
         return "required"
     if value is None:
-        return "unset" if _is_optional(leaf.field.annotation) else "derived"
+        return "unset" if NoneType in get_args(leaf.field.annotation) else "derived"
     text = repr(value) if not isinstance(value, (bool, str)) else str(value).lower() if isinstance(value, bool) else value
-    return f"`{_short(text)}`" if text else "empty"
-
-
-def _short(text: str) -> str:
     text = re.sub(r"\s+", " ", text)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return f"`{text if len(text) <= 60 else f'{text[:57]}…'}`" if text else "empty"
 
 
 def _type(leaf: Leaf) -> str:
@@ -181,10 +177,6 @@ def _bound(item: Any) -> str:
         case AfterValidator(func=OneOf() as names):
             return f"({names})"
     return " ".join(filter(None, map(_bound, item.metadata))) if isinstance(item, FieldInfo) else ""
-
-
-def _is_optional(annotation: Any) -> bool:
-    return NoneType in get_args(annotation)
 
 
 if __name__ == "__main__":

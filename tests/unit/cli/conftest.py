@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,22 @@ def job(tiny_model, folder):
         values |= {"custom_envs": {"Letters": LETTERS | (env or {})}} | changes
         Path("job.yaml").write_text(yaml.safe_dump(values))
         return "job.yaml"
+
+    return write
+
+
+@pytest.fixture
+def calculations(tiny_model, folder):
+    """Writes the config of a few rows to calculate, each with its agent, and the calculator; returns the file's name."""
+
+    def write(agents, **changes):
+        rows = [{"prompt": text, "answer": str(eval(text)), "agent_name": agent} for text, agent in agents.items()]
+        Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        Path("tools.yaml").write_text("tools: [{class_name: calculator}]")
+        values = {"pretrain": str(tiny_model), "sequence_length": 500, "agent": {"tool_config_path": "tools.yaml"}}
+        values |= {"data": {"train_files": "rows.jsonl", "reward": "exact_match"}} | changes
+        Path("rows.yaml").write_text(yaml.safe_dump(values))
+        return "rows.yaml"
 
     return write
 

@@ -84,25 +84,6 @@ def test_a_wrong_type_names_the_key_and_what_was_got(refused, verb: str, overrid
     assert override.partition("=")[2].strip("'[]").lower() in line.lower()
 
 
-@pytest.mark.parametrize(
-    ("override", "arithmetic"),
-    [
-        ("rollout_batch_size=10", "10 = 2 × 4 + 2"),
-        ("rollout_batch_size=2", "use 4"),
-        ("train_env_manager.num_groups_partition=[1]", "1 = 1, but num_env_groups is 2"),
-        ("train_env_manager.num_groups_partition=[1,1]", "2 numbers for 1 tags"),
-        ("prompt_length=10", "sequence_length is set"),
-        ("custom_envs.Lake.max_tokens_per_step=256", "256 tokens of one response leave no room"),
-        ("actor_train.device_mapping=[0,1,2]", "3 devices don't hold whole copies"),
-    ],
-)
-@pytest.mark.parametrize("verb", ["config", "train"])
-def test_sizes_that_do_not_divide_show_the_arithmetic(refused, verb: str, override: str, arithmetic: str) -> None:
-    options = ["actor_train.strategy_args.strategy_config={tp_size: 2}"] if "device" in override else []
-    options += ["--strict"] if override.startswith("prompt_length") else []
-    assert arithmetic in refused(verb, override, *options)
-
-
 def test_everything_that_is_wrong_is_said_at_once_with_file_and_line(refused, tmp_path: Path) -> None:
     error = refused("train", "max_stepz=3", more="seed: lucky\nppo_epoch: 2\n")
     path = tmp_path / "main.yaml"
@@ -129,11 +110,6 @@ def test_very_many_problems_are_still_one_screen(refused) -> None:
 @pytest.mark.parametrize("verb", ["config", "sft"])
 def test_supervised_fine_tuning_refuses_in_the_same_way(refused, verb: str, override: str, hint: str) -> None:
     assert hint in refused(verb, override, text=SFT)
-
-
-@pytest.mark.parametrize("text", ["a: [", "- 1\n", "a: 1\na: 2\n"], ids=["cut", "a list", "twice"])
-def test_a_file_that_is_no_mapping(refused, text: str) -> None:
-    assert "main.yaml" in refused("train", text=text)
 
 
 def test_a_config_of_the_other_kind_is_named(refused) -> None:

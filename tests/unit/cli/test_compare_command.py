@@ -13,8 +13,8 @@ from turnwise.cli.main import main
 
 @pytest.fixture
 def make_run(tmp_path):
-    def make(name, rows, settings=None, exp_name="exp"):
-        folder = tmp_path / exp_name / name
+    def make(name, rows, settings=None):
+        folder = tmp_path / "exp" / name
         folder.mkdir(parents=True)
         (folder / "metrics.jsonl").write_text(
             "".join(json.dumps({"step": step, **row}) + "\n" for step, row in enumerate(rows))
@@ -27,7 +27,7 @@ def make_run(tmp_path):
 
 
 def trained(successes, validations=()):
-    """Rows of a run: success of each step, and of validations at the first steps; the last row is a validation alone."""
+    """Rows of a run: success of each step, and of validations at the first steps."""
     rows = [
         {
             "rollout/score/mean": success / 2,

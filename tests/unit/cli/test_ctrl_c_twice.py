@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
+import forked
 import pytest
 import yaml
+from small_runs import write_demonstrations
 
 from turnwise.pipelines.checkpoints import all_checkpoints
 from turnwise.rollout.journal import read_journal
@@ -55,12 +55,11 @@ def interrupted(tiny_model, tmp_path):
 
     def run(values, is_begun, *words):
         (tmp_path / "mine.py").write_text(ENV)
-        rows = [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": "<answer>Right</answer>"}]
-        (tmp_path / "rows.jsonl").write_text((json.dumps({"messages": rows}) + "\n") * 8)
+        write_demonstrations(tmp_path / "rows.jsonl", 8)
         values = {"pretrain": str(tiny_model), "output_dir": str(tmp_path / "runs"), "track_with": [], **values}
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(values))
-        command = [sys.executable, "-m", "turnwise.cli.main", words[0], "job.yaml", *words[1:]]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
+        words = [words[0], "job.yaml", *words[1:]]
+        process = forked.Popen(words, stderr=subprocess.PIPE, cwd=tmp_path, start_new_session=True)
         try:
             while process.poll() is None and not is_begun():
                 time.sleep(0.02)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from chat_server import ChatServer, answer
 
 from turnwise.cli.main import main
@@ -130,18 +128,8 @@ def test_a_model_behind_a_url_demonstrates(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.fixture
-def sums(tmp_path: Path) -> str:
-    """A config of two rows; one has a tool to call."""
-    rows = [
-        {"prompt": "2 + 3", "answer": "5", "agent_name": "single_turn_agent"},
-        {"prompt": "12 * 7", "answer": "84", "agent_name": "tool_agent"},
-    ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "tools.yaml").write_text("tools: [{class_name: calculator}]")
-    data = {"train_files": "rows.jsonl", "reward": "exact_match"}
-    values = {"pretrain": "nowhere", "sequence_length": 500, "data": data, "agent": {"tool_config_path": "tools.yaml"}}
-    (tmp_path / "sums.yaml").write_text(yaml.safe_dump(values))
-    return "sums.yaml"
+def sums(calculations: Callable[..., str]) -> str:
+    return calculations({"2 + 3": "single_turn_agent", "12 * 7": "tool_agent"}, pretrain="nowhere")
 
 
 def test_a_model_behind_a_url_demonstrates_rows_with_their_tools(sums: str, capsys: pytest.CaptureFixture[str]) -> None:

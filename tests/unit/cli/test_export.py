@@ -44,14 +44,6 @@ def test_an_adapter_is_merged_into_a_folder_that_needs_nothing_else(
     assert not list(out.glob("adapter*"))
 
 
-def test_a_plain_checkpoint_is_exported_without_its_training(tiny_model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "plain"
-    assert main(["export", "--model", str(tiny_model), "--out", str(out)]) == 0
-    assert all(
-        torch.equal(tensor, load_model(tiny_model).get_parameter(name)) for name, tensor in load_model(out).named_parameters()
-    )
-
-
 def test_bad_input(adapter: Path, folder: Path, refused: Callable[..., str]) -> None:
     assert "no such model folder" in refused("export", "--model", "nowhere", "--out", "a")
     assert "already exists" in refused("export", "--model", adapter, "--out", adapter)

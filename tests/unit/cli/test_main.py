@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import forked
 import pytest
 
-from turnwise.cli.main import build_parser, main
+from turnwise.cli.main import main
 from turnwise.models.presets import PRESETS
 
 ROOT = Path(__file__).parents[3]
@@ -45,22 +44,6 @@ def test_train_then_eval_in_new_processes(config, tmp_path):
     assert again.returncode == 0 and len(list((tmp_path / "runs" / "job").iterdir())) == 2, "a second run has its own folder"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["max_stepz=3"], "max_steps"),
-        (["adv_estimator=rlo"], "rloo"),
-        (["pretrain=nowhere"], "no such model folder"),
-        (["sequence_length=20"], "sequence_length"),
-    ],
-)
-def test_what_is_wrong_is_said_without_a_traceback(config, arguments, message):
-    done = turnwise("train", config, *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr and "Traceback" not in done.stderr
-    assert len(done.stderr.splitlines()) < 40
-
-
 def test_a_missing_file_and_a_missing_verb(refused, capsys):
     assert "none.yaml" in refused("train", "none.yaml")
     with pytest.raises(SystemExit) as stopped:
@@ -78,20 +61,10 @@ def test_overrides_may_stand_behind_options(capsys):
     assert "--strikt" in capsys.readouterr().err
 
 
-def test_an_environment_in_the_working_directory_is_found(config, tmp_path):
-    source = "from toy_envs import LettersEnv\n\n\nclass MyEnv(LettersEnv):\n    pass\n"
-    (tmp_path / "my_env.py").write_text(source)
-    changes = ["custom_envs.Letters.env_type=my_env:MyEnv", "custom_envs.Letters.env_config=null", "eval_steps=0"]
-    command = [str(Path(sys.executable).parent / "turnwise"), "train", str(config), *changes]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-def test_make_model_writes_a_folder_that_trains(tmp_path):
+def test_make_model_sets_sizes(tmp_path):
     assert main(["make-model", "--out", str(tmp_path / "model"), "--set", "num_hidden_layers=1", "hidden_size=32"]) == 0
     facts = json.loads((tmp_path / "model" / "config.json").read_text())
     assert (facts["num_hidden_layers"], facts["hidden_size"]) == (1, 32)
-    assert main(["make-model", "--out", str(tmp_path / "x"), "--size", "tinny"]) == 2
     assert main(["make-model", "--out", str(tmp_path / "x"), "--set", "hidden_size"]) == 2
 
 
@@ -103,24 +76,13 @@ def test_make_model_writes_over_nothing(tmp_path, refused):
     assert (tmp_path / "precious" / "thesis.tex").read_text() == "..."
 
 
-def test_config_refuses_an_environment_that_is_not_built_in(config, refused):
-    assert "Did you mean 'frozen_lake'" in refused("config", config, "custom_envs.Letters.env_type=frozen_lak")
-
-
-def test_the_published_run_script_reaches_train_from_anywhere(tmp_path):
-    script = ROOT / "examples" / "qwen2.5-0.5B-agentic" / "run_agentic_pipeline_frozen_lake.sh"
+@pytest.mark.parametrize("name", ["frozen_lake", "sokoban"])
+def test_the_published_run_script_reaches_train_from_anywhere(tmp_path, name):
+    script = ROOT / "examples" / "qwen2.5-0.5B-agentic" / f"run_agentic_pipeline_{name}.sh"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PATH": path})
     assert done.returncode == 2
     assert "can't run here" in done.stderr and "vllm" in done.stderr
-
-
-def test_every_verb_has_its_module():
-    parser = build_parser()
-    verbs = ("train", "sft", "rollout", "eval", "config", "check-env", "play")
-    for arguments in (*([verb, "x"] for verb in verbs), ["make-model", "--out", "x"], ["export", "--model", "x", "--out", "y"]):
-        module, _, function = parser.parse_args(arguments).entry.partition(":")
-        assert callable(vars(import_module(f"turnwise.cli.{module}"))[function])
 
 
 def test_make_model_names_every_preset(capsys):
@@ -129,12 +91,7 @@ def test_make_model_names_every_preset(capsys):
     assert ", ".join(PRESETS) in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_parser_imports_no_heavy_library():
-    code = "import sys, turnwise.cli.main as m; m.build_parser(); print({'torch', 'transformers', 'hydra'} & set(sys.modules))"
+def test_neither_the_parser_nor_the_config_imports_a_heavy_library():
+    code = "import turnwise.cli.main as m, turnwise.config; m.build_parser(); import sys; print(HEAVY & set(sys.modules))"
+    code = f"HEAVY = {{'torch', 'transformers', 'hydra'}}; {code}"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
-
-
-@pytest.mark.parametrize("file", ["agentic.yaml", "sft.yaml"])
-def test_the_example_configs_are_strictly_valid(file):
-    done = turnwise("config", ROOT / "examples" / "frozen_lake" / file, "--strict")
-    assert done.returncode == 0, done.stderr

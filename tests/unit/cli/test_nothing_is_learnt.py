@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ def train(tmp_path, monkeypatch, capfd):
     for text, name in re.findall(r"```\w+\n(# (guess\.\w+)\n.*?)```", readme, re.DOTALL):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["make-model", "--size", "tiny", "--out", "runs/model"]) == 0
 
     def call(*overrides):
@@ -110,8 +108,6 @@ def test_an_entropy_bonus_that_wins_over_the_reward_is_said(tiny_model, tmp_path
     """A model that has learnt one answer, and a coefficient that makes noise pay more than any answer does."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "coin.py").write_text(COIN)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "coin", raising=False)
     messages = [{"role": "user", "content": "Which way?"}, {"role": "assistant", "content": "left"}]
     (tmp_path / "rows.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 16)
     common = {"pretrain": str(tiny_model), "sequence_length": 64, "track_with": [], "save_steps": 0}

@@ -223,9 +223,6 @@ def take_terminal():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "which environment?"),
-        (["frozen_lak"], "Did you mean 'frozen_lake'?"),
-        (["frozen_lake", "siz=3"], "Did you mean 'size'?"),
         (["frozen_lake", "--policy", "nowhere"], "one of human, random, scripted, openai:URL"),
         (["frozen_lake", "--policy", "openai:localhost"], "--model-name"),
         (["frozen_lake", "--policy", "openai:localhost", "--model-name", "x"], "must be like http://"),
@@ -239,7 +236,6 @@ def take_terminal():
         (["lake.yaml", "custom_envs.Lake.env_config.render_mode=rgb_array", "--policy", "random"], "takes strings only"),
         ([f"{TOYS}:LettersEnv", "--policy", "random"], "--actions a,b,c"),
         (["odd_envs:RaisingEnv", "--policy", "random"], "RuntimeError: the toy is broken"),
-        (["lake.yaml", "--tag", "Lak"], "Did you mean 'Lake'?"),
         (
             ["lake.yaml", "sequence_length=8", "custom_envs.Lake.max_tokens_per_step=2", "--policy", "random"],
             "raise sequence_length",
@@ -253,15 +249,8 @@ def test_bad_input_is_a_sentence(lake, refused, monkeypatch, arguments, message)
 
 
 @pytest.fixture
-def products(folder, tiny_model):
-    """A config of rows whose agent has the calculator."""
-    lines = [{"prompt": f"{n} * 7", "answer": str(7 * n), "agent_name": "tool_agent"} for n in (12, 13)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "tools.yaml").write_text("tools: [{class_name: calculator}]")
-    data = {"train_files": "rows.jsonl", "reward": "exact_match"}
-    values = {"pretrain": str(tiny_model), "sequence_length": 500, "data": data, "agent": {"tool_config_path": "tools.yaml"}}
-    (folder / "products.yaml").write_text(yaml.safe_dump(values | {"eval_steps": 0}))
-    return "products.yaml"
+def products(calculations):
+    return calculations({"12 * 7": "tool_agent", "13 * 7": "tool_agent"}, eval_steps=0)
 
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "13 * 7"}}</tool_call>'

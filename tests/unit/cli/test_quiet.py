@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from small_runs import write_demonstrations
 
 from turnwise.cli.main import main
 
@@ -22,8 +22,7 @@ def test_a_quiet_training_says_where_its_results_are(job, capsys):
 
 
 def test_a_quiet_fine_tuning_says_where_its_model_is(tiny_model, folder, capsys):
-    row = {"messages": [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": "Right"}]}
-    (folder / "rows.jsonl").write_text((json.dumps(row) + "\n") * 4)
+    write_demonstrations(folder / "rows.jsonl", 4)
     (folder / "toy.yaml").write_text(f"pretrain: {tiny_model}\nsequence_length: 384\ntrain_files: rows.jsonl\n")
     assert main(["sft", "toy.yaml", "--quiet"]) == 0
     assert places(capsys.readouterr().out) == ["model", "learning curve"]

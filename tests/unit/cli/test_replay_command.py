@@ -57,7 +57,6 @@ def test_a_run_under_top_p_and_top_k_is_repeated_with_the_ids_that_were_kept(job
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train"], "train needs a config"),
         (["train", "--replay", "nowhere"], "isn't the folder of a run"),
         (["train", "job.yaml", "--replay", "nowhere"], "job.yaml is another one"),
         (["train", "--replay", "nowhere", "actor_train.training_args.learning_rate=0.1"], "actor_train could change it"),

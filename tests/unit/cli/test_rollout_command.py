@@ -158,12 +158,9 @@ def test_a_replay_goes_through_the_loop_and_stops_at_the_first_difference(job, c
     def another_id(turns):
         turns[0]["prompt_ids"][3] += 1
 
-    def another_reward(turns):
-        turns[0]["reward"] += 2.0
-
     where, said = complaint(another_id)
     assert f"{where}turn 1, position 3: expected [" in said and ", got [" in said
-    where, said = complaint(another_reward)
+    where, said = complaint(lambda turns: turns[0].update(reward=turns[0]["reward"] + 2.0))
     assert f"{where}turn 1, reward: expected" in said
     where, said = complaint(lambda turns: turns.append(turns[-1]))
     assert ", the loop ended before it, and the record continues" in said and where in said

@@ -66,7 +66,3 @@ def test_refused_texts(text: str) -> None:
 def test_refused_ranks(value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Role(device_mapping=value)
-
-
-def test_published_text() -> None:
-    assert Role(device_mapping="list(range(0,8))").device_mapping == [0, 1, 2, 3, 4, 5, 6, 7]

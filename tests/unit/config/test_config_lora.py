@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_configs import SFT, config_of
+from small_configs import SFT, config_of, values_of
 from toy_model import toy_model
 
 from turnwise.config import SFTConfig, describe, differences, ineffective, missing, parse_config, unavailable
@@ -133,11 +133,7 @@ def test_an_adapter_folder_has_the_size_of_its_base(toy_folder: Path, tmp_path: 
 
 def test_a_run_cannot_go_on_with_other_adapters() -> None:
     for key in ("actor_train.model_args.lora_rank", "model_args.lora_target", "critic.model_args.freeze_module_prefix"):
-        section, _, name = key.rpartition(".")
-        nested: dict[str, Any] = {name: 2}
-        for part in reversed(section.split(".")):
-            nested = {part: nested}
-        [difference] = differences({}, nested)
+        [difference] = differences({}, values_of({}, **{key: 2}))
         assert difference.is_refused and str(difference) == (
             f"{key}: unset → 2 (other parameters would be trained than those of the checkpoint)"
         )

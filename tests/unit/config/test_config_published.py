@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from settings.leaves import value_at
 from small_configs import config_of, notes_of, values_of
 
 from turnwise.config import parse_config, unavailable
@@ -36,10 +37,7 @@ from turnwise.errors import ConfigError
     ],
 )
 def test_mapped(keys: dict[str, Any], path: str, expected: object) -> None:
-    value: Any = config_of(**keys)
-    for part in path.split("."):
-        value = value.__dict__[part]
-    assert value == expected
+    assert value_at(config_of(**keys), tuple(path.split("."))) == expected
 
 
 @pytest.mark.parametrize(

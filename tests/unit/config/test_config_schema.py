@@ -1,4 +1,4 @@
-"""Every key of the published vocabulary is in the schema, and the defaults are those that the documents state."""
+"""The defaults are those that the documents state, and what follows from other keys."""
 
 from __future__ import annotations
 
@@ -9,68 +9,9 @@ import pytest
 from small_configs import MINIMAL, SFT, config_of, values_of
 
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, load_config, parse_config, unavailable
-from turnwise.config.algorithm import RewardNormalizationArgs
-from turnwise.config.environments import Agent, CustomEnv, Data, EnvManager
 from turnwise.config.model_shape import read_model_shape
-from turnwise.config.roles import ActorTrain, GeneratingArgs, ModelArgs, Role, StrategyArgs, TrainingArgs
-from turnwise.config.running import CheckpointConfig, CpuSplit, Deadlines, Trace
 from turnwise.errors import ConfigError
-
-KEYS = {
-    AgenticConfig: """
-        exp_name seed logging_dir output_dir render_save_dir
-        max_steps save_steps logging_steps eval_steps resume_from_checkpoint max_ckpt_to_keep
-        pretrain reward_pretrain
-        adv_estimator pg_variant pg_args ratio_type ppo_epochs gamma lambd gae_granularity bootstrap_on_truncation
-        pg_clip use_pg_clip_range pg_clip_low pg_clip_high dual_clip_loss value_clip init_kl_coef add_token_level_kl
-        target_kl kl_horizon kl_penalty use_kl_loss kl_loss_coef kl_loss_type reward_placement reward_normalization
-        whiten_rewards whiten_advantages advantage_clip reward_clip entropy_loss_coef loss_agg_mode max_grad_norm
-        critic_warmup episode_reward_weight step_reward_weight step_reward_gamma train_infer_correction
-        use_rollout_log_probs group_filter max_refill_factor
-        rollout_batch_size val_batch_size sequence_length prompt_length response_length async_generation_ratio
-        actor_train actor_infer critic reference reward
-        train_env_manager val_env_manager custom_envs data agent track_with tracker_kwargs trace checkpoint_config
-        deterministic parity_max_logprob_diff deadlines on_weight_update stale_groups cpu_split""",
-    Role: """
-        model_args training_args generating_args strategy_args device_mapping
-        use_dynamic_batching_in_train use_dynamic_batching_in_infer
-        max_tokens_per_microbatch_in_train max_tokens_per_microbatch_in_infer use_sequence_packing""",
-    ActorTrain: "model_update_frequency",
-    StrategyArgs: "strategy_name strategy_config",
-    ModelArgs: """
-        model_name_or_path model_type dtype attn_implementation disable_gradient_checkpointing
-        lora_rank lora_alpha lora_dropout lora_target freeze_module_prefix""",
-    TrainingArgs: """
-        learning_rate per_device_train_batch_size gradient_accumulation_steps weight_decay warmup_steps warmup_ratio
-        lr_scheduler_type adam_beta1 adam_beta2""",
-    GeneratingArgs: """
-        max_new_tokens temperature top_p top_k min_p num_return_sequences stop_strings repetition_penalty do_sample""",
-    RewardNormalizationArgs: "grouping method norm_mean_type norm_std_type",
-    EnvManager: """
-        num_env_groups group_size generating_args group_size_redundancy tags num_groups_partition
-        max_env_num_per_worker max_env_retries env_step_timeout_s episode_timeout_s max_failed_fraction""",
-    CustomEnv: """
-        env_type env_config max_steps max_tokens_per_step agent_name mode history_length agent_system_template
-        agent_template action_pattern use_thread_lock tools""",
-    Data: """
-        train_files val_files prompt_key agent_name_key default_agent reward max_prompt_length shuffle""",
-    Agent: """
-        tool_config_path function_tool_path interaction_config_path agent_config_path tool_parser max_assistant_turns
-        max_user_turns max_parallel_calls max_tool_response_length tool_response_truncate_side tool_timeout_s""",
-    Trace: "backend token2text max_samples_per_step",
-    CheckpointConfig: "type output_dir",
-    Deadlines: "request_s env_s train_s weights_s",
-    CpuSplit: "train rollout",
-    SFTConfig: """
-        pretrain train_files val_files num_epochs max_steps training_args sequence_length output_dir exp_name seed
-        max_grad_norm model_args use_dynamic_batching_in_train max_tokens_per_microbatch_in_train track_with
-        logging_steps save_steps eval_steps""",
-}
-
-
-@pytest.mark.parametrize("section", KEYS, ids=lambda section: section.__name__)
-def test_every_documented_key_is_in_the_schema(section: type) -> None:
-    assert set(KEYS[section].split()) - section.model_fields.keys() == set()
+from turnwise.models.presets import PRESETS
 
 
 def test_a_model_and_an_environment_are_enough() -> None:
@@ -134,6 +75,7 @@ def test_the_sampler_follows_the_trained_model() -> None:
     ("keys", "derived"),
     [
         ({}, (False, False, "if_needed")),
+        ({"stream_training": True}, (False, False, "if_needed")),
         ({"async_generation_ratio": 1}, (True, True, "always")),
         ({"async_generation_ratio": 1, "stream_training": False}, (True, False, "always")),
         ({"async_generation_ratio": 1, "use_rollout_log_probs": True}, (True, True, "rollouts")),
@@ -176,44 +118,23 @@ def test_samples_of_an_optimizer_step_count_data_parallel_ranks() -> None:
     assert config.optimizer_steps_per_batch() == 2 * 3
 
 
+def config_json(size: str, **changes: int) -> str:
+    preset = PRESETS[size]
+    return json.dumps({"model_type": preset.model_type, "vocab_size": preset.vocab_size, **preset.config, **changes})
+
+
 def test_sequence_length_from_its_parts_and_from_the_model(tmp_path: Path) -> None:
     assert config_of(prompt_length=100, response_length=28).sequence_length == 128
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3 | {"max_position_embeddings": 1024}))
+    (tmp_path / "config.json").write_text(config_json("qwen3-0.6b", max_position_embeddings=1024))
     assert config_of(pretrain=str(tmp_path)).sequence_length == 1024
 
 
-QWEN3 = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 28,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "vocab_size": 151936,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "tie_word_embeddings": True,
-}
-QWEN2 = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 24,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "vocab_size": 151936,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-}
-
-
 @pytest.mark.parametrize(
-    ("content", "num_parameters", "kv_bytes"),
-    [(QWEN3, 596_049_920, 2 * 28 * 8 * 128 * 2), (QWEN2, 494_032_768, 2 * 24 * 2 * 64 * 2)],
-    ids=["qwen3", "qwen2"],
+    ("size", "num_parameters", "kv_bytes"),
+    [("qwen3-0.6b", 596_049_920, 2 * 28 * 8 * 128 * 2), ("qwen2.5-0.5b", 494_032_768, 2 * 24 * 2 * 64 * 2)],
 )
-def test_sizes_of_published_models(tmp_path: Path, content: dict[str, object], num_parameters: int, kv_bytes: int) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(content))
+def test_presets_have_the_sizes_of_published_models(tmp_path: Path, size: str, num_parameters: int, kv_bytes: int) -> None:
+    (tmp_path / "config.json").write_text(config_json(size))
     shape = read_model_shape(str(tmp_path))
     assert shape is not None
     assert (shape.num_parameters, shape.kv_bytes_per_token("bf16")) == (num_parameters, kv_bytes)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -59,22 +57,14 @@ def test_the_conventions_that_others_have_otherwise_are_said():
         assert said in section
 
 
-def test_the_page_links_what_there_is():
-    folder = Path(__file__).parents[3] / "docs"
-    assert {target for target in re.findall(r"\]\(([^)#]+)\)", PAGE) if not (folder / target).exists()} <= {"losses.md"}
-    assert "(algorithms.md)" in (folder / "README.md").read_text(encoding="utf-8")
-
-
 def test_the_example_is_short_and_runs(tmp_path, monkeypatch):
     [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(code.splitlines()) <= 30
     [(module, name)] = re.findall(r"adv_estimator=(\w+):(\w+)", PAGE)
     (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    importlib.invalidate_caches()
     settings = AlgorithmSettings(adv_estimator=f"{module}:{name}")
     algorithm = load_class(settings.adv_estimator, "adv_estimator", ConfigError)(settings)
-    sys.modules.pop(module)
     task = Task(id="t", tag="T", split="train", seed=0)
     groups = []
     for scores in ((0.0, 1.0, 9.0), (5.0, 5.0, 7.0)):

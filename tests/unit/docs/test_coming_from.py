@@ -53,16 +53,8 @@ def rewritten(text: str) -> str:
 
 def test_no_row_differs_from_what_the_program_knows() -> None:
     page = FILE.read_text(encoding="utf-8")
+    assert re.findall("<!-- table of (.+?) -->", page) == list(SYSTEMS)
     assert rewritten(page) == page, "write it anew: python tests/unit/docs/test_coming_from.py"
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_every_system_has_its_table(name: str) -> None:
-    assert f"<!-- table of {name} -->" in FILE.read_text(encoding="utf-8")
-
-
-def test_it_is_linked() -> None:
-    assert "(coming_from.md)" in (FILE.parent / "README.md").read_text(encoding="utf-8")
 
 
 SECTIONS = dict(_sections(AgenticConfig))

@@ -15,10 +15,6 @@ def test_the_page_is_fresh() -> None:
     assert DOC.read_text(encoding="utf-8") == page(), "docs/configuration.md is stale; run `make docs`"
 
 
-def test_the_page_is_linked() -> None:
-    assert "(configuration.md)" in (DOC.parent / "README.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_setting_says_what_it_does_and_stands_on_the_page(kind) -> None:
     lines = DOC.read_text(encoding="utf-8").splitlines()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 from pathlib import Path
@@ -17,9 +17,7 @@ MAKEFILE = "check:\n\ttrue\ntest test-extras test-engines:\n\t@test ! -e $@-fail
 def full(tmp_path, monkeypatch):
     """The module on a repository of its own, whose parts fail where a file says so."""
     monkeypatch.syspath_prepend(str(FULL.parent))
-    spec = importlib.util.spec_from_file_location("full", FULL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module("full")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "RESULT", tmp_path / "tests" / "full_run.json")
     (tmp_path / "tests").mkdir()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from small_runs import LETTERS
+from small_runs import LETTERS, training, write_demonstrations
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
@@ -64,30 +64,21 @@ def fits(name: str, pattern: str) -> bool:
     return re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(pattern)), name) is not None
 
 
-def written(rows) -> set[str]:
-    return {name for row in rows for name in row if name != "step"}
-
-
 def run(values, kind, build) -> set[str]:
     config, _ = parse_config(values, kind)
     folder = start_run(config)
-    pipeline = build(config, folder)
-    try:
+    with closing(build(config, folder)) as pipeline:
         pipeline.run()
-    finally:
-        pipeline.close()
-    return written(read_metrics(folder.metrics))
+    return {name for row in read_metrics(folder.metrics) for name in row if name != "step"}
 
 
 @pytest.fixture(scope="module")
 def metrics(tiny_model, tmp_path_factory) -> dict[str, set[str]]:
     """What runs of each kind write."""
     folder = tmp_path_factory.mktemp("runs")
-    turn = [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": "Right"}]
-    (folder / "rows.jsonl").write_text((json.dumps({"messages": turn}) + "\n") * 4)
+    rows = write_demonstrations(folder / "rows.jsonl", 4)
     base = {"pretrain": str(tiny_model), "output_dir": str(folder)}
-    files = {"train_files": str(folder / "rows.jsonl"), "val_files": str(folder / "rows.jsonl")}
-    sft = {"sequence_length": 64, "track_with": [], "training_args": {"per_device_train_batch_size": 2}, **files}
+    sft = {"sequence_length": 64, "track_with": [], "train_files": rows, "val_files": rows, **training(batch_size=2)}
     runs = {"plain": {}, "kl": KL, "clips": CLIPS, "critic": CRITIC, "steps": STEPS, "filtered": FILTERED, "health": UNPARSABLE}
     return {
         **{name: run(base | PLAIN | changes, AgenticConfig, build_agentic) for name, changes in runs.items()},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -31,10 +31,8 @@ def test_every_mutant_s_text_is_in_the_source():
 @pytest.fixture
 def changed(tmp_path, monkeypatch):
     """The names of the mutants that have changed since the only commit of a repository, after a file was written."""
-    spec = importlib.util.spec_from_file_location("mutants", MUTANTS)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "mutants", module)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(str(MUTANTS.parent))
+    module = importlib.import_module("mutants")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     for name in ("turnwise/one.py", "turnwise/two.py", "tests/unit/test_one.py", "tests/unit/test_two.py", "tests/mutants.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,6 @@ def test_the_tutorial_has_the_commands_of_the_readme_and_two_looks_that_run(tmp_
     for text, name in re.findall(r"```\w+\n(# (\w+\.(?:py|yaml))\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     assert len(looks) == 2
     for line in looks:
         assert main(line.split()[1:]) == 0, capfd.readouterr().err
@@ -45,7 +44,7 @@ def test_the_tutorial_has_the_commands_of_the_readme_and_two_looks_that_run(tmp_
     assert "GuessEnv is fit to train in: 2 warnings" in printed and "'5' → reward" in printed
 
 
-def test_relative_links_exist():
+def test_relative_links_exist_and_every_page_is_linked():
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     missing = [
         f"{document.relative_to(ROOT)}: {target}"
@@ -54,6 +53,8 @@ def test_relative_links_exist():
         if "://" not in target and not (document.parent / target).exists()
     ]
     assert missing == []
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages - set(re.findall(r"\(([a-z_]+\.md)\)", (ROOT / "docs" / "README.md").read_text(encoding="utf-8"))) == set()
 
 
 def test_how_fast_it_says_it_is_are_the_ratios_that_were_measured():

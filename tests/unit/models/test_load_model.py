@@ -44,31 +44,17 @@ def test_a_missing_folder_names_the_command_that_makes_one(tmp_path: Path) -> No
             load(tmp_path / "nothing")
 
 
-def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        load_model(tmp_path)
-
-
-def test_an_unreadable_config(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "qwen3",')
-    with pytest.raises(ModelError, match="isn't readable JSON"):
-        load_model(folder)
-    (folder / "config.json").write_text('{"model_type": "no-such-model"}')
-    with pytest.raises(ModelError, match=r"config\.json can't be used"):
-        load_model(folder)
-
-
-def test_missing_or_broken_weights(folder: Path) -> None:
+def test_missing_weights_and_an_unknown_architecture(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.0.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"lack 1 tensors.*up_proj"):
         load_model(folder)
-    (folder / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(ModelError, match=r"model\.safetensors is cut"):
-        load_model(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="can't be loaded"):
+        load_model(folder)
+    (folder / "config.json").write_text('{"model_type": "no-such-model"}')
+    with pytest.raises(ModelError, match=r"config\.json can't be used"):
         load_model(folder)
 
 

@@ -38,21 +38,15 @@ def run(code: str, **limits) -> PythonResult:
     return asyncio.run(run_python(code, Limits(**limits)))
 
 
-def folder_for(tmp: str) -> str:
-    """Files that everybody may read and write, so that nothing but the sandbox stands before them."""
-    folder = Path(tmp)
-    folder.chmod(0o777)
-    for name in ("secret", "victim", "owned", "movable", "deletable"):
-        (folder / name).write_text("a secret")
-        (folder / name).chmod(0o666)
-    return tmp
-
-
 @pytest.fixture(scope="module")
 def outside():
-    """Paths, sockets and processes that an escape may reach."""
-    with tempfile.TemporaryDirectory() as tmp:
-        folder = folder_for(tmp)
+    """Paths, sockets and processes that an escape may reach. Everybody may read and write the files, so that nothing but the
+    sandbox stands before them."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        for name in ("secret", "victim", "owned", "movable", "deletable"):
+            Path(folder, name).write_text("a secret")
+            os.chmod(f"{folder}/{name}", 0o666)
         sockets = {
             "tcp": (socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
             "udp": (socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)),
@@ -196,9 +190,8 @@ def test_memory_is_limited():
     assert result.outcome == "error" and "MemoryError" in result.text
 
 
-@pytest.mark.parametrize("code", ["n = 0\nwhile True:\n  n += 1\n  open(str(n), 'wb').write(b'x' * (1 << 20))"])
-def test_the_disk_is_limited(code):
-    result = run(code, disk_mb=8)
+def test_the_disk_is_limited():
+    result = run("n = 0\nwhile True:\n  n += 1\n  open(str(n), 'wb').write(b'x' * (1 << 20))", disk_mb=8)
     assert result.outcome == "disk"
     assert result.text.endswith("The code wrote more than 8 MiB of files and was ended.")
 

@@ -46,7 +46,3 @@ def test_names_keep_their_order_and_generators_are_accepted():
 def test_one_name_with_two_reductions_is_refused():
     with pytest.raises(ValueError, match=r"'a'.*'mean'.*'max'"):
         reduce_metrics([Metric("a", 1.0), Metric("a", 1.0, "max")])
-
-
-def test_nothing_gives_nothing():
-    assert reduce_metrics([]) == {}

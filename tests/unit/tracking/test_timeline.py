@@ -34,9 +34,6 @@ class Kept(list):
     def log(self, step, metrics, texts):
         self.append(metrics)
 
-    def close(self):
-        pass
-
 
 def events(timeline: Timeline, path: Path) -> tuple[list[dict], dict[int, str]]:
     """The spans, and the names of the rows."""

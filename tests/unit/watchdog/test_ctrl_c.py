@@ -13,10 +13,6 @@ from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
 
 
-async def main():
-    await asyncio.sleep(0)
-
-
 def test_what_ctrl_c_keeps_from_beginning_is_no_coroutine_that_was_never_awaited():
     gc.collect()  # What other tests have left behind may warn as it is deleted.
     with warnings.catch_warnings(record=True) as warned:
@@ -27,7 +23,7 @@ def test_what_ctrl_c_keeps_from_beginning_is_no_coroutine_that_was_never_awaited
         loop.call_soon(signal.raise_signal, signal.SIGINT)
         loop.call_soon(signal.raise_signal, signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            runner.run(main())
+            runner.run(asyncio.sleep(0))
         runner.close()
         gc.collect()
     assert [str(warning.message) for warning in warned if "never awaited" in str(warning.message)] == []
@@ -46,6 +42,6 @@ def test_a_ctrl_c_that_comes_while_the_handler_is_set_up_is_no_cancellation(monk
     runner = WatchedRunner(Watchdog())
     monkeypatch.setattr(signal, "signal", installed)
     with pytest.raises(KeyboardInterrupt):
-        runner.run(main())
+        runner.run(asyncio.sleep(0))
     monkeypatch.undo()
     runner.close()
