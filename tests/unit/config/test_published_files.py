@@ -95,6 +95,11 @@ def test_defaults_that_differ_are_listed_with_both_values(file_of) -> None:
     assert "loss_agg_mode" not in without and "lambd" not in without
 
 
+def test_defaults_are_not_compared_in_a_file_without_published_keys() -> None:
+    example = Path(__file__).parents[3] / "examples" / "qwen2.5-0.5B-agentic" / "agent_val_frozen_lake.yaml"
+    assert not [note for note in load_any_config(example)[1] if "other defaults" in note]
+
+
 def test_grpo_of_plain_scores_is_read_as_what_it_does_there(file_of) -> None:
     config, notes = load_config(file_of("agentic_demo/agent_val_frozen_lake_single_node_demo"))
     assert (config.adv_estimator, config.reward_placement) == ("reinforce", "final")
