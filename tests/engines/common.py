@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from letters import small_qwen3
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 VOCABULARY = 128
 EPS = 1e-4
@@ -16,22 +17,10 @@ EPS = 1e-4
 
 
 def toy_model(seed: int = 0) -> PreTrainedModel:
-    """A random Qwen3 in fp32 with tied embeddings, the same in every process."""
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,  # The smallest that vLLM has a CPU kernel for.
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        initializer_range=0.06,
-        attn_implementation="eager",
-    )
+    """A random Qwen3 in fp32, the same in every process."""
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(config).eval()
+    sizes = {"vocab_size": VOCABULARY, "intermediate_size": 128, "initializer_range": 0.06, "attn_implementation": "eager"}
+    return Qwen3ForCausalLM(small_qwen3(**sizes)).eval()
 
 
 def toy_tokens(num_sequences: int = 8, length: int = 24) -> torch.Tensor:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from small_runs import run_small, small_config, training
+from small_runs import LETTERS, folder_of_run, small_config, training
 
 from turnwise.tracking.jsonl import read_metrics
 
 
 def test_a_policy_learns_from_stale_samples(tiny_model, tmp_path):
-    kinds = {
-        "env_type": "toy_envs:KindsEnv",
-        "env_config": {"num_turns": 2},
-        "max_steps": 2,
-        "max_tokens_per_step": 1,
-        "agent_system_template": "",
-        "agent_template": "{observation}",
-        "action_pattern": None,
-    }
+    kinds = {"env_type": "toy_envs:KindsEnv", "env_config": {"num_turns": 2}}
     config = small_config(
         tiny_model,
         tmp_path,
@@ -29,9 +21,9 @@ def test_a_policy_learns_from_stale_samples(tiny_model, tmp_path):
         train_infer_correction={"is_weight": {"weight_type": "token", "upper_bound": 2.0}},
         actor_train=training(5e-3, 64),  # at 1e-2 the order of requests decides whether 40 steps are enough
         train_env_manager={"num_env_groups": 16, "group_size": 8},
-        custom_envs={"Kinds": kinds},
+        custom_envs={"Kinds": LETTERS | kinds | {"max_tokens_per_step": 1, "agent_system_template": ""}},
     )
-    rows = read_metrics(run_small(config).folder.metrics)
+    rows = read_metrics(folder_of_run(config).metrics)
     scores = [row["rollout/score/mean"] for row in rows]
     assert scores[0] < 0.2 and sum(scores[-5:]) / 5 > 0.6
     assert max(row["actor/staleness_max"] for row in rows) == 1

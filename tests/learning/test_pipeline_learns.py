@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from climbed import climb
-from small_runs import run_small, small_config, training
+from small_runs import LETTERS, run_small, small_config, training
 
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
@@ -18,15 +18,8 @@ from turnwise.training.torch_strategy import TorchStrategy
 
 
 def train(tiny_model, tmp_path, flip, max_steps=35, **model_args):
-    bandit = {
-        "env_type": "toy_envs:BanditEnv",
-        "env_config": {"arms": ["Left", "Right"], "best": "Right"},
-        "max_steps": 1,
-        "max_tokens_per_step": 1,
-        "agent_system_template": "",
-        "agent_template": "P",
-        "action_pattern": None,
-    }
+    bandit = {"env_type": "toy_envs:BanditEnv", "env_config": {"arms": ["Left", "Right"], "best": "Right"}}
+    bandit |= {"max_steps": 1, "max_tokens_per_step": 1, "agent_system_template": "", "agent_template": "P"}
     config = small_config(
         tiny_model,
         tmp_path,
@@ -36,7 +29,7 @@ def train(tiny_model, tmp_path, flip, max_steps=35, **model_args):
         sequence_length=96,
         actor_train={"model_args": model_args, **training(1e-2, 64)},
         train_env_manager={"num_env_groups": 8, "group_size": 8},
-        custom_envs={"Bandit": bandit},
+        custom_envs={"Bandit": LETTERS | bandit},
     )
     folder = run_small(config, **({"change": climb} if flip else {})).folder
     return [row["rollout/score/mean"] for row in read_metrics(folder.metrics)]

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from small_runs import run_small, small_config, training
+from small_runs import LETTERS, folder_of_run, small_config, training
 
 from turnwise.tracking.jsonl import read_metrics
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gigpo"])
 def test_a_policy_learns_from_one_sample_a_turn(tiny_model, tmp_path, estimator):
-    letters = {
-        "env_type": "toy_envs:LettersEnv",
-        "mode": "step",
-        "max_tokens_per_step": 1,
-        "agent_system_template": "",
-        "agent_template": "{current_observation}",
-        "action_pattern": None,
-    }
+    letters = LETTERS | {"mode": "step", "max_tokens_per_step": 1, "agent_system_template": ""}
     config = small_config(
         tiny_model,
         tmp_path,
@@ -28,8 +21,7 @@ def test_a_policy_learns_from_one_sample_a_turn(tiny_model, tmp_path, estimator)
         sequence_length=48,
         actor_train=training(1e-2, 32),
         train_env_manager={"num_env_groups": 6, "group_size": 8},
-        custom_envs={"Letters": letters},
+        custom_envs={"Letters": letters | {"agent_template": "{current_observation}"}},
     )
-    folder = run_small(config).folder
-    scores = [row["rollout/score/mean"] for row in read_metrics(folder.metrics)]
+    scores = [row["rollout/score/mean"] for row in read_metrics(folder_of_run(config).metrics)]
     assert scores[0] < 0.4 and scores[-1] > 1.2

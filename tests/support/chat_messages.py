@@ -5,6 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+LLAMA2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+"""A chat template with blanks around the text of a response."""
+
 
 def message(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}

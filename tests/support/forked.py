@@ -127,9 +127,6 @@ class Popen:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
     def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str | None, str | None]:
         """All that it writes until it ends.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models
@@ -11,23 +12,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, 
 VOCABULARY = 61
 
 
+def small_qwen3(**sizes: Any) -> Qwen3Config:
+    """With tied embeddings, and the smallest heads that vLLM has a CPU kernel for."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    fixed = {"hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 512, "tie_word_embeddings": True}
+    return Qwen3Config(**heads, **fixed, **sizes)
+
+
 def letter_model(folder: Path) -> PreTrainedModel:
-    """A random Qwen3 in fp32 with tied embeddings, saved in `folder`."""
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,  # The smallest that vLLM has a CPU kernel for.
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    """A random Qwen3 in fp32, saved in `folder`."""
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config).eval()
+    sizes = {"vocab_size": VOCABULARY, "intermediate_size": 96, "bos_token_id": 1, "eos_token_id": 2}
+    model = Qwen3ForCausalLM(small_qwen3(**sizes)).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.2)
     model.save_pretrained(folder)

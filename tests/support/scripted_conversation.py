@@ -12,15 +12,13 @@ from turnwise.types import AS_OPENED, CallOptions, Message, Turn
 class ScriptedConversation:
     """Answers with `texts`, one a turn, and has no room left after the last; a token is a character.
 
-    `messages` holds everything that was said, `budgets` the `max_new_tokens` of each request and `num_closes` how often it was
-    closed, for tests to look at.
+    `messages` holds everything that was said, and `budgets` the `max_new_tokens` of each request, for tests to look at.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.turns: list[Turn] = []
         self.messages: list[Message] = []
         self.budgets: list[int | None] = []
-        self.num_closes = 0
         self._texts = list(texts)
 
     async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
@@ -42,7 +40,7 @@ class ScriptedConversation:
         return reply
 
     async def close(self) -> None:
-        self.num_closes += 1
+        pass
 
     def remaining_tokens(self) -> int:
         return sum(len(text) for text in self._texts)

@@ -25,6 +25,7 @@ from turnwise.spec import THINK_ANSWER_PATTERN
 from turnwise.types import SamplingParams, Task, derive_seed
 
 SETTINGS = EnvAgentSettings(tag="Lake", max_steps=12, system_template="Be brief.", max_tokens_per_step=16)
+FREE = EnvAgentSettings(tag="Lake", action_pattern=None)
 
 
 def tasks(count: int) -> list[Task]:
@@ -37,6 +38,10 @@ def firm_lake(task: Task) -> FrozenLakeEnv:
 
 def teacher(env: FrozenLakeEnv, task: Task) -> Player:
     return ErringPlayer(ExpertPlayer(env), 0.5, derive_seed(task.seed, "teacher"))
+
+
+def guesser(env: Any, task: Task) -> Player:
+    return RandomPlayer(env, task.seed)
 
 
 def test_a_demonstration_is_what_the_agent_would_have_said_and_seen() -> None:
@@ -86,14 +91,14 @@ def test_baselines_rank_as_they_must() -> None:
 
     best = share(lambda env, task: ExpertPlayer(env))
     erring = share(teacher)
-    worst = share(lambda env, task: RandomPlayer(env, task.seed))
+    worst = share(guesser)
     assert best == 1.0
     assert worst < 0.2 < erring < 0.9
 
 
 def test_a_partial_success_counts_as_in_an_evaluation() -> None:
     half = FixedEnv("done", 1.0, True, False, {"metrics": {"success": 0.4}})
-    [outcome] = play(lambda _: half, SETTINGS, lambda env, task: RandomPlayer(env, task.seed), tasks(1))
+    [outcome] = play(lambda _: half, SETTINGS, guesser, tasks(1))
     assert outcome == (False, 1.0)
 
 
@@ -105,7 +110,7 @@ class BareEnv(BanditEnv):
 
 
 def test_an_environment_without_a_success_metric_succeeds_by_its_score() -> None:
-    outcomes = play(lambda _: BareEnv(), SETTINGS, lambda env, task: RandomPlayer(env, task.seed), tasks(20))
+    outcomes = play(lambda _: BareEnv(), SETTINGS, guesser, tasks(20))
     assert {tuple(outcome) for outcome in outcomes} == {(True, 1.0), (False, 0.0)}
 
 
@@ -136,8 +141,7 @@ def test_episodes_before_a_fault_are_kept() -> None:
                 raise ValueError("no sixth one")
             return super().reset(seed=seed)
 
-    settings = EnvAgentSettings(tag="Lake", action_pattern=None)
-    played = demonstrations(Fragile, settings, lambda env, _: RandomPlayer(env, 3), tasks(9))
+    played = demonstrations(Fragile, FREE, guesser, tasks(9))
     assert [next(played)[-1]["role"] for _ in range(5)] == ["assistant"] * 5
     with pytest.raises(RolloutError, match="no sixth one"):
         next(played)
@@ -151,8 +155,7 @@ def test_an_episode_that_takes_long_is_there_before_the_next_one_begins() -> Non
         time.sleep(0.11)
         return BanditEnv()
 
-    settings = EnvAgentSettings(tag="Lake", action_pattern=None)
-    played = demonstrations(make_env, settings, lambda env, _: RandomPlayer(env, 3), tasks(3))
+    played = demonstrations(make_env, FREE, guesser, tasks(3))
     for number in range(1, 4):
         assert next(played) and len(began) == number
 
@@ -175,7 +178,6 @@ def test_ctrl_c_ends_a_consumer_that_stops_early_too() -> None:
                 signal.raise_signal(signal.SIGINT)
             return super().step(action)
 
-    settings = EnvAgentSettings(tag="Lake", action_pattern=None)
-    played = demonstrations(lambda _: Pressed(), settings, lambda env, _: RandomPlayer(env, 3), tasks(9))
+    played = demonstrations(lambda _: Pressed(), FREE, guesser, tasks(9))
     with pytest.raises(KeyboardInterrupt):
         next(played)

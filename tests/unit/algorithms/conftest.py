@@ -14,35 +14,20 @@ from turnwise.types import Batch, Denominators, Group, Sample, Task, Trajectory,
 NAN = np.float32("nan")
 
 
-def build_sample(mask: Sequence[int], weight: float = 1.0) -> Sample:
+def build_sample(mask: Sequence[int]) -> Sample:
     mask_array = np.array(mask, dtype=bool)
     positions = np.flatnonzero(mask_array)
     spans = (TurnSpan(0, int(positions[0]), int(positions[-1]) + 1),) if len(positions) else ()
-    return Sample(
-        token_ids=np.arange(len(mask)),
-        response_mask=mask_array,
-        rollout_logprobs=np.zeros(len(mask), dtype=np.float32),
-        turn_spans=spans,
-        weight=weight,
-    )
+    return Sample(np.arange(len(mask)), mask_array, np.zeros(len(mask), dtype=np.float32), spans)
 
 
-def build_group(
-    scores: Sequence[float],
-    masks: Sequence[Sequence[Sequence[int]]] | None = None,
-    tag: str = "FrozenLake",
-    weights: Sequence[float] | None = None,
-    task_id: str = "train/FrozenLake/0",
-) -> Group:
+def build_group(scores: Sequence[float], masks: Sequence[Sequence[Sequence[int]]] | None = None) -> Group:
     """A group with one trajectory a score; `masks[i]` are the response masks of the samples of trajectory i."""
-    task = Task(id=task_id, tag=tag, split="train", seed=0)
-    masks = masks or [[[0, 1, 1]] for _ in scores]
-    weights = weights or [1.0] * len(scores)
+    task = Task(id="train/FrozenLake/0", tag="FrozenLake", split="train", seed=0)
     trajectories = []
-    for sibling, (score, sample_masks, weight) in enumerate(zip(scores, masks, weights, strict=True)):
+    for sibling, (score, sample_masks) in enumerate(zip(scores, masks or [[[0, 1, 1]]] * len(scores), strict=True)):
         turn = Turn(np.array([0]), np.array([1, 2]), np.zeros(2, np.float32), reward=score)
-        samples = [build_sample(mask, weight) for mask in sample_masks]
-        trajectories.append(Trajectory(task, sibling, turns=[turn], samples=samples, weight=weight))
+        trajectories.append(Trajectory(task, sibling, turns=[turn], samples=[build_sample(mask) for mask in sample_masks]))
     return Group(task, trajectories)
 
 
@@ -121,11 +106,6 @@ def build_nested(seed: int, smallest: int = 1) -> list[Group]:
 @pytest.fixture
 def make_nested() -> Callable[..., list[Group]]:
     return build_nested
-
-
-@pytest.fixture
-def make_sample() -> Callable[..., Sample]:
-    return build_sample
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from episodes import TASK, build, episode
 
-from turnwise.algorithms.estimator import Estimator, tokens_of
-from turnwise.algorithms.response_tokens import turn_rewards
+from turnwise.algorithms.estimator import Estimator
 from turnwise.algorithms.score_estimator import GRPOPassK, ScoreEstimator, TrajectoryScores, runs_of
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.algorithms.step_estimator import GiGPO, StepEstimator
@@ -17,8 +16,6 @@ from turnwise.spec import ESTIMATORS
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import Group, samples_of
 
-SIBLINGS = [name for name, spec in ESTIMATORS.items() if spec.compares_siblings]
-ON_SCORES = ["grpo", "rloo", "opo", "grpo_passk", "gpg", "reinforce_plus_plus_baseline"]
 MEAN = RewardNormalization(method="mean")
 
 
@@ -43,9 +40,9 @@ def credited(name, groups, **settings):
     return [by_turn(trajectory) for group in groups for trajectory in group.trajectories], metrics
 
 
-def score_groups(*scores, **fields):
+def score_groups(*scores):
     return [
-        Group(TASK, [episode([score], sibling=i, **fields) for i, score in enumerate(of_group)], index=g)
+        Group(TASK, [episode([score], sibling=i) for i, score in enumerate(of_group)], index=g)
         for g, of_group in enumerate(scores)
     ]
 
@@ -53,97 +50,17 @@ def score_groups(*scores, **fields):
 # ------------------------------------------------------------------------------------------------------- worked numbers
 
 
-@pytest.mark.parametrize(
-    ("gamma", "expected"), [(1.0, [3, 3, 3, 2, 2, 2]), (0.5, [0.3125, 0.625, 1.25, 0.5, 1, 2])], ids=["plain", "discounted"]
-)
-def test_reinforce(gamma, expected):
-    trajectory = episode([1.0, 2.0], lengths=[3, 3])
-    build("reinforce", gamma=gamma).credit([Group(TASK, [trajectory])])
-    [sample] = trajectory.samples
-    assert sample.advantages[sample.response_mask].tolist() == expected
+def gigpo_example():
+    rewards, states = ([0, 0, 1], [0, -0.1], [0]), ["s0", "s1", "s2"]
+    return Group(TASK, [episode(of_one, states[: len(of_one)], sibling=sibling) for sibling, of_one in enumerate(rewards)])
 
 
-def test_agentic_reinforce_discounts_by_the_turn():
-    [trajectory] = trajectories = [episode([1.0, 2.0], lengths=[2, 2])]
-    build("agentic_reinforce", gamma=0.5).credit([Group(TASK, trajectories)])
-    assert trajectory.samples[0].advantages.tolist() == [0, 2, 2, 0, 2, 2]
-
-
-def test_reinforce_plus_plus_whitens_returns_of_the_score():
-    trajectories = [episode([1.0, 0.0], lengths=[2, 2]), episode([0.0], lengths=[2])]
-    build("reinforce_plus_plus", gamma=0.5).credit([Group(TASK, trajectories)])
-    returns = np.array([0.125, 0.25, 0.5, 1.0, 0.0, 0.0])
-    expected = (returns - returns.mean()) / np.sqrt(returns.var(ddof=1) + 1e-8)
-    got = np.concatenate([s.advantages[s.response_mask] for t in trajectories for s in t.samples])
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
-
-
-def test_reinforce_plus_plus_baseline_whitens_over_tokens():
-    groups = [Group(TASK, [episode([2.0], lengths=[3]), episode([0.0], sibling=1)])]
-    got, _ = credited("reinforce_plus_plus_baseline", groups)
-    tokens = np.array([1.0, 1, 1, -1])
-    expected = (tokens - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8)
-    assert got == [[pytest.approx(expected[0])], [pytest.approx(expected[3])]]
-
-
-def test_rloo():
-    got, _ = credited("rloo", score_groups([1, 0, 0, 1], [7]))
-    assert got == [[pytest.approx(x)] for x in (2 / 3, -2 / 3, -2 / 3, 2 / 3, 0)]
-
-
-def test_opo_weighs_scores_by_trained_tokens():
-    group = Group(TASK, [episode([1.0], lengths=[1]), episode([0.0], lengths=[3], sibling=1)])
-    assert credited("opo", [group])[0] == [[0.75], [-0.25]]
-
-
-def test_grpo_passk_rewards_the_best_alone():
-    got, _ = credited("grpo_passk", score_groups([1.0, 0.5, 0.0], [1.0, 1.0, 0.0]))
-    assert got == [[pytest.approx(1.0, abs=1e-5)], [0], [0], [0], [0], [0]]
-
-
-def test_gpg_makes_up_for_groups_that_teach_nothing():
-    assert credited("gpg", score_groups([1, 0], [1, 1], [0.3, 0.1 + 0.2]))[0][:4] == [[1.5], [-1.5], [0], [0]]
-    assert credited("gpg", score_groups([1, 1]))[0] == [[0], [0]]
-
-
-def test_remax_subtracts_the_greedy_score():
-    group = score_groups([3.0, 1.0])[0]
-    group.greedy = episode([0.5, 1.5])
-    assert credited("remax", [group])[0] == [[1.0], [-1.0]]
-
-
-def test_step_reinforce_normalises_step_returns():
-    groups = [Group(TASK, [episode([0, 0, 1]), episode([0], sibling=1)])]
-    got, metrics = credited("step_reinforce", groups, step_reward_gamma=0.5)
-    returns = np.array([0.25, 0.5, 1.0, 0.0])
-    expected = (returns - returns.mean()) / (returns.std(ddof=1) + 1e-6)
-    assert flat(got) == pytest.approx(expected.tolist(), abs=1e-6)
-    assert metrics["critic/step_rewards/max"] == pytest.approx(expected.max())
-    identity = RewardNormalization(method="identity")
-    assert credited("step_reinforce", groups, step_reward_gamma=0.5, reward_normalization=identity)[0] == [[0.25, 0.5, 1], [0]]
-
-
-def gigpo_example(is_stepwise=False):
-    return Group(
-        TASK,
-        [
-            episode([0, 0, 1], ["s0", "s1", "s2"], sibling=0, is_stepwise=is_stepwise),
-            episode([0, -0.1], ["s0", "s1"], sibling=1, is_stepwise=is_stepwise),
-            episode([0], ["s0"], sibling=2, is_stepwise=is_stepwise),
-        ],
-    )
-
-
-@pytest.mark.parametrize("is_stepwise", [False, True], ids=["one context", "a context a turn"])
-def test_gigpo(is_stepwise):
-    group = gigpo_example(is_stepwise)
-    assert [len(t.samples) for t in group.trajectories] == ([3, 2, 1] if is_stepwise else [1, 1, 1])
+def test_gigpo():
+    group = gigpo_example()
     steps, metrics = credited("gigpo", [group], reward_normalization=MEAN, episode_reward_weight=0.0)
     assert flat(steps) == pytest.approx([0.633333, 0.525, 0, -0.364167, -0.525, -0.269167], abs=1e-6)
     episodes, _ = credited("gigpo", [group], reward_normalization=MEAN, step_reward_weight=0.0)
     assert flat(episodes) == pytest.approx([0.7, 0.7, 0.7, -0.4, -0.4, -0.3], abs=1e-6)
-    both, _ = credited("gigpo", [group], reward_normalization=MEAN, episode_reward_weight=0.5, step_reward_weight=2.0)
-    assert both[0][0] == pytest.approx(0.5 * 0.7 + 2.0 * 0.633333, abs=1e-5)
     assert (metrics["critic/bucket_size/mean"], metrics["critic/bucket_size/max"]) == (2.0, 3.0)
     assert metrics["critic/bucket_of_one"] == pytest.approx(1 / 3) and metrics["critic/aliased_turns"] == 0.0
 
@@ -151,7 +68,7 @@ def test_gigpo(is_stepwise):
 # ---------------------------------------------------------------------------------------------------------------- edges
 
 
-@pytest.mark.parametrize("name", [name for name in SIBLINGS if name != "grpo_passk"])
+@pytest.mark.parametrize("name", [name for name, spec in ESTIMATORS.items() if spec.compares_siblings and name != "grpo_passk"])
 def test_a_group_of_one_turn_teaches_nothing(name):
     groups = score_groups([7.0], [7.0])
     assert credited(name, groups)[0] == [[0.0], [0.0]]
@@ -162,21 +79,6 @@ def test_a_group_of_one_is_refused_by_grpo_passk():
         credited("grpo_passk", score_groups([1.0, 0.0], [1.0]))
 
 
-@pytest.mark.parametrize("name", ON_SCORES)
-def test_sub_agents_of_one_run_weigh_as_one(name):
-    whole = Group(TASK, [episode([s], lengths=[2], sibling=i) for i, s in enumerate([1.0, 0.0, 0.5])])
-    split = Group(
-        TASK,
-        [episode([1.0], lengths=[2], weight=0.5), episode([1.0], lengths=[2], weight=0.5), *whole.trajectories[1:]],
-    )
-    settings = {"advantage_clip": 100.0}
-    expected, got = credited(name, [whole], **settings)[0], credited(name, [split], **settings)[0]
-    if ESTIMATORS[name].whitens_advantages:
-        assert got[0] == got[1] and (got[0][0] > got[3][0] > got[2][0])
-    else:
-        assert flat(got) == pytest.approx(flat([expected[0], *expected]), abs=1e-6)
-
-
 def test_trajectories_of_a_run_share_its_number_and_others_do_not():
     parts = [episode([0.0], weight=0.5), episode([0.0], weight=0.5), episode([0.0], sibling=1, weight=0.5)]
     assert runs_of([Group(TASK, parts), Group(TASK, [episode([0.0]), episode([0.0])])]).tolist() == [0, 0, 1, 2, 3]
@@ -184,12 +86,6 @@ def test_trajectories_of_a_run_share_its_number_and_others_do_not():
 
 def best_above_second(scores, groups, weights, runs):
     return GRPOPassK(AlgorithmSettings()).transform(TrajectoryScores(scores, groups, weights, np.ones(len(scores)), runs))
-
-
-def test_the_best_run_wins_with_all_of_its_trajectories():
-    scores, weights, runs = np.array([0.9, 1.1, 0.5, 0.0]), np.array([0.5, 0.5, 1, 1]), np.array([0, 0, 1, 2])
-    got = best_above_second(scores, np.zeros(4, int), weights, runs)
-    assert got[0] == got[1] > 0 and got[2:].tolist() == [0, 0]
 
 
 def test_a_run_that_weighs_nothing_is_neither_best_nor_second():
@@ -204,21 +100,10 @@ def test_the_best_of_a_group_whose_spread_is_unknown_is_not_blown_up():
     assert got.tolist() == [0, 0]
 
 
-def test_rloo_leaves_out_the_whole_run():
-    parts = [episode([1.0], weight=0.5), episode([3.0], weight=0.5), episode([4.0], sibling=1), episode([7.0], sibling=2)]
-    assert flat(credited("rloo", [Group(TASK, parts)])[0]) == pytest.approx([1 - 5.5, 3 - 5.5, 4 - 4.5, 7 - 3])
-    # One run alone has no baseline, whatever its trajectories scored.
-    assert flat(credited("rloo", [Group(TASK, parts[:2])])[0]) == [0, 0]
-
-
 def test_gpg_counts_groups_without_variance_and_not_scores_at_the_mean():
     # B = 5 and M = 2: the score at the mean of its group is not counted out, which would give 5/2.
     assert flat(credited("gpg", score_groups([0, 0.5, 1], [1, 1]))[0]) == pytest.approx([-5 / 6, 0, 5 / 6, 0, 0])
-
-
-def test_a_turn_without_trained_tokens_does_not_lose_its_reward():
-    trajectories = [episode([0.25, 1.0, 2.0, 4.0], lengths=[0, 1, 0, 1]), episode([1.0], lengths=[0]), episode([5.0])]
-    assert turn_rewards(tokens_of([Group(TASK, trajectories)])).tolist() == [3.25, 4.0, 5.0]
+    assert credited("gpg", score_groups([1, 1]))[0] == [[0], [0]]
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -228,30 +113,23 @@ def test_batches_with_nothing_to_train_are_credited_zeros(name):
         for sample in trajectory.samples:
             sample.values = sample.next_values = np.zeros(sample.num_tokens, np.float32)
     groups = [Group(TASK, trajectories, greedy=episode([1.0]))]
-    metrics = reduce_metrics(build(name).credit(groups))
+    clips = {"whiten_advantages": True, "reward_clip": 1.0, "advantage_clip": 1.0}
+    metrics = reduce_metrics(build(name, **clips).credit(groups))
     assert all(not sample.advantages.any() for sample in samples_of(groups))
     assert metrics["critic/score/mean"] == 1.0 and np.isfinite(list(metrics.values())).all()
 
 
-# ---------------------------------------------------------------------------------------------------------------- remax
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_kl_is_not_measured_from_zeros(name, make_nested):
+    groups = make_nested(0, smallest=2)
+    for sample in samples_of(groups):
+        sample.ref_logprobs = None
+    assert not any(metric.name.startswith("critic/kl") for metric in build(name).credit(groups))
 
 
 def test_remax_without_a_greedy_sibling_says_whose_it_is():
     with pytest.raises(ValueError, match=r"group 0 \(task t\) has none"):
         credited("remax", score_groups([1.0]))
-
-
-@pytest.mark.parametrize(("placement", "expected"), [("final", [0.5 - 0.5]), ("turn", [1.0 - 0.25, 0.5 - 0.25])])
-def test_the_greedy_score_of_remax_is_bounded_as_the_rewards_are(placement, expected):
-    rewards = [0.9, 0.8] if placement == "turn" else [1.7]
-    group = Group(TASK, [episode(rewards)], greedy=episode([-0.25, 3.0], outcome_rewards={"judge": -1.0}))
-    got, _ = credited("remax", [group], reward_placement=placement, reward_clip=0.5)
-    assert got == [pytest.approx(expected)]
-
-
-def test_remax_refuses_whitened_rewards():
-    with pytest.raises(ConfigError, match="use whiten_advantages"):
-        build("remax", whiten_rewards=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------- gigpo
@@ -289,59 +167,6 @@ def test_gigpo_keeps_statistics_of_episodes_and_of_steps_apart():
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
-
-KL = {"add_token_level_kl": True, "init_kl_coef": 0.3}
-
-
-def effects():
-    """`(estimator, settings under which, setting, value)`, by what `spec` says of the estimators."""
-    for name, spec in ESTIMATORS.items():
-        own, is_on_tokens = spec.normalization == "own", spec.placement != "score"
-        if name != "grpo_passk":
-            yield name, {}, "reward_clip", 0.2
-        yield name, {}, "advantage_clip", 0.2
-        yield name, {"init_kl_coef": 0.3}, "add_token_level_kl", True
-        yield name, KL, "init_kl_coef", 0.1
-        yield name, KL, "kl_penalty", "k2"
-        if not spec.whitens_advantages:
-            yield name, {}, "whiten_advantages", True
-        if spec.discounts:
-            yield name, {}, "gamma", 0.5
-        if spec.has_td_errors:
-            yield name, {}, "lambd", 0.5
-            yield name, {}, "gae_granularity", "turn"
-            yield name, {}, "bootstrap_on_truncation", False
-        if spec.has_step_returns:
-            yield name, {}, "step_reward_gamma", 0.5
-        if spec.mixes_step_advantages:
-            yield name, {}, "episode_reward_weight", 0.5
-            yield name, {}, "step_reward_weight", 0.5
-        if is_on_tokens:
-            yield name, {"gamma": 0.5}, "reward_placement", "turn" if spec.placement == "final" else "final"
-        if is_on_tokens and name != "remax":
-            yield name, {}, "whiten_rewards", True
-        if not own:
-            under = {} if spec.placement == "score" or spec.has_step_returns else {"reward_placement": "final"}
-            changes = [{"method": "mean"}, {"method": "asym_clip"}, {"norm_mean_type": "batch"}, {"norm_std_type": "batch"}]
-            if spec.whitens_advantages:  # which undoes what is the same for the whole batch
-                changes = [{"method": method, "grouping": "traj_group_id"} for method in ("mean", "mean_std")]
-            for changed in changes:
-                yield name, under, "reward_normalization", RewardNormalization(**changed)
-            grouped = under | {"reward_normalization": RewardNormalization(method="mean", grouping="traj_group_id")}
-            yield name, grouped, "reward_normalization", RewardNormalization(method="mean", grouping="batch")
-
-
-@pytest.mark.parametrize(("name", "under", "key", "value"), list(effects()))
-def test_every_setting_has_an_effect(name, under, key, value, make_nested):
-    results = []
-    for settings in (under, under | {key: value}):
-        found = []
-        for seed in range(4):
-            groups = make_nested(seed, smallest=2)
-            build(name, **settings).credit(groups)
-            found.append(np.concatenate([sample.advantages for sample in samples_of(groups)]))
-        results.append(np.concatenate(found))
-    assert not np.allclose(results[0], results[1], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name, spec in ESTIMATORS.items() if spec.normalization == "own"])
@@ -381,7 +206,7 @@ def test_spec_names_the_class_and_the_class_reads_spec(name, spec):
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_credit_twice_gives_the_same(name, make_nested):
     groups = make_nested(1, smallest=2)
-    algorithm = build(name, **KL)
+    algorithm = build(name, add_token_level_kl=True, init_kl_coef=0.3)
     algorithm.credit(groups)
     first = [sample.advantages.copy() for sample in samples_of(groups)]
     algorithm.credit(groups)

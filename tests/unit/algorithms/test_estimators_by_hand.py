@@ -139,13 +139,13 @@ def by_hand(name, groups, s):
     beta = BETA if s.add_token_level_kl else 0.0
 
     def kl(sample, position):
-        return beta * (float(sample.old_logprobs[position]) - float(sample.ref_logprobs[position])) if beta else 0.0
+        difference = float(sample.old_logprobs[position]) - float(sample.ref_logprobs[position]) if beta else 0.0
+        return beta * (difference**2 / 2 if s.kl_penalty == "k2" else difference)
 
     rows = [(g, group, t) for g, group in enumerate(groups) for t in group.trajectories]
     tokens = [[token for of_turn in trained(t)[1] for token in of_turn] for _, _, t in rows]
     scores = [t.score - sum(kl(*token) for token in tokens[i]) for i, (_, _, t) in enumerate(rows)]
     weights = [t.weight for _, _, t in rows]
-    credit: list[list[float]] = []
     if name in ON_SCORES:
         rewards = [bounded(r, s.reward_clip) for r in transformed(name, rows, scores, method, grouping)]
         credit = [[r] * len(of_row) for r, of_row in zip(rewards, tokens, strict=True)]
@@ -224,10 +224,11 @@ CHANGES = {
     "turn": KL | {"reward_placement": "turn", "gamma": 0.9, "reward_clip": 0.8},
     "weighed": {"episode_reward_weight": 0.25, "step_reward_weight": 2.0},
     "whitened rewards": {"whiten_rewards": True, "gamma": 0.9},
-    "mean": KL | {"reward_normalization": RewardNormalization(method="mean"), "reward_placement": "final"},
+    "mean": KL | {"reward_normalization": RewardNormalization(method="mean"), "reward_placement": "final", "gamma": 0.9},
     "over tags": {"reward_normalization": RewardNormalization(grouping="tags"), "reward_placement": "final"},
     "over the batch": KL
-    | {"reward_normalization": RewardNormalization("batch", "asym_clip"), "reward_placement": "final", "reward_clip": 1.5},
+    | {"reward_normalization": RewardNormalization("batch", "asym_clip"), "reward_placement": "final", "reward_clip": 1.5}
+    | {"kl_penalty": "k2"},
 }
 
 
@@ -241,7 +242,7 @@ def is_refused(name, changes):
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 def test_credit_equals_the_definition_on_nested_data(name, changes, make_nested):
     if is_refused(name, changes):
-        with pytest.raises(ConfigError, match=r"own way|whiten_rewards"):
+        with pytest.raises(ConfigError, match=r"own way|use whiten_advantages"):
             build(name, **changes)
         return
     algorithm = build(name, **changes)
@@ -249,14 +250,16 @@ def test_credit_equals_the_definition_on_nested_data(name, changes, make_nested)
         groups = make_nested(seed, smallest=2 if name == "grpo_passk" else 1)
         expected, tokens = by_hand(name, groups, AlgorithmSettings(adv_estimator=name, **changes))
         algorithm.credit(groups)
-        assert all(not sample.advantages[~sample.response_mask].any() for sample in samples_of(groups))
+        for sample in samples_of(groups):
+            assert sample.advantages.dtype == np.float32 and not sample.advantages[~sample.response_mask].any()
         got = [float(sample.advantages[position]) for sample, position in tokens]
         np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_what_lies_outside_the_mask_is_never_read(name, make_nested):
-    algorithm = build(name, **KL)
+@pytest.mark.parametrize("granularity", ["token", "turn"])
+def test_what_lies_outside_the_mask_is_never_read(name, granularity, make_nested):
+    algorithm = build(name, gae_granularity=granularity, **KL)
     results = []
     for poison in (np.float32("nan"), np.float32(1e6)):
         groups = make_nested(3, smallest=2)
@@ -264,6 +267,7 @@ def test_what_lies_outside_the_mask_is_never_read(name, make_nested):
             for array in (sample.old_logprobs, sample.ref_logprobs, sample.values, sample.next_values, sample.rollout_logprobs):
                 array[~sample.response_mask] = poison
         metrics = algorithm.credit(groups)
-        results.append(([sample.advantages.tolist() for sample in samples_of(groups)], metrics))
+        written = [array for s in samples_of(groups) for array in (s.advantages, s.returns) if array is not None]
+        assert all(np.isfinite(array).all() for array in written)
+        results.append(([array.tolist() for array in written], metrics))
     assert results[0] == results[1]
-    assert np.isfinite(np.concatenate([np.array(advantages) for advantages in results[0][0]])).all()

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-from turnwise.algorithms.normalization import group_ids, resolve_normalizer
+from turnwise.algorithms.normalization import resolve_normalizer
 from turnwise.algorithms.settings import RewardNormalization
 
 SCORES = np.array([1.0, 0.0, 0.0, 1.0, 3.0, 3.0])
 IDS = np.array([0, 0, 0, 0, 1, 1])
 GROUP = ("traj_group_id", "mean_std")
-OVER_THE_BATCH = [-0.243975, -0.975899, -0.975899, -0.243975, 1.219874, 1.219874]
 
 
 def normalized(asked, scores=SCORES, ids=IDS, weights=None):
@@ -26,30 +23,15 @@ def normalized(asked, scores=SCORES, ids=IDS, weights=None):
         ({"method": "mean_std"}, [0.866024, -0.866024, -0.866024, 0.866024, 0, 0]),
         ({}, [0.866024, -0.866024, -0.866024, 0.866024, 0, 0]),
         ({"norm_std_type": "batch"}, [0.365962, -0.365962, -0.365962, 0.365962, 0, 0]),
-        ({"norm_mean_type": "batch", "norm_std_type": "batch"}, OVER_THE_BATCH),
+        (
+            {"norm_mean_type": "batch", "norm_std_type": "batch"},
+            [-0.243975, -0.975899, -0.975899, -0.243975, 1.219874, 1.219874],
+        ),
         ({"method": "mean_std", "norm_std_type": "none"}, [0.5, -0.5, -0.5, 0.5, 0, 0]),
     ],
 )
 def test_worked_numbers(asked, expected):
     np.testing.assert_allclose(normalized(asked), expected, atol=1e-6)
-
-
-def test_batch_grouping_is_one_group():
-    np.testing.assert_allclose(normalized({"grouping": "batch"}, ids=np.zeros(6, int)), OVER_THE_BATCH, atol=1e-6)
-
-
-def test_random_groups_equal_the_definition():
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        ids = rng.integers(0, 5, size=17)
-        scores = rng.choice([0.0, 1.0, 0.25], size=17)
-        expected = []
-        for score, group in zip(scores, ids, strict=True):
-            siblings = [s for s, g in zip(scores, ids, strict=True) if g == group]
-            mean = sum(siblings) / len(siblings)
-            std = math.sqrt(sum((s - mean) ** 2 for s in siblings) / max(len(siblings) - 1, 1))
-            expected.append((score - mean) / (std + 1e-6) if len(siblings) > 1 and std > 1e-6 else 0.0)
-        np.testing.assert_allclose(normalized({}, scores, ids), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("asked", [{"method": "mean"}, {}, {"method": "asym_clip"}, {"norm_std_type": "batch"}])
@@ -68,14 +50,6 @@ def test_asym_clip_is_bounded():
     np.testing.assert_allclose(clipped, plain.clip(-1, 3))
 
 
-def test_trajectories_of_one_run_weigh_as_one():
-    """Three runs of scores 1, 0, 0, the first as three trajectories: the same as one trajectory a run."""
-    third = 1.0 / 3.0
-    split = normalized({}, [1.0, 1.0, 1.0, 0.0, 0.0], [0] * 5, np.array([third, third, third, 1.0, 1.0]))
-    whole = normalized({}, [1.0, 0.0, 0.0], [0] * 3)
-    np.testing.assert_allclose(split, whole[[0, 0, 0, 1, 2]], atol=1e-9)
-
-
 @pytest.mark.parametrize("parts", [3, 6, 7, 10])
 @pytest.mark.parametrize("method", ["mean", "mean_std"])
 def test_one_run_of_several_trajectories_is_a_group_of_one(parts, method):
@@ -87,15 +61,6 @@ def test_the_scores_that_are_given_are_not_changed():
     scores = SCORES.copy()
     normalized({}, scores)
     np.testing.assert_array_equal(scores, SCORES)
-
-
-@pytest.mark.parametrize(
-    ("grouping", "expected"),
-    [("traj_group_id", [0, 0, 1, 1, 1, 2]), ("tags", [0, 0, 1, 1, 1, 0]), ("batch", [0] * 6)],
-)
-def test_group_ids_also_where_two_groups_share_a_task_id(grouping, expected, make_group):
-    groups = [make_group([0, 1], tag="a"), make_group([0, 0, 1], tag="b"), make_group([2], tag="a")]
-    np.testing.assert_array_equal(group_ids(groups, grouping), expected)
 
 
 def test_running_statistics_are_those_of_all_batches_so_far():

@@ -24,13 +24,3 @@ def test_one_value_has_no_deviation():
     assert running.std == 0.0
     running.update(np.array([5.0]), np.ones(1))
     assert (running.mean, running.std) == (5.0, 0.0)
-
-
-def test_the_state_continues_a_run():
-    first, second = RunningMoments(), RunningMoments()
-    first.update(np.array([1.0, 4.0, 2.5]), np.ones(3))
-    second.load_state_dict(first.state_dict())
-    for running in (first, second):
-        running.update(np.array([0.1, 7.0]), np.ones(2))
-    assert first.state_dict() == second.state_dict()
-    assert first.std == second.std

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from chat_messages import assistant, system, tool, user
+from chat_messages import LLAMA2, assistant, system, tool, user
 from hypothesis import HealthCheck, given, settings
 
 from turnwise.chat.rendering import SENTINEL, key_of
@@ -204,11 +204,7 @@ def test_a_template_that_takes_lists_of_parts_only_can_be_extended():
 
 
 def test_blanks_around_the_text_are_part_of_a_response():
-    llama2 = (
-        "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}"
-        "{% else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
-    )
-    template = ChatTemplate(byte_tokenizer(("<s>", "</s>"), llama2, bos_token="<s>", eos_token="</s>"))
+    template = ChatTemplate(byte_tokenizer(("<s>", "</s>"), LLAMA2, bos_token="<s>", eos_token="</s>"))
     messages = [user("a"), assistant("b"), user("c")]
     assert template.tokenizer.decode(template.respond("b")) == " b </s>"
     assert template.tokenizer.decode(template.extend(template.respond("b")[:2], [user("c")])).startswith(" </s><s>[INST]")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
-from chat_messages import assistant, message, system, tool, user
+from chat_messages import LLAMA2, assistant, message, system, tool, user
 from hypothesis import given, settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
@@ -135,12 +135,6 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
 def tokenizer_of(name: str, **options) -> PreTrainedTokenizerFast:
     source, special_tokens = TEMPLATES[name]
     return byte_tokenizer(special_tokens, source, bos_token=special_tokens[0], **options)
-
-
-LLAMA2 = (
-    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}"
-    "{% else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
-)
 
 
 def legacy_tokenizer() -> PreTrainedTokenizerFast:

@@ -9,12 +9,10 @@ import pytest
 from chat_messages import assistant, user
 
 from turnwise.cli.main import main
+from turnwise.testing.fakes import CHATML_TEMPLATE
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
+MOODY = CHATML_TEMPLATE.replace("<|im_start|>{{ message.role }}", "{{ mood or '' }}{{ message.role }}")
 
 
 @pytest.fixture
@@ -32,11 +30,10 @@ def config(tmp_path, tiny_model):
     return path, model
 
 
-@pytest.mark.parametrize("where", ["{{ '' }}", "{% if messages | length > 50 %}", "{% if tools %}"])
+@pytest.mark.parametrize("where", ["{% if messages | length > 50 %}", "{% if tools %}"])
 def test_a_template_that_loops_is_named_with_its_file(config, capsys, where):
     path, model = config
-    looping = where + LOOP + ("{% endif %}" if "if" in where else "")
-    (model / "chat_template.jinja").write_text(looping + CHATML)
+    (model / "chat_template.jinja").write_text(where + LOOP + "{% endif %}" + CHATML_TEMPLATE)
     assert main(["sft", str(path)]) == 2
     error = capsys.readouterr().err
     assert str(model / "chat_template.jinja") in error.replace("\n", "") and "loop" in error
@@ -44,14 +41,14 @@ def test_a_template_that_loops_is_named_with_its_file(config, capsys, where):
 
 def test_a_template_that_refuses_most_conversations_is_no_template_that_loops(config):
     path, model = config
-    refusing = "{% if messages | length > 2 or tools %}{{ raise_exception('no') }}{% endif %}" + CHATML
+    refusing = "{% if messages | length > 2 or tools %}{{ raise_exception('no') }}{% endif %}" + CHATML_TEMPLATE
     (model / "chat_template.jinja").write_text(refusing.replace("> 2", "> 3"))
     assert main(["sft", str(path)]) == 0
 
 
 def test_variables_of_the_template_reach_what_is_learnt(config, capsys):
     path, model = config
-    (model / "chat_template.jinja").write_text(CHATML.replace("'<|im_start|>' + m.role", "(mood or '') + m.role"))
+    (model / "chat_template.jinja").write_text(MOODY)
     long = "x " * 40
     assert main(["sft", str(path), f"template_kwargs={{mood: '{long}'}}"]) == 2
     assert "more than sequence_length 64" in capsys.readouterr().err.replace("\n", " ")
@@ -62,7 +59,7 @@ def test_variables_of_the_template_reach_what_is_learnt(config, capsys):
 @pytest.mark.parametrize("policy", ["model", "scripted"])
 def test_variables_of_the_template_reach_what_is_played(config, tmp_path, capsys, policy):
     _, model = config
-    (model / "chat_template.jinja").write_text(CHATML.replace("'<|im_start|>' + m.role", "(mood or '') + m.role"))
+    (model / "chat_template.jinja").write_text(MOODY)
     lake = tmp_path / "lake.yaml"
     lake.write_text(
         f"pretrain: {model}\nsequence_length: 256\ntemplate_kwargs: {{mood: cheerful}}\ncustom_envs:\n  Lake:\n"

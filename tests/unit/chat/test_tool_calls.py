@@ -7,6 +7,7 @@ import json
 
 import pytest
 from chat_messages import assistant, tool, user
+from toy_tools import TOOL_CHATML
 
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
@@ -265,13 +266,6 @@ def test_an_unreadable_call_leaves_the_others(parser, text, calls, faults):
     assert all(fault in error for fault, error in zip(faults, parsed.errors, strict=True))
 
 
-CHATML = (
-    "{% if tools %}<|im_start|>system\nTools: {% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
 @pytest.mark.parametrize(
     ("sign", "found"),
     [
@@ -284,13 +278,13 @@ CHATML = (
     ],
 )
 def test_the_template_tells_the_form(sign, found):
-    template = ChatTemplate(byte_tokenizer(), CHATML + "{% if false %}" + sign + "{% endif %}")
+    template = ChatTemplate(byte_tokenizer(), TOOL_CHATML + "{% if false %}" + sign + "{% endif %}")
     assert type(find_parser(None, template)) is found
     assert type(find_parser("python_tag", template)) is PythonTagParser, "a form that is asked for holds"
 
 
 def test_a_form_that_nothing_tells_has_to_be_named():
-    template = ChatTemplate(byte_tokenizer(), CHATML)
+    template = ChatTemplate(byte_tokenizer(), TOOL_CHATML)
     with pytest.raises(ConfigError, match="writes tool calls in none of the known forms; name the one"):
         find_parser(None, template)
     with pytest.raises(ConfigError, match=r"agent\.tool_parser"):
@@ -299,7 +293,7 @@ def test_a_form_that_nothing_tells_has_to_be_named():
 
 def conversation_of(texts, parser, tools):
     """A conversation in which a scripted model says the texts."""
-    template = ChatTemplate(byte_tokenizer(), CHATML)
+    template = ChatTemplate(byte_tokenizer(), TOOL_CHATML)
     contexts = TokenContexts(template, ScriptedServer(map(template.respond, texts)), 2048, "episode", parser)
     return contexts(SamplingParams(max_new_tokens=400), tools=tools)
 

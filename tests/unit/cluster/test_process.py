@@ -458,7 +458,7 @@ def test_what_a_shell_or_a_scheduler_sends_to_all_is_left_to_the_parent(make_clu
     assert prepare_processes() is fork_server
 
 
-@pytest.mark.parametrize("how", ["exit", "kill", "fork and kill"])
+@pytest.mark.parametrize("how", ["exit", "kill"])
 def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(
@@ -474,9 +474,8 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
         "workers.call('wait', 3600)\n"
         + {
             "exit": "sys.exit(0)\n",
-            "kill": "os.kill(os.getpid(), 9)\n",
             # A fork has the ends of all our connections.
-            "fork and kill": "if os.fork() == 0:\n    os.closerange(0, 3)\n    time.sleep(60)\n    os._exit(0)\n"
+            "kill": "if os.fork() == 0:\n    os.closerange(0, 3)\n    time.sleep(60)\n    os._exit(0)\n"
             "os.kill(os.getpid(), 9)\n",
         }[how]
     )
@@ -531,12 +530,11 @@ def test_a_fork_server_that_cannot_start_says_so_at_once(make_cluster, monkeypat
     assert "No module named" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("what", ["a path", "children"])
-def test_a_fork_server_bears_what_the_main_process_has(make_cluster, monkeypatch, what):
+def test_a_fork_server_bears_what_the_main_process_has(make_cluster, monkeypatch):
+    """A path that is no text, and children that nobody waits for."""
     end_fork_server()
-    if what == "a path":
-        monkeypatch.setattr(sys, "path", [*sys.path, Path("anywhere")])
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN if what == "children" else signal.SIG_DFL)
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("anywhere")])
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         prepare_processes()
     finally:

@@ -67,16 +67,12 @@ def raising(error: Exception) -> Callable[..., None]:
 ForgetfulEnv = sound(_marked=lambda self, text: f"{text} {next(COUNTER)}")
 
 
-class InstructingEnv(SoundEnv):
-    """Each reset gives other rules, which only prompts show."""
-
-    def reset(self, *, seed: int | None = None) -> Any:
-        return super().reset(seed=seed)[0], {"env_instruction": f"Today's number is {next(COUNTER)}."}
+def instructing(rules: Callable[[], Any]) -> type:
+    """An environment with rules of each reset, which only prompts show."""
+    return sound(reset=lambda self, seed=None: (SoundEnv.reset(self, seed=seed)[0], {"env_instruction": rules()}))
 
 
-class NoRulesEnv(SoundEnv):
-    def reset(self, *, seed: int | None = None) -> Any:
-        return super().reset(seed=seed)[0], {"env_instruction": None}
+LongEnv = sound(_marked=lambda self, text: "word " * 50 + SoundEnv._marked(self, text))
 
 
 class GlobalRandomEnv(SoundEnv):
@@ -109,11 +105,6 @@ class CrowdedEnv(SoundEnv):
 
 class NoMetricsEnv(BanditEnv):
     metric_reductions: ClassVar[Any] = property(lambda self: self.undefined)
-
-
-class LongEnv(SoundEnv):
-    def _marked(self, observation: str) -> str:
-        return "word " * 50 + super()._marked(observation)
 
 
 class StrictEnv(SoundEnv):
@@ -203,7 +194,11 @@ def test_an_environment_without_a_defect_passes_every_check() -> None:
         ),
         (sound(state_key=lambda _: [1]), "state_key", r"state_key\(\) gave \[1\]; it must be hashable"),
         (ForgetfulEnv, "same seed", "another episode in a new environment, at the start: text"),
-        (InstructingEnv, "same seed", "another episode in a new environment, at the start: prompt .*number"),
+        (
+            instructing(lambda: f"Today's number is {next(COUNTER)}."),
+            "same seed",
+            "another episode in a new environment, at the start: prompt .*number",
+        ),
         (GlobalRandomEnv, "siblings", "siblings disturb each other, at turn .: reward"),
         (CrowdedEnv, "siblings", "siblings start differently, at the start: text"),
         (StrictEnv, "no action", r"step raises KeyError: '' \(action ''\)"),
@@ -229,7 +224,7 @@ def test_an_environment_without_a_defect_passes_every_check() -> None:
             "reset",
             r"text has '\\ud800' at character 3, half of a character",
         ),
-        (NoRulesEnv, "reset", r"info\['env_instruction'\] is a NoneType; it must be a str"),
+        (instructing(lambda: None), "reset", r"info\['env_instruction'\] is a NoneType; it must be a str"),
         (
             sound(_marked=lambda *_: f"{'word ' * 50}{next(COUNTER)}"),
             "same seed",

@@ -38,17 +38,6 @@ def test_a_map_of_a_split_is_solvable_and_belongs_to_that_split_alone(seed: int,
     assert shortest_path(rows) is not None
 
 
-def test_training_and_validation_share_no_map_though_they_share_all_seeds() -> None:
-    train = {random_map(seed, split="train") for seed in range(1000)}
-    val = {random_map(seed, split="val") for seed in range(1000)}
-    assert not train & val
-
-
-def test_a_quarter_of_the_maps_validates() -> None:
-    share = np.mean([in_split(map_hash(random_map(seed)), "val") for seed in range(2000)])
-    assert 0.20 < share < 0.30
-
-
 @given(seed=SEEDS, size=SIZES)
 def test_the_shortest_path_leads_to_the_goal_over_ice_and_no_breadth_first_layer_is_shorter(seed: int, size: int) -> None:
     rows = random_map(seed, size)

@@ -11,8 +11,6 @@ from toy_envs import LettersEnv
 
 from turnwise.envs.base import TextEnv
 from turnwise.envs.checks.luck import MIN_EPISODES, random_outcomes
-from turnwise.envs.frozen_lake.env import FrozenLakeEnv
-from turnwise.envs.players import RandomPlayer
 
 
 class DoorEnv(TextEnv):
@@ -63,23 +61,6 @@ class ScorelessEnv(DoorEnv):
 def test_the_share_is_that_of_the_limit(max_steps, expected):
     outcomes = random_outcomes(DoorEnv, range(400), max_steps, budget_s=60)
     assert len(outcomes) == 400 and sum(outcomes) / 400 == pytest.approx(expected, abs=4 * (0.25 / 400) ** 0.5)
-
-
-def test_it_plays_as_the_random_player_of_the_tables():
-    def plays(seed):
-        env = FrozenLakeEnv(size=4, is_slippery=False)
-        env.reset(seed=seed)
-        player = RandomPlayer(env, seed)
-        for _ in range(10):
-            _, reward, is_over, _, _ = env.step(player.act())
-            if is_over:
-                return reward > 0
-        return False
-
-    num_episodes = 300
-    own = sum(plays(seed) for seed in range(num_episodes)) / num_episodes
-    measured = random_outcomes(lambda: FrozenLakeEnv(size=4, is_slippery=False), range(num_episodes), 10, budget_s=60)
-    assert sum(measured) / num_episodes == pytest.approx(own, abs=0.05)
 
 
 @pytest.mark.parametrize("env", [HungEnv, BrokenEnv, NamelessEnv, ScorelessEnv, LettersEnv])

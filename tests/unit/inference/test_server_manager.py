@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,15 +50,8 @@ class FakeServer:
         self.calls.append(f"suspend {how}")
         await self.gate.wait()
 
-    async def receive(self, weights: Iterable[tuple[str, Any]]) -> int:
-        return len(list(weights))
-
     async def resume(self, version: int) -> None:
         self.calls.append(f"resume {version}")
-
-    async def sleep(self, kinds: object) -> None: ...
-
-    async def wake(self, kinds: object) -> None: ...
 
     async def close(self) -> None:
         self.calls.append("close")

@@ -148,36 +148,6 @@ def test_never_beyond_the_bound_nothing_lost_nothing_twice(data):
     assert not any(index in player.buffer for index in player.fates)
 
 
-def test_the_quick_overtake_only_where_the_slow_can_still_be_in_time():
-    """Two steps later four groups would be due in a step that takes two."""
-    buffer = begun(2, ratio=2)
-    assert admitted(buffer) == [0, 1, 2, 3, 4, 5]
-    finish(buffer, 0, 1)
-    assert choice(buffer) and buffer.close_step() == []
-    buffer.begin(2)
-    assert admitted(buffer) == [6, 7]
-    finish(buffer, 6, 7)
-    assert choice(buffer) is None
-    finish(buffer, 5, 3)
-    assert choice(buffer) == [3, 5]
-
-
-def test_with_slack_the_quick_go_first():
-    buffer = begun(1, max_concurrent_groups=2, ratio=2)
-    assert admitted(buffer) == [0, 1]
-    buffer.finish(1)
-    assert choice(buffer) == [1]
-
-
-def test_in_order_the_lowest_are_waited_for():
-    buffer = begun(2, is_ordered=True)
-    admitted(buffer)
-    finish(buffer, 3, 2, 1)
-    assert choice(buffer) is None
-    buffer.finish(0)
-    assert choice(buffer) == [0, 1]
-
-
 def test_what_the_step_left_behind_is_dropped_on_demand():
     buffer = begun(1, drops_stale=True)
     assert admitted(buffer) == [0, 1]

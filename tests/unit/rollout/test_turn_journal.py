@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import toy_tools
 import yaml
-from toy_tools import Notebook
+from toy_tools import TOOL_CHATML, Notebook
 
 import turnwise
 from turnwise.agents.single_turn_agent import RowAgentSettings
@@ -39,12 +39,7 @@ from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.tools.session import OfferedTool, ToolBox
 from turnwise.types import Group, SamplingParams, Task, Trajectory
 
-TEMPLATE = ChatTemplate(
-    byte_tokenizer(),
-    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}{% for m in messages %}"
-    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% endif %}",
-)
+TEMPLATE = ChatTemplate(byte_tokenizer(), TOOL_CHATML)
 TASK = Task(id="train/data/0", tag="data", split="train", seed=0, payload={"prompt": "6 / 3?"}, agent="tool_agent", row=0)
 SAMPLING = SamplingParams(max_new_tokens=256)
 
