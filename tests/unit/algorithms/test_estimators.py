@@ -50,6 +50,75 @@ def score_groups(*scores):
 # ------------------------------------------------------------------------------------------------------- worked numbers
 
 
+@pytest.mark.parametrize(
+    ("gamma", "expected"), [(1.0, [3, 3, 3, 2, 2, 2]), (0.5, [0.3125, 0.625, 1.25, 0.5, 1, 2])], ids=["plain", "discounted"]
+)
+def test_reinforce(gamma, expected):
+    trajectory = episode([1.0, 2.0], lengths=[3, 3])
+    build("reinforce", gamma=gamma).credit([Group(TASK, [trajectory])])
+    [sample] = trajectory.samples
+    assert sample.advantages[sample.response_mask].tolist() == expected
+
+
+def test_agentic_reinforce_discounts_by_the_turn():
+    [trajectory] = trajectories = [episode([1.0, 2.0], lengths=[2, 2])]
+    build("agentic_reinforce", gamma=0.5).credit([Group(TASK, trajectories)])
+    assert trajectory.samples[0].advantages.tolist() == [0, 2, 2, 0, 2, 2]
+
+
+def test_reinforce_plus_plus_whitens_returns_of_the_score():
+    trajectories = [episode([1.0, 0.0], lengths=[2, 2]), episode([0.0], lengths=[2])]
+    build("reinforce_plus_plus", gamma=0.5).credit([Group(TASK, trajectories)])
+    returns = np.array([0.125, 0.25, 0.5, 1.0, 0.0, 0.0])
+    expected = (returns - returns.mean()) / np.sqrt(returns.var(ddof=1) + 1e-8)
+    got = np.concatenate([s.advantages[s.response_mask] for t in trajectories for s in t.samples])
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_reinforce_plus_plus_baseline_whitens_over_tokens():
+    groups = [Group(TASK, [episode([2.0], lengths=[3]), episode([0.0], sibling=1)])]
+    got, _ = credited("reinforce_plus_plus_baseline", groups)
+    tokens = np.array([1.0, 1, 1, -1])
+    expected = (tokens - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8)
+    assert got == [[pytest.approx(expected[0])], [pytest.approx(expected[3])]]
+
+
+def test_rloo():
+    got, _ = credited("rloo", score_groups([1, 0, 0, 1], [7]))
+    assert got == [[pytest.approx(x)] for x in (2 / 3, -2 / 3, -2 / 3, 2 / 3, 0)]
+
+
+def test_opo_weighs_scores_by_trained_tokens():
+    group = Group(TASK, [episode([1.0], lengths=[1]), episode([0.0], lengths=[3], sibling=1)])
+    assert credited("opo", [group])[0] == [[0.75], [-0.25]]
+
+
+def test_grpo_passk_rewards_the_best_alone():
+    got, _ = credited("grpo_passk", score_groups([1.0, 0.5, 0.0], [1.0, 1.0, 0.0]))
+    assert got == [[pytest.approx(1.0, abs=1e-5)], [0], [0], [0], [0], [0]]
+
+
+def test_gpg_makes_up_for_groups_that_teach_nothing():
+    assert credited("gpg", score_groups([1, 0], [1, 1], [0.3, 0.1 + 0.2]))[0][:4] == [[1.5], [-1.5], [0], [0]]
+
+
+def test_remax_subtracts_the_greedy_score():
+    group = score_groups([3.0, 1.0])[0]
+    group.greedy = episode([0.5, 1.5])
+    assert credited("remax", [group])[0] == [[1.0], [-1.0]]
+
+
+def test_step_reinforce_normalises_step_returns():
+    groups = [Group(TASK, [episode([0, 0, 1]), episode([0], sibling=1)])]
+    got, metrics = credited("step_reinforce", groups, step_reward_gamma=0.5)
+    returns = np.array([0.25, 0.5, 1.0, 0.0])
+    expected = (returns - returns.mean()) / (returns.std(ddof=1) + 1e-6)
+    assert flat(got) == pytest.approx(expected.tolist(), abs=1e-6)
+    assert metrics["critic/step_rewards/max"] == pytest.approx(expected.max())
+    identity = RewardNormalization(method="identity")
+    assert credited("step_reinforce", groups, step_reward_gamma=0.5, reward_normalization=identity)[0] == [[0.25, 0.5, 1], [0]]
+
+
 def gigpo_example():
     rewards, states = ([0, 0, 1], [0, -0.1], [0]), ["s0", "s1", "s2"]
     return Group(TASK, [episode(of_one, states[: len(of_one)], sibling=sibling) for sibling, of_one in enumerate(rewards)])

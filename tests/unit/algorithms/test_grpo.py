@@ -13,6 +13,12 @@ def advantages(groups):
     return [float(sample.advantages[-1]) for sample in samples_of(groups)]
 
 
+def test_worked_numbers(make_group):
+    groups = [make_group([1, 0, 0, 1]), make_group([3, 3])]
+    GRPO(AlgorithmSettings()).credit(groups)
+    assert advantages(groups) == pytest.approx([0.866024, -0.866024, -0.866024, 0.866024, 0, 0], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("settings", "needs"),
     [

@@ -7,6 +7,7 @@ import pytest
 from episodes import TASK, gae_by_hand, token_rewards, trained
 from hypothesis import given, settings, strategies as st
 
+from turnwise.algorithms.response_tokens import ResponseTokens, turn_rewards
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.algorithms.token_estimator import PPO, explained_variance
 from turnwise.batching.samples import build_samples
@@ -69,6 +70,24 @@ nested = st.lists(
     min_size=1,
     max_size=4,
 )
+
+
+def test_worked_numbers():
+    trajectory, sample = flat_example()
+    credit([trajectory], lambd=0.95)
+    assert sample.advantages.tolist() == pytest.approx([0, 2.530575, 2.5585, 0, 1.43, 1.4], abs=1e-6)
+
+
+def test_contexts_are_one_row_in_the_order_of_their_turns():
+    """Turns 0 and 2 are one context, and turns 0, 1 and 3 another, which only reads turn 0."""
+    turns = [make_turn(2, 1), make_turn(1, 2), make_turn(1, 1, 1.0, parent=0), make_turn(1, 1, parent=1)]
+    trajectory = make_trajectory(turns)
+    assert len(trajectory.samples) == 2
+    tokens = ResponseTokens.of([trajectory])
+    assert tokens.position.tolist() == [2, 9, 10, 4, 12] and tokens.turn.tolist() == [0, 1, 1, 2, 3]
+    assert turn_rewards(tokens).tolist() == [0, 0, 0, 1, 0]
+    parts = tokens.scatter(np.array([1.0, 2, 3, 4, 5]))
+    assert [part.tolist() for part in parts] == [[0, 0, 1, 0, 4], [0, 0, 0, 0, 2, 3, 0, 5]]
 
 
 @settings(deadline=None)
