@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,8 @@ class BestValue:
     """Number of validations since the best one."""
 
     def see(self, step: int, measured: Mapping[str, float]) -> bool:
-        """Whether this validation is the best so far. Raises ConfigError if no validation so far had the metric."""
+        """Whether this validation is the best so far, which NaN never is. Raises ConfigError if no validation so far had the
+        metric."""
         if self.metric not in measured:
             if self.value is None:
                 raise ConfigError(
@@ -45,12 +47,11 @@ class BestValue:
                     f"measure {', '.join(measured) or 'nothing'}.{nearest(self.metric, measured)}"
                 )
             return False
-        value = measured[self.metric]
-        if self.value is not None:
-            gain = value - self.value if self.mode == "max" else self.value - value
-            if not gain > self.min_delta:
-                self.num_since += 1
-                return False
+        value, before = measured[self.metric], self.value
+        gain = math.inf if before is None else value - before if self.mode == "max" else before - value
+        if math.isnan(value) or not gain > self.min_delta:
+            self.num_since += 1
+            return False
         self.value, self.step, self.num_since = value, step, 0
         return True
 
@@ -81,9 +82,10 @@ class ByValidation:
             logger.info("%s: the best model so far, %s %g after %d steps", self._folder, self.best.metric, facts["value"], step)
         if self.stopping and not self.stopping.see(step, measured) and self.stopping.num_since >= self._patience:
             if step < checkpoints.num_steps:
-                best = f"{self.stopping.metric} was best after {counted(self.stopping.step, 'step')} ({self.stopping.value:g})"
+                value, after = self.stopping.value, counted(self.stopping.step, "step")
+                best = "never a number" if value is None else f"best after {after} ({value:g})"
                 num_steps = f"{step} of {checkpoints.num_steps} steps"
-                logger.warning("early_stopping: %s: the run ends after %s", best, num_steps)
+                logger.warning("early_stopping: %s was %s: the run ends after %s", self.stopping.metric, best, num_steps)
             checkpoints.end_here()
         return metrics if self.best is None or self.best.value is None else [*metrics, Metric("val/best", self.best.value)]
 

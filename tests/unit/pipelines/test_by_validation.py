@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from small_runs import LETTERS, assert_same_weights, built, folder_of_run as run, small_config
@@ -12,6 +13,7 @@ from turnwise.errors import CheckpointError, ConfigError
 from turnwise.models.load import write_weights
 from turnwise.pipelines.by_validation import BestValue, ByValidation
 from turnwise.tracking.jsonl import read_metrics
+from turnwise.types import Metric
 
 
 @pytest.fixture
@@ -45,6 +47,28 @@ def test_a_value_is_the_best_in_its_direction_and_by_enough():
     again = BestValue("val/a", "max", 0.05)
     again.load_state_dict(json.loads(json.dumps(best.state_dict())))
     assert (again.value, again.step, again.num_since) == (0.5, 3, 0)
+
+
+def test_a_value_that_is_no_number_is_never_the_best():
+    best, seen = BestValue("val/a", "min"), [math.nan, 1.0, math.nan, 0.5]
+    assert [best.see(step, {"val/a": value}) for step, value in enumerate(seen)] == [False, True, False, True]
+    assert (best.value, best.step, best.num_since) == (0.5, 3, 0)
+
+
+def test_a_run_whose_validations_are_no_numbers_ends_early(tmp_path, make_config, caplog):
+    by_validation = ByValidation(make_config(save_best={}, early_stopping={"patience": 2}), tmp_path / "best")
+    checkpoints = FakeCheckpoints()
+    for step in range(2):
+        metrics = [Metric("val/score/mean", math.nan)]
+        assert by_validation.see(step, metrics, checkpoints) == metrics
+    assert checkpoints.has_ended and "val/score/mean was never a number: the run ends after 1 of 9 steps" in caplog.text
+
+
+class FakeCheckpoints:
+    num_steps, has_ended = 9, False
+
+    def end_here(self):
+        self.has_ended = True
 
 
 def test_the_best_model_is_kept_and_scores_what_was_measured(make_config):
