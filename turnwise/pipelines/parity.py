@@ -91,7 +91,7 @@ class _Listener:
 async def first_prompts(
     agents: Mapping[str, AgentLoop], seed: int, sampling: SamplingParams, max_length: int
 ) -> dict[str, Prompt]:
-    """The first prompt of each tag's agent, in a task made for the gate. A tag whose agent fails before it is left out."""
+    """The first prompt of each tag's agent, in a task made for the gate. A tag is left out if its agent gives no prompt."""
     prompts = {}
     for tag, agent in agents.items():
         listener = _Listener(max_length)
