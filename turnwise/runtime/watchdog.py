@@ -141,8 +141,8 @@ class Watchdog:
     checks the deadlines every `poll_s` seconds; it collects the stacks and interrupts the call by a signal (SIGUSR2), as
     Ctrl-C would. If the call doesn't end within `grace_s`, it is stuck in C code, and the process ends with the error's text
     on stderr. Without Unix signals, or off the main thread, nothing can be interrupted, so the process ends after the grace.
-    While C code holds Python's lock (the GIL), the daemon thread can't check: then `faulthandler` ends the process, with bare
-    stacks, after `stall_s` or a longer deadline, and the grace.
+    While C code holds Python's lock (the GIL), the daemon thread can't check. Then `faulthandler` prints bare stacks and ends
+    the process, at the deadline plus twice `grace_s`, or after `stall_s` plus twice `grace_s` if that is later.
 
     A watchdog that wasn't started interrupts nothing: it finds out late, when the blocking call returns.
 
