@@ -110,7 +110,7 @@ _fork_servers: dict[int, ForkServer] = {}  # fork servers by starting process: a
 
 
 def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
-    """The fork server of this process. If none is alive, starts one that imports `modules` (default: the last one's)."""
+    """The fork server of this process. If none is alive, starts one that imports `modules` (default: those of the last one)."""
     fork_server = _fork_servers.get(os.getpid())
     if fork_server is None or not fork_server.is_alive:
         known = fork_server.modules if fork_server is not None else ()

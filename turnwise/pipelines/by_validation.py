@@ -62,7 +62,7 @@ class BestValue:
 
 
 class ByValidation:
-    """`save_best` and `early_stopping` of a run, as far as the config sets them. The best model is written into `folder`."""
+    """Applies `save_best` and `early_stopping` where the config sets them. The best model is written into `folder`."""
 
     def __init__(self, config: AgenticConfig | SFTConfig, folder: Path) -> None:
         kept, stopping = config.save_best, config.early_stopping

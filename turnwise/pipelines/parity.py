@@ -132,7 +132,7 @@ class ParityGate:
     update would answer from old weights. Both are sampled with `sampling`.
 
     The gate's request ids are never released. With `forgets` the servers drop their caches after a check, so that no episode
-    reuses a prefix of the gate's. Dropping them waits for running requests, so use it only when there are none."""
+    reuses a prefix of the gate's. Dropping caches waits for running requests, so set `forgets` only if none run at a check."""
 
     run_async: Callable[..., Any]
     server: PolicyServer

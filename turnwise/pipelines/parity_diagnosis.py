@@ -30,7 +30,7 @@ _ROUNDING_SPREAD = 3.0
 class Suspects:
     """The models and settings that a server can be compared with. `score` computes the trainer's log-probs; `without_adapter`
     does so with the LoRA adapter off (None without one). `weights` gives the trainer's `(Hugging Face name, tensor)` pairs.
-    `folders` maps each model folder of the config to the setting that names it; training started from the first."""
+    `folders` maps each model folder of the config to the setting that names it. Training started from the first."""
 
     score: ScoreSamples
     weights: Callable[[], Iterable[tuple[str, Tensor]]]

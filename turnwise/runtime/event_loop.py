@@ -108,8 +108,8 @@ class WatchedRunner:
 
 @contextmanager
 def outer_loop_aside() -> Iterator[None]:
-    """Lets another event loop run in a thread that runs one already, such as a notebook's, which pauses meanwhile. asyncio
-    itself refuses to nest loops, since few programs want their loop to pause."""
+    """Lets another event loop run in a thread that runs one already, such as a notebook's. The outer loop pauses meanwhile.
+    asyncio itself refuses to nest loops, since few programs want their loop to pause."""
     outer = asyncio._get_running_loop()
     if outer is None:
         yield

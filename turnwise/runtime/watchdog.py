@@ -46,7 +46,7 @@ class Wait:
     that awaits. It raises `error` when it is left after its deadline."""
 
     deadline = float("inf")
-    """A time of `time.monotonic()`. Past it the wait is interrupted and gets a new deadline, the end of a grace period."""
+    """A time of `time.monotonic()`. Past it the wait is interrupted and gets a new deadline at the end of a grace period."""
     report: str | None = None
     """Text of the error; None until the deadline has passed."""
     outer: Wait | None = None
@@ -135,7 +135,7 @@ class Wait:
 
 
 class Watchdog:
-    """Ends the waits of one thread, the main one, that run past their deadlines.
+    """Ends waits of one thread, usually the main one, that run past their deadlines.
 
     A timer of the event loop cancels a task that awaits too long. For a call that blocks the main thread, a daemon thread
     checks the deadlines every `poll_s` seconds; it collects the stacks and interrupts the call by a signal (SIGUSR2), as
@@ -159,7 +159,7 @@ class Watchdog:
         self.loop: asyncio.AbstractEventLoop | None = None
         """The loop that the thread runs."""
         self.turn: Wait | None = None
-        """The wait of all tasks of that loop until the running task awaits: the limit on how long a task may block the loop."""
+        """The limit on how long a task may block that loop: all other tasks wait until the running task awaits something."""
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
         """The innermost wait of each task that awaits something with a deadline."""
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle, float] | None = None

@@ -30,7 +30,7 @@ NUM_ERRORS, NUM_RISE_ERRORS, NUM_FOR_NOISE = 5.0, 2.0, 50
 """Standard errors that a fall of success must exceed (the best of hundreds of steps is high by chance too), those that a rise
 must exceed, and the number of recent steps that a standard error is estimated from."""
 LOST_SHARE, LOST_SUCCESS = 0.25, 0.1
-"""Success counts as lost if it fell by this share of its best value, and by at least this much."""
+"""Success counts as lost only if it fell by more than the first, as a share of its best value, and by more than the second."""
 FELL_BY = 0.05
 """Held-out success must fall by more than this, however narrow its confidence interval."""
 DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
@@ -253,7 +253,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 class Health:
-    """Reports each condition once. `play_at_random` returns the success of a player that draws its actions, or None."""
+    """Reports each condition once. `play_at_random` returns the success of a player with random actions, None if unknown."""
 
     def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None) -> None:
         self._checks = (*CHECKS, _no_better_than(play_at_random))
@@ -282,9 +282,9 @@ class Health:
 
 
 def _figures(row: Row) -> Figures:
-    """The row, NaN for what it lacks, with figures added: `is_critic`; `alike` (no token has an advantage; with a critic, all
-    scores are equal); `usable` (share of valid answers); `success`; `entropy`. The mean score before the filter stands in for a
-    missing one."""
+    """A row in which missing metrics are NaN, with these figures added: `is_critic`; `alike` (no token has an advantage; with a
+    critic, all scores are equal); `usable` (share of valid answers); `success`; `entropy`. If the mean score is missing, the
+    mean score before the group filter stands in for it."""
     figures: Figures = defaultdict(lambda: math.nan, row)
     figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
     # The advantages of a critic are never all 0: its errors are in them.

@@ -1,4 +1,4 @@
-"""Progress of a run's current phase, and the duration of its steps. It reads no clock and no terminal."""
+"""Progress of a run's current phase, and the duration of its steps. This module reads no clock and no terminal."""
 
 import logging
 
