@@ -135,7 +135,7 @@ class Child(Ranks):
         return pickled
 
     def set_up(self, set_up: SetUp) -> None:
-        """Takes over folder, path, environment and log levels of the calling process, then calls `set_up.function`."""
+        """Takes over the caller's current folder, `sys.path`, environment and log levels, then calls `set_up.function`."""
         if set_up.environment:
             os.environ.clear()
             os.environ.update(set_up.environment)

@@ -1,6 +1,6 @@
 """Starts processes in milliseconds, by forking one that has imported their modules and holds no threads, locks or devices.
-`multiprocessing` has one forkserver for the whole program: users would share its start method, preloads and signal mask, and
-its daemons may have no children. This module is light to import, so the fork server imports while its starter does."""
+The forkserver of `multiprocessing` isn't used: the whole program, users' code included, shares its start method, preloads and
+signal mask, and its daemons may have no children. This module imports little, so a fork server can be started early."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from turnwise.errors import NotAvailableError, WorkerError
 _END_S = 5.0  # seconds until a fork server ends by itself after its connection is closed
 _ANSWER_S = 600.0  # seconds to wait for a fork server's answer, imports included
 _IS_STARTER_THERE_S = 1.0
-"""Seconds between two checks that the starter lives. A closed connection shows it sooner, unless a fork holds it open."""
+"""Seconds between two checks that the starter lives. Usually its end shows sooner, as a closed connection."""
 _SENT_TO_ALL = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals that a shell or a cluster scheduler may send to all processes of a run. Only the main process acts on them."""
 
@@ -89,7 +89,7 @@ class ForkServer:
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        """Wraps one request and its answer. An interruption in between kills the fork server: answers would be mixed up."""
+        """Wraps one request and its answer. An exception in between kills the fork server, since answers could be mixed up."""
         with self._lock:
             try:
                 yield
@@ -110,7 +110,7 @@ _fork_servers: dict[int, ForkServer] = {}  # fork servers by starting process: a
 
 
 def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
-    """The fork server of this process. If none is alive, starts one that imports `modules` (default: the last one's)."""
+    """The fork server of this process. If none is alive, starts one that imports `modules` (default: those of the last one)."""
     fork_server = _fork_servers.get(os.getpid())
     if fork_server is None or not fork_server.is_alive:
         known = fork_server.modules if fork_server is not None else ()

@@ -26,7 +26,7 @@ class Done:
 
 @dataclass
 class LocalWorkers:
-    """The one worker of a role. Every route passes arguments unchanged. `call` raises errors; awaiting its result doesn't."""
+    """The one worker of a role. Every route passes arguments unchanged. Errors are raised by `call`, not by its result."""
 
     role: str
     worker: Any

@@ -14,7 +14,7 @@ ClusterName = Literal["local", "process", "launched"]
 @dataclass(frozen=True, slots=True)
 class CpuThreads:
     """How many threads torch's operators use in training, in rollouts, and in all (`both`). If training and rollouts run at the
-    same time, they share these threads; if they take turns, each has all of them."""
+    same time, they share the `both` threads. If they take turns, each has all of them."""
 
     train: int
     rollout: int
@@ -45,7 +45,7 @@ class Placement:
     """
 
     cluster: ClusterName
-    """`local`: this process. `process`: others of this machine. `launched`: processes started by torchrun or accelerate."""
+    """`local` is this process, `process` others of this machine, `launched` those that torchrun or accelerate has started."""
     accelerator: str
     """`cuda`, or empty where a device is a slot of the CPU."""
     devices: tuple[int, ...]
@@ -54,12 +54,12 @@ class Placement:
 
     @property
     def num_processes(self) -> int:
-        """Processes that hold training roles."""
+        """Number of processes that hold training roles."""
         return len(self.devices)
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """The processes of each role that has several of them but not all, without duplicates."""
+        """The processes of each role that is on several processes but not on all, without duplicates."""
         several = dict.fromkeys(placed.processes for placed in self.roles.values() if placed.size > 1)
         return [processes for processes in several if len(processes) < self.num_processes]
 
@@ -80,7 +80,7 @@ class Placement:
     def table(self, served: Mapping[str, Sequence[int | None]]) -> str:
         """A table with a line per device: the ranks of the training roles on it, and the replicas of served roles.
 
-        `served` has the devices of the replicas; None stands for this process's device.
+        `served` has the devices of each served role's replicas; None stands for the first device of the training roles.
 
         >>> print(place({"actor_train": [0, 1]}, num_devices=3, accelerator="cuda", is_apart=False).table({"actor_infer": [2]}))
         device  actor_train  actor_infer
@@ -122,7 +122,7 @@ def place(
     num_launched: int = 1,
     cluster: str = "auto",
 ) -> Placement:
-    """Places training roles on devices. `mappings` holds each role's `device_mapping`; a role without it gets the first role's.
+    """Places training roles on devices. `mappings` holds each role's `device_mapping`; None stands for that of the first role.
     If the first role has none, its devices are 0 to `num_launched` − 1, one per process of the launcher. `is_apart` asks for a
     process apart from the rollouts. Raises ConfigError if a device doesn't exist, or `cluster` can't hold these ranks."""
     main = next(iter(mappings))

@@ -110,7 +110,7 @@ class TrainerProcess(ABC):
 
 
 class ConnectedProcess(TrainerProcess):
-    """A process at the other end of a connection, which a launcher has started; it ends when the connection closes."""
+    """A process that a launcher has started, at the other end of a connection. It ends when the connection closes."""
 
     def __init__(self, connection: Connection, process_id: int, *talk: Any) -> None:
         super().__init__(*talk)

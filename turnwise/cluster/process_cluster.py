@@ -34,7 +34,7 @@ class StartedAll:
 
     def result(self) -> Any:
         """Waits for all ranks. Raises DeadlineError past the cluster's deadline; WorkerError if a process has ended. If several
-        ranks fail, the first cause is raised: when a process is gone, the ranks that computed with it fail too."""
+        ranks fail, the first error is raised, or rather that of an ended process, since its end makes other ranks fail."""
         return self.calls[0].process.wait_for(self.calls[0].name, self)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -93,12 +93,12 @@ class ProcessCluster:
     """Spawns each role in the processes of its placement, one per device. A rank's methods run in the order of the calls.
 
     Arguments and results are pickled. An iterator of `(name, tensor)` pairs comes back as `SharedTensors`, which the next call
-    of the same method overwrites; the first call runs the iterator twice. Log records are logged here, and the notes of the
-    processes' stopwatches go to `stopwatch`. No call takes longer than `deadline_s`.
+    of the same method overwrites; the first call goes through the pairs twice. Log records are logged here, and the notes of
+    the processes' stopwatches go to `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
 
-    `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets the number of operator threads of the
-    calling thread: until `shutdown`, `num_threads.rollout` in this process and `num_threads.train` in all the others together.
-    `set_up` is called first in each of them. Raises WorkerError if the processes don't find each other."""
+    `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets how many threads torch's operators use.
+    Until `shutdown`, this process has `num_threads.rollout` of them, and the others share `num_threads.train`. `set_up` is
+    called in each of the others before roles are spawned. Raises WorkerError if the processes don't find each other."""
 
     neighbours: Mapping[str, Any] = MappingProxyType({})
     _folder: TemporaryDirectory[str] | None = None  # where the processes find each other
@@ -157,8 +157,8 @@ class ProcessCluster:
         StartedAll([process.start(name, command) for process, command in told], itemgetter(0)).result()
 
     def take(self, value: Any) -> None:
-        """Sends a value to a process, to find out early whether it arrives. Raises WorkerError if the value can't be pickled
-        here, and whatever pickle raises there."""
+        """Sends a value to another process, to find out early whether it arrives. Raises WorkerError if the value can't be
+        pickled, or the error that unpickling it raises in that process."""
         self._processes[-1].start("a trial", Command("take", (value,))).result()
 
     def keep_first_ranks(self) -> bool:

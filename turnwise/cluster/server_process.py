@@ -65,7 +65,7 @@ class ServerProcess(ForkedProcess):
         await self._call("suspend", how)
 
     async def receive(self, weights: NamedTensors) -> int:
-        """See `InferenceServer`; `weights` are SharedTensors."""
+        """See `InferenceServer`. `weights` must be SharedTensors."""
         assert isinstance(weights, SharedTensors), "the transfer shares them"
         num_bytes: int = await self._call("receive", weights.shared)
         return num_bytes

@@ -69,7 +69,7 @@ class SharedTensors:
         return cls(Shared(path, size, places), file)
 
     def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies the values of tensors, on any device, into the memory. Raises WorkerError if names or shapes don't match."""
+        """Copies tensors, which may be on any device, into the memory. Raises WorkerError if a name, dtype or shape differs."""
         missing = dict(self.shared.places)
         with torch.no_grad():
             for name, tensor in tensors:
@@ -103,13 +103,13 @@ class Written:
         self._tensors: SharedTensors | None = None
 
     def __call__(self, tensors: Callable[[], Iterable[tuple[str, Any]]]) -> SharedTensors:
-        """Writes the tensors to shared memory. `tensors` makes an iterator; the first call needs two, one for the shapes."""
+        """Writes the tensors to shared memory. `tensors` makes an iterator. The first call makes two, one for the shapes."""
         self._tensors = self._tensors or SharedTensors.of(tensors())
         self._tensors.write(tensors())
         return self._tensors
 
     def share(self, tensors: Iterable[tuple[str, Any]]) -> SharedTensors:
-        """The tensors, in shared memory if they aren't there yet."""
+        """The tensors in shared memory. Those that are there already are returned as they are, others are copied."""
         if isinstance(tensors, SharedTensors):
             return tensors
         pairs = list(tensors)
@@ -117,7 +117,7 @@ class Written:
 
 
 def _new_file(num_bytes: int) -> tuple[str, Any]:
-    """An empty file, in memory if possible, and a path under which other processes can open it until it is closed."""
+    """A file of this size, in memory on Linux, and a path by which other processes can open the file until it is closed."""
     if sys.platform == "linux":
         file: Any = open(os.memfd_create("turnwise weights"), "r+b")  # noqa: SIM115
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"

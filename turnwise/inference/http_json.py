@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -33,7 +34,10 @@ class HttpJson:
     `base_url` isn't http(s)."""
 
     def __init__(self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = "") -> None:
-        parts = urlsplit(base_url)
+        try:
+            parts = urlsplit(base_url)
+        except ValueError:  # a bracket without its pair
+            parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ConfigError(f"got the URL {base_url!r}; it must be like http://localhost:8000/v1")
         self.url = base_url.rstrip("/")
@@ -58,7 +62,9 @@ class HttpJson:
                 answer = response.read()
             return json.loads(answer) if is_read else None
         except HTTPError as error:
-            said = error.read().decode(errors="replace")[:MAX_SHOWN]
+            said = ""
+            with suppress(OSError, HTTPException):  # the status is known, even if the rest doesn't come
+                said = error.read().decode(errors="replace")[:MAX_SHOWN]
             hint = self._hint if error.code in (401, 403) else ""
             is_busy = error.code == 429 or error.code >= 500
             kind = BusyError if is_busy else NotAllowedError if error.code == 401 else ServerError

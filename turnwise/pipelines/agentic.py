@@ -1,4 +1,4 @@
-"""The front door: agentic reinforcement learning, step by step. Begin reading at `AgenticPipeline.steps`."""
+"""Agentic reinforcement learning, step by step. Begin reading at `AgenticPipeline.steps`."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -31,8 +31,8 @@ from turnwise.types import samples_of
 
 @dataclass(slots=True)
 class AgenticPipeline:
-    """Trains a policy on its own episodes. `build.agentic.build_agentic` makes a pipeline. Attributes that ROLL's pipeline has
-    too have its names. `reference` and `critic` are None if the algorithm doesn't need them."""
+    """Trains a policy on its own episodes. `build.agentic.build_agentic` makes a pipeline. Attributes that ROLL's pipeline also
+    has are named as there. `reference` and `critic` are None if the algorithm doesn't need them."""
 
     pipeline_config: AgenticConfig
     actor_train: ModelRole
@@ -62,8 +62,8 @@ class AgenticPipeline:
             pass
 
     def steps(self) -> Iterator[StepReport]:
-        """Plays, assigns credit, trains, and reports each finished step, and then the final validation, if any. A step trains
-        nothing if the group filter drops all its groups."""
+        """Makes steps: plays, assigns credit and trains. Yields a report of each finished step, and one of the final validation
+        if there is one. A step trains nothing if the group filter drops all its groups."""
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
         while True:
             step = self.checkpoints.num_done
@@ -91,7 +91,7 @@ class AgenticPipeline:
 
     @property
     def running(self) -> Stateful | None:
-        """The algorithm's statistics of the whole run (`running` normalisation); None if it has none."""
+        """The algorithm's statistics over the whole run (`running` normalisation); None if the algorithm keeps none."""
         return self.algorithm.running
 
     def model_update(self, step: int) -> None:

@@ -17,7 +17,7 @@ from turnwise.types import Metric
 logger = logging.getLogger(__name__)
 
 BEST_FILE = "best.json"
-"""File beside the best model with its step, the metric's name and its value."""
+"""File beside the best model. It holds the model's step, and the name and value of the metric."""
 
 
 @dataclass(slots=True)
@@ -38,8 +38,8 @@ class BestValue:
     """Number of validations since the best one."""
 
     def see(self, step: int, measured: Mapping[str, float]) -> bool:
-        """Whether this validation is the best so far, which NaN never is. Raises ConfigError if no validation so far had the
-        metric."""
+        """Returns whether a validation is the best so far, and notes it; NaN never is the best. Raises ConfigError if no
+        validation has had the metric."""
         if self.metric not in measured:
             if self.value is None:
                 raise ConfigError(
@@ -63,7 +63,7 @@ class BestValue:
 
 
 class ByValidation:
-    """`save_best` and `early_stopping` of a run, as far as the config sets them. The best model is written into `folder`."""
+    """Applies `save_best` and `early_stopping` where the config sets them. The best model is written into `folder`."""
 
     def __init__(self, config: AgenticConfig | SFTConfig, folder: Path) -> None:
         kept, stopping = config.save_best, config.early_stopping
@@ -74,7 +74,7 @@ class ByValidation:
         self._folder = folder
 
     def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
-        """Saves the best model; ends the run after `patience` validations without gain; returns the metrics with `val/best`."""
+        """Saves the model if it is the best, ends the run after `patience` validations without gain, and adds `val/best`."""
         measured = reduce_metrics(metrics)
         if self.best and self.best.see(step, measured):
             facts = {"step": step, "metric": self.best.metric, "value": self.best.value}

@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face model folders with everything that a run needs to continue from them, bit by bit."""
+"""Checkpoints: Hugging Face model folders with everything that a run needs to continue from them, bit for bit."""
 
 import errno
 import hashlib
@@ -34,7 +34,7 @@ MANIFEST_FILE = "manifest.json"
 
 
 class Fingerprint:
-    """A hash of the training samples. A run continues from a checkpoint only if they have the same hash."""
+    """A hash of the training samples' tokens. A run continues from a checkpoint only if both have the same hash."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         digest = hashlib.sha256()
@@ -77,7 +77,7 @@ class Checkpoints:
     A checkpoint is due every `save_steps` steps (0 = never) and after the last step. A folder appears whole or not at all, and
     older ones are removed only afterwards: if the process is killed, the last good one is left.
 
-    The states of `contents.parts` are recorded when a step is finished, so that it can be saved while the next one plays."""
+    The states of `contents.parts` are recorded when a step is finished, so the step can be saved while the next one plays."""
 
     path: Path
     save_steps: int
@@ -98,8 +98,8 @@ class Checkpoints:
 
     @contextmanager
     def updating(self, step: int, interrupts: Interrupts | None = None, is_last: bool = True) -> Iterator[None]:
-        """Wraps the update of the weights in `step`, which Ctrl-C doesn't interrupt. If it ends without an error, the step is
-        finished. Only the last part of an update changes weights."""
+        """Wraps a part of the weight update of `step`. Only the last part changes weights: Ctrl-C doesn't interrupt this part,
+        and when it has ended without an error, the step is finished."""
         if not is_last:
             yield
             return
@@ -139,8 +139,8 @@ class Checkpoints:
         return next(reversed(all_checkpoints(self.path)), None)
 
     def save(self) -> Path:
-        """Writes the checkpoint of the finished steps, unless this run has saved it or continues from it, and removes the
-        oldest ones. Returns its folder. Raises CheckpointError if it can't be written."""
+        """Writes a checkpoint of the finished steps, unless `path` holds this run's checkpoint of them already. Then removes
+        the oldest ones beyond `max_to_keep`. Returns the folder. Raises CheckpointError if it can't be written."""
         folder = self.path / f"checkpoint-{self.num_done}"
         if self._num_saved == self.num_done:
             return folder
@@ -159,7 +159,7 @@ class Checkpoints:
         return folder
 
     def save_model(self, folder: Path, notes: Mapping[str, str]) -> None:
-        """Writes the present model with its tokenizer, without its training state, and text files, `notes` (name → text). The
+        """Writes the present model and its tokenizer without the training state, and `notes` (name → text) as text files. The
         folder replaces an older one, whole or not at all. Raises CheckpointError if it can't be written."""
         with self._advising(folder), written_whole(folder) as partial:
             self.contents.model.gather("save", partial).result()
@@ -207,7 +207,7 @@ class Checkpoints:
             ) from fault
 
     def restore(self, folder: Path) -> None:
-        """Restores what `save` wrote. `verify` the folder before. Raises CheckpointError if it doesn't fit this run."""
+        """Restores what `save` wrote. Call `verify` first. Raises CheckpointError if the checkpoint doesn't fit this run."""
         contents = self.contents
         state = read_state(folder)
         missing = [name for name in contents.others if not (folder / name).is_dir()]
@@ -291,7 +291,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what a process that was killed while it wrote or removed checkpoints has left under `path`."""
+    """Removes partly written and partly removed checkpoints under `path`, which a killed process leaves."""
     for ending in ("partial", "old", "removed"):
         for leftover in path.glob(f"checkpoint-*.{ending}"):
             shutil.rmtree(leftover)

@@ -1,4 +1,4 @@
-"""Rollouts without a trainer: written to a file and summed up."""
+"""Plays rollouts without a trainer, writes them to a file and sums them up."""
 
 import time
 from collections import Counter

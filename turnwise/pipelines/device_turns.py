@@ -11,14 +11,14 @@ Move = Callable[[list[MemoryKind]], Awaitable[object]]
 
 @dataclass(slots=True)
 class Resident:
-    """The kinds of memory that a role can move between its devices and the host, without weights that another role reads."""
+    """A role, and the `kinds` of memory that it can move from its devices to the host. Weights that others read stay."""
 
     devices: frozenset[int]
     kinds: frozenset[MemoryKind]
     put_away: Move
     bring_back: Move
     present: set[MemoryKind] = field(default_factory=set)
-    """The kinds of its memory that are on the devices now."""
+    """The kinds of memory that are on the devices now."""
 
     def __post_init__(self) -> None:
         self.present = set(self.kinds)
@@ -45,7 +45,7 @@ class DeviceTurns:
         await self._share({"actor_train": weights, "actor_infer": weights}, devices[0] | devices[1])
 
     async def _share(self, wanted: Mapping[str, frozenset[MemoryKind]], devices: frozenset[int]) -> None:
-        """Leaves only the wanted memory, by role, on these devices. Other memory is moved away first."""
+        """Moves all memory but `wanted` (by role) off these devices. Then brings the wanted memory back."""
         async with self._lock:
             for role, resident in self._residents.items():
                 leaving = resident.present - wanted.get(role, frozenset())

@@ -86,7 +86,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, outcomes: Mapping[str, Sequence[Sequence[EpisodeResult]]], num_failed: int) -> "Evaluation":
-        """The evaluation of the episodes of each task, by tag."""
+        """The evaluation of `outcomes`, which hold for each tag its tasks, and for each task its episodes."""
         return cls(
             overall=Score.of_tasks([task for tasks in outcomes.values() for task in tasks]),
             by_tag={tag: Score.of_tasks(outcomes[tag]) for tag in sorted(outcomes)},
@@ -130,7 +130,7 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
 
 def _pass_at(successes: Sequence[int], trials: Sequence[int]) -> dict[int, float]:
-    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and the most samples (none if that is 1)."""
+    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and the most samples of a task; {} if that is 1."""
     most = max(trials, default=1)
     if most == 1:
         return {}

@@ -1,4 +1,4 @@
-"""How Ctrl-C ends a program. In a run it waits until a weight update is finished and saved."""
+"""How Ctrl-C ends a program. If a weight update has begun, a run first finishes and saves it."""
 
 import os
 import signal

@@ -91,7 +91,7 @@ class _Listener:
 async def first_prompts(
     agents: Mapping[str, AgentLoop], seed: int, sampling: SamplingParams, max_length: int
 ) -> dict[str, Prompt]:
-    """The first prompt of each tag's agent, in a task made for the gate. A tag whose agent fails before it is left out."""
+    """The first prompt of each tag's agent, in a task made for the gate. A tag is left out if its agent gives no prompt."""
     prompts = {}
     for tag, agent in agents.items():
         listener = _Listener(max_length)
@@ -132,7 +132,7 @@ class ParityGate:
     update would answer from old weights. Both are sampled with `sampling`.
 
     The gate's request ids are never released. With `forgets` the servers drop their caches after a check, so that no episode
-    reuses a prefix of the gate's. Dropping them waits for running requests, so use it only when there are none."""
+    reuses a prefix of the gate's. Dropping caches waits for running requests, so set `forgets` only if none run at a check."""
 
     run_async: Callable[..., Any]
     server: PolicyServer

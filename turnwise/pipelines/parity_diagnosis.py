@@ -30,7 +30,7 @@ _ROUNDING_SPREAD = 3.0
 class Suspects:
     """The models and settings that a server can be compared with. `score` computes the trainer's log-probs; `without_adapter`
     does so with the LoRA adapter off (None without one). `weights` gives the trainer's `(Hugging Face name, tensor)` pairs.
-    `folders` maps each model folder of the config to the setting that names it; training started from the first."""
+    `folders` maps each model folder of the config to the setting that names it. Training started from the first."""
 
     score: ScoreSamples
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
@@ -59,8 +59,8 @@ class Evidence:
 
     `max_diff` is the mean difference that is allowed. `ask_afresh` drops the server's caches, requests the last turns again,
     and returns the mean difference of the worst conversation. `change_since` is `(version, distance)`: the policy version of
-    the last check, and the mean change of the server's log-probs since then; None without an earlier check, or if it sampled
-    other tokens."""
+    the last check, and the mean change of the server's log-probs since then; None without an earlier check, or if the server
+    sampled other tokens then."""
 
     version: int
     samples: Sequence[Sample]
@@ -71,7 +71,7 @@ class Evidence:
 
 class Fault(NamedTuple):
     """A possible cause. `rest()` is the mean difference between its prediction and the server's log-probs. `rounding()` is the
-    mean difference that a dtype alone makes. If it is given, it decides instead of `rest`, since no prediction is exact."""
+    mean difference that a dtype alone makes. If given, `rounding` decides instead of `rest`, which isn't exact for a dtype."""
 
     cause: str
     rest: Callable[[], float]
@@ -113,7 +113,7 @@ def diagnose(evidence: Evidence, suspects: Suspects) -> str:
 
 
 def _faults(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
-    """The possible causes. Of equally good matches, the first is named."""
+    """The possible causes. If several match about equally well, `diagnose` names the first of them."""
     samples, ours, theirs = evidence.samples, suspects.trainer_dtype, suspects.sampler_dtype
 
     def distance(score: ScoreSamples) -> float:

@@ -62,7 +62,7 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True)
 class _RecordedAgent:
-    """Plays like `agent`. `start` says which episodes are recorded; they get their own agent, with recorded environments."""
+    """Plays like `agent`. `start` says which episodes are recorded. Each gets its own agent, with recorded environments."""
 
     agent: AgentLoop
     build: Callable[[MakeEnv], AgentLoop]

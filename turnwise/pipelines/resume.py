@@ -160,7 +160,7 @@ def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
 
 
 def _saved_at(folder: Path) -> tuple[float, int]:
-    """The time at which a checkpoint was saved (0 if unknown, as of a folder that can't be entered), and its number."""
+    """The modification time of a checkpoint's manifest (else of its folder, else 0), and the checkpoint's number."""
     for look in ((folder / MANIFEST_FILE).stat, folder.lstat):
         with suppress(OSError):
             return look().st_mtime, number_of(folder)
@@ -210,7 +210,7 @@ def _load_yaml(file: Path) -> dict[str, Any]:
 
 
 def _run_of(config: Config, checkpoint: Path) -> Path | None:
-    """The folder of the run that saved a checkpoint: two levels up, or the same name in `output_dir`; None if not found."""
+    """The folder of the run that saved a checkpoint: two levels up, or its namesake in `output_dir`; None if not found."""
     around = checkpoint.parent.parent
     named = Path(config.output_dir) / config.exp_name / checkpoint.parent.name
     return next((run for run in (around, named) if RunFolder(run).config.is_file()), None)

@@ -18,7 +18,7 @@ LogprobField = Literal["old_logprobs", "ref_logprobs"]
 class BatchPlan:
     """How a role splits its samples. An optimiser step takes `samples_per_step` samples. A micro-batch takes at most
     `max_tokens_train` or `max_tokens_infer` tokens if that is set (dynamic batching), else at most `max_sequences` samples.
-    This changes memory and speed, never results. `max_length` is the longest context in tokens."""
+    Micro-batches change memory and speed, never results. `max_length` is the longest context in tokens."""
 
     samples_per_step: int
     max_length: int
@@ -109,9 +109,9 @@ class ModelRole:
         return metrics
 
     def compute_old_log_probs(self, samples: Sequence[Sample], version: int) -> list[Metric]:
-        """Sets `old_logprobs`, the log-probs of the policy at the start of an update, if the update needs them in advance. A
-        single optimiser step on samples of the current policy, `version`, doesn't: its own forward pass computes the same
-        numbers, and without `old_logprobs` the loss takes the ratio to be 1."""
+        """Sets `old_logprobs`, the log-probs of the policy at the start of an update, from the source `old_log_probs`. With
+        `if_needed` they are left out for a single optimiser step on samples of the current policy, `version`: its own forward
+        pass computes the same numbers, and without `old_logprobs` the loss takes the ratio to be 1."""
         if self.old_log_probs == "rollouts":
             for sample in samples:
                 sample.old_logprobs = sample.rollout_logprobs
@@ -162,7 +162,7 @@ class ModelRole:
         return [*results, *counted]
 
     def prepare(self, samples: Sequence[Sample], loss: Loss, seed: int) -> tuple[Sequence[Sample], list[Metric]]:
-        """The samples, or copies with annotations if the loss makes some (`NeedsWholeStep`), and the metrics of that."""
+        """The samples, or copies with the loss's annotations if it makes any (`NeedsWholeStep`), and the metrics of these."""
         divisors = denominators(samples, self.plan.max_length)
         if not isinstance(loss, NeedsWholeStep) or not divisors.num_tokens:
             return samples, []

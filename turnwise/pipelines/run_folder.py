@@ -35,7 +35,7 @@ class _Place:
 @dataclass(slots=True)
 class RunFolder:
     """The paths in a run's folder, and its log and lock. `create` makes a new folder, `reopen` opens that of an earlier run.
-    Both raise CheckpointError if another process holds its lock. With the path alone, nothing is opened."""
+    Both raise CheckpointError if another process holds its lock. `RunFolder(path)` only gives paths and opens nothing."""
 
     path: Path
     resumed_from: Path | None = None
@@ -43,7 +43,7 @@ class RunFolder:
     num_done: int = 0
     """Number of steps done at that checkpoint."""
     lengths: dict[Path, int] = field(default_factory=dict)
-    """For the files of metrics and trajectories: the length in bytes after those steps."""
+    """Bytes that the first `num_done` steps take in the files of metrics and trajectories."""
     log: ExitStack = field(default_factory=ExitStack)
     """Closes at the end of the run what is registered here, such as the log that `open_log` opens."""
     lock: TextIO | None = None
@@ -120,7 +120,7 @@ class RunFolder:
         return notes
 
     def begin(self, config_yaml: str) -> None:
-        """Writes the resolved config, and the versions of packages, Python and turnwise's git revision. Cuts metrics and
+        """Writes the resolved config, the versions of packages and Python, and turnwise's git revision. Cuts metrics and
         trajectories after the first `num_done` steps, since a resumed run plays the later steps again."""
         _replace_text(self.config, config_yaml)
         facts = {
@@ -133,7 +133,7 @@ class RunFolder:
             os.truncate(file, length)
 
     def open_log(self, folder: Path | None) -> None:
-        """Logs the package's messages and all warnings to a file in `folder` (default: the run's); warnings to the terminal."""
+        """Logs turnwise's messages and Python's warnings to a file in `folder` (default: the run's). Prints all warnings."""
         folder = folder or self.path
         folder.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(folder / f"{self.path.parent.name}-{self.path.name}.log", encoding="utf-8")

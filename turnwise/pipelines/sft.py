@@ -91,7 +91,7 @@ class SFTPipeline:
             return self.checkpoints.save()
 
     def close(self) -> None:
-        """Closes log, processes, event loop, signals and folder, each even if another fails."""
+        """Closes log, processes, event loop and folder, and restores Ctrl-C; each even if another fails."""
         ends = (self.folder.close, self.interrupts.restore, self.event_loop.close, self.cluster.shutdown, self.log.close)
         with ExitStack() as rest:
             for close in ends:

@@ -23,5 +23,5 @@ class StepReport:
 
     @property
     def validation(self) -> dict[str, float] | None:
-        """The metrics of the validation before this step (`val/…`), None if there was none."""
+        """The metrics (`val/…`) of the validation before this step, or of the final one; None if there was none."""
         return {name: value for name, value in self.metrics.items() if name.startswith("val/")} or None

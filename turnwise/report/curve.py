@@ -164,7 +164,7 @@ def _draw_curves(axes: "Axes", curves: Mapping[str, Sequence[Point]], top: float
 
 
 def _draw_times(axes: "Axes", rows: Sequence[Row]) -> None:
-    """Stacks the seconds of the phases that take over 1% of them."""
+    """Stacks the seconds of the phases. A phase that takes 1% of all these seconds or less is left out."""
     times = {phase: [row.get(f"time/step_{phase}", 0.0) for row in rows] for phase in _PHASES}
     shown = {phase: values for phase, values in times.items() if sum(values) > 0.01 * sum(map(sum, times.values()))}
     axes.stackplot([row["step"] for row in rows], list(shown.values()), labels=shown, colors=_COLORS, linewidth=0, step="mid")
@@ -182,7 +182,7 @@ def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
 
 
 def _smooth(points: Sequence[Point]) -> list[Point]:
-    """Means over windows that reach a twentieth of the run (1 to 10 points) to either side of a point, less at the ends."""
+    """Means over a window around each point: a twentieth of the run (1 to 10 points) to either side, fewer at the ends."""
     reach, last = min(max(len(points) // 20, 1), 10), len(points) - 1
     reaches = [min(reach, i, last - i) for i in range(len(points))]
     windows = [points[i - r : i + r + 1] for i, r in enumerate(reaches)]

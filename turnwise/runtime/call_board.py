@@ -4,7 +4,7 @@ import mmap
 
 _NUM_LINES, _WIDTH = 64, 256
 _IS_DONE, _LAST, _STATUS = 0, 1, 2
-"""Bytes of line 0: whether the command is done, the line number of the last call, and the coming exit status."""
+"""Bytes of line 0: whether the command is done, the line number of the last call, and the exit status to come."""
 
 
 class CallBoard:

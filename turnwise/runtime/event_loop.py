@@ -91,7 +91,7 @@ class WatchedRunner:
             return results[0]
 
     def close(self) -> None:
-        """Cancels what still runs on the loop. Raises DeadlineError if it doesn't end in time."""
+        """Cancels the loop's remaining tasks and closes the loop. Raises DeadlineError if they don't end in time."""
         try:
             end = self.watchdog.waiting("the end of the run", "its event loop to close", self._turn_s, _SETTING)
             with end, outer_loop_aside():
@@ -108,8 +108,8 @@ class WatchedRunner:
 
 @contextmanager
 def outer_loop_aside() -> Iterator[None]:
-    """Lets another event loop run in a thread that runs one already, such as a notebook's, which pauses meanwhile. asyncio
-    itself refuses to nest loops, since few programs want their loop to pause."""
+    """Lets another event loop run in a thread that runs one already, such as a notebook's. The outer loop pauses meanwhile.
+    asyncio itself refuses to nest loops, since few programs want their loop to pause."""
     outer = asyncio._get_running_loop()
     if outer is None:
         yield

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 WATCHDOG = "watchdog"
 """Name of the threads that watch all others."""
 MAX_CALLS = 8
-"""Number of calls shown of one stack, the innermost."""
+"""Maximum number of calls shown of one stack. The innermost ones are shown."""
 MAX_STACKS = 4
-"""Number of different stacks shown, of threads and of tasks."""
+"""Maximum number of different stacks shown: so many of threads, and so many of tasks."""
 
 
 class StackCall(NamedTuple):
@@ -30,7 +30,7 @@ class StackCall(NamedTuple):
 
 
 Stack = tuple[StackCall, ...]
-"""Outermost call first."""
+"""The calls of a stack, the outermost first."""
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _OWN = str(Path(__file__).parent)

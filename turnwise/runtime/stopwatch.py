@@ -52,7 +52,7 @@ class Work:
     tokens: int = 0
     """Tokens of the finished micro-batches."""
     count: Callable[[], int] | None = None
-    """Returns the finished units. It replaces `done` where updating a counter would cost too much."""
+    """Returns the number of finished units. It replaces `done` where updating a counter would cost too much."""
 
     @property
     def num_done(self) -> int:

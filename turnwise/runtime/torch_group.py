@@ -35,7 +35,7 @@ def group_of(ranks: tuple[int, ...]) -> Any:
 
 def join_processes(meeting: str | None, rank: int, world_size: int, device: str) -> None:
     """Joins the default process group of the run's processes, all on this machine. They meet through the file `meeting`, or at
-    their launcher's address if it is None. NCCL connects GPUs, gloo the rest (over the loopback interface, unless
+    their launcher's address if `meeting` is None. NCCL connects GPUs, gloo the rest (over the loopback interface, unless
     GLOO_SOCKET_IFNAME names another). Raises WorkerError if joining fails."""
     if not os.environ.get("GLOO_SOCKET_IFNAME"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"

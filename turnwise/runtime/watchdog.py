@@ -46,7 +46,7 @@ class Wait:
     that awaits. It raises `error` when it is left after its deadline."""
 
     deadline = float("inf")
-    """A time of `time.monotonic()`. Past it the wait is interrupted and gets a new deadline, the end of a grace period."""
+    """A time of `time.monotonic()`. Past it the wait is interrupted and gets a new deadline at the end of a grace period."""
     report: str | None = None
     """Text of the error; None until the deadline has passed."""
     outer: Wait | None = None
@@ -135,14 +135,14 @@ class Wait:
 
 
 class Watchdog:
-    """Ends the waits of one thread, the main one, that run past their deadlines.
+    """Ends waits of one thread, usually the main one, that run past their deadlines.
 
     A timer of the event loop cancels a task that awaits too long. For a call that blocks the main thread, a daemon thread
     checks the deadlines every `poll_s` seconds; it collects the stacks and interrupts the call by a signal (SIGUSR2), as
     Ctrl-C would. If the call doesn't end within `grace_s`, it is stuck in C code, and the process ends with the error's text
     on stderr. Without Unix signals, or off the main thread, nothing can be interrupted, so the process ends after the grace.
-    While C code holds Python's lock (the GIL), the daemon thread can't check: then `faulthandler` ends the process, with bare
-    stacks, after `stall_s` or a longer deadline, and the grace.
+    While C code holds Python's lock (the GIL), the daemon thread can't check. Then `faulthandler` prints bare stacks and ends
+    the process, at the deadline plus twice `grace_s`, or after `stall_s` plus twice `grace_s` if that is later.
 
     A watchdog that wasn't started interrupts nothing: it finds out late, when the blocking call returns.
 
@@ -159,7 +159,7 @@ class Watchdog:
         self.loop: asyncio.AbstractEventLoop | None = None
         """The loop that the thread runs."""
         self.turn: Wait | None = None
-        """The wait of all tasks of that loop until the running task awaits: the limit on how long a task may block the loop."""
+        """The limit on how long a task may block that loop: all other tasks wait until the running task awaits something."""
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
         """The innermost wait of each task that awaits something with a deadline."""
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle, float] | None = None

@@ -17,11 +17,11 @@ MAX_QUOTE = 80
 """Maximum characters of an answer that a sentence quotes."""
 
 FEW, SOME, BLOCK = 3, 5, 10
-"""Numbers of steps in a row: for a yes-or-no condition, for a level, and for a mean that is compared."""
+"""Numbers of consecutive steps that are looked at for a yes-or-no fact, for a level, and for a mean."""
 IS_SOLVED = 0.9
 """From this success rate on, the tasks count as solved, and low entropy and equal scores are no problem."""
 MOSTLY = 0.9
-"""The share of answers that a sentence calls nearly all."""
+"""At least this share of the answers counts as nearly all."""
 MIN_NATS = 0.1
 """Below this entropy per response, siblings are nearly always the same."""
 BLOWN_FACTOR, BLOWN_NATS = 3.0, 1.0
@@ -30,15 +30,15 @@ NUM_ERRORS, NUM_RISE_ERRORS, NUM_FOR_NOISE = 5.0, 2.0, 50
 """Standard errors that a fall of success must exceed (the best of hundreds of steps is high by chance too), those that a rise
 must exceed, and the number of recent steps that a standard error is estimated from."""
 LOST_SHARE, LOST_SUCCESS = 0.25, 0.1
-"""Success counts as lost if it fell by this share of its best value, and by at least this much."""
+"""Success counts as lost only if it fell by more than the first, as a share of its best value, and by more than the second."""
 FELL_BY = 0.05
 """Held-out success must fall by more than this, however narrow its confidence interval."""
 DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
-"""Mean log-prob gap of sampler and trainer per token, and effective sample size: past either, importance ratios are noise."""
+"""Importance ratios are noise above this mean log-prob gap per token, or below this effective sample size (ESS)."""
 CUT = 0.5
-"""A run is warned if at least this share of its responses ends at the length limit."""
+"""There is a warning if at least this share of the responses ends at the length limit."""
 RANDOM_AFTER, RANDOM_MARGIN, RISE_MARGIN = 20, 0.05, 0.03
-"""Steps before success is compared with a random player's, and the margin by which it must be better. They are compared only
+"""Steps before success is compared with a random player's, and the margin by which it must be better. It is compared only
 if a rise by more than the third number is ruled out: a run that learns slowly begins at a random player's success, too."""
 
 Row = Mapping[str, float]
@@ -95,7 +95,7 @@ class History:
             self.best = block
 
     def last(self, number: int) -> Sequence[Figures]:
-        """The last steps, at most `BLOCK`; empty if there were fewer than `number`."""
+        """The last `number` steps, at most `BLOCK`; empty if there were fewer."""
         return list(self.points)[-number:] if len(self.points) >= number else ()
 
     def successes(self, start: int | None = None, stop: int | None = None) -> Sequence[float]:
@@ -103,8 +103,8 @@ class History:
         return [success for success in self.success[start:stop] if math.isfinite(success)]
 
     def error(self, num_steps: int = BLOCK) -> float:
-        """Standard error of the difference between two means of `num_steps` successes each. Estimated from differences of
-        neighbouring steps, so that no trend inflates it."""
+        """Standard error of the difference between two means of `num_steps` successes each. It is estimated from differences
+        of neighbouring steps, so that no trend inflates it."""
         recent = self.successes(-NUM_FOR_NOISE)
         return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / num_steps) if len(recent) > 1 else math.inf
 
@@ -253,7 +253,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 class Health:
-    """Reports each condition once. `play_at_random` returns the success of a player that draws its actions, or None."""
+    """Reports each condition once. `play_at_random` returns the success of a player with random actions, None if unknown."""
 
     def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None) -> None:
         self._checks = (*CHECKS, _no_better_than(play_at_random))
@@ -282,9 +282,9 @@ class Health:
 
 
 def _figures(row: Row) -> Figures:
-    """The row, NaN for what it lacks, with figures added: `is_critic`; `alike` (no token has an advantage; with a critic, all
-    scores are equal); `usable` (share of valid answers); `success`; `entropy`. The mean score before the filter stands in for a
-    missing one."""
+    """A row in which missing metrics are NaN, with these figures added: `is_critic`; `alike` (no token has an advantage; with a
+    critic, all scores are equal); `usable` (share of valid answers); `success`; `entropy`. If the mean score is missing, the
+    mean score before the group filter stands in for it."""
     figures: Figures = defaultdict(lambda: math.nan, row)
     figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
     # The advantages of a critic are never all 0: its errors are in them.

@@ -143,8 +143,8 @@ class _ResizableLive(Live):
 
 
 class LiveTracker:
-    """One screen that stays in place; other output appears above it. It appears with the first phase or step, and ends with
-    `close` or with the process, whichever comes first; its last state stays on the terminal, and the cursor is shown."""
+    """A screen that stays in place, below all other output. It appears with the first phase or step, and ends with `close` or
+    with the process. Its last state stays on the terminal, and the cursor is shown again."""
 
     def __init__(self, screen: Screen, console: Console) -> None:
         self._screen = screen

@@ -1,4 +1,4 @@
-"""Progress of a run's current phase, and the duration of its steps. It reads no clock and no terminal."""
+"""Progress of a run's current phase, and the duration of its steps. This module reads no clock and no terminal."""
 
 import logging
 
@@ -47,7 +47,7 @@ class Pace:
         self._stopwatch.work, self._num_sampled = Work(), self._stopwatch.num_sampled
 
     def end_step(self, step: int, now: float) -> float:
-        """Returns the seconds since the end of the step before; for the first step, since the first phase began."""
+        """Notes the end of a step. Returns the seconds since the step before ended, or since the first phase began."""
         self._ends.append(now)
         self.num_done = min(step + 1, self.num_steps)
         self._step_began = None
@@ -107,7 +107,7 @@ class Pace:
         return self._stopwatch.num_sampled - self._num_sampled if work.unit == "episodes" else work.tokens
 
     def _phase_left(self, now: float) -> float | None:
-        """Most seconds that the phase can still take, as an episode may end before its token limit; None if unknown."""
+        """Estimate of the seconds left in the phase, None if unknown. While episodes play, the phase may well end earlier."""
         work, elapsed = self._stopwatch.work, now - self._phase_began
         most = work.total * self._tokens_per_episode if work.unit == "episodes" else 0
         done = max(work.num_done / work.total if work.total else 0.0, self._num_tokens / most if most else 0.0)

@@ -36,8 +36,8 @@ class PhaseTime:
 class RunLog:
     """Collects the metrics of a step, reduces them once and hands them to every tracker.
 
-    With a `stopwatch`, which the parts of the run share, a step reports how its time was spent; with `health`, what may be
-    wrong.
+    With a `stopwatch`, which the parts of the run share, a step reports how its time was spent. With `health` it also reports
+    what may be wrong.
 
     >>> class Printer:
     ...     def log(self, step, metrics, texts): print(step, metrics)

@@ -16,7 +16,7 @@ _PHASES = {
 
 
 def time_shares(elapsed_s: float, phases: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:
-    """`time/trainer/…` and `time/rollouts/…`, shares of the `elapsed_s` seconds of a step that add up to 1 each.
+    """Shares of the `elapsed_s` seconds of a step. Those of `time/trainer/…` add up to 1, and so do those of `time/rollouts/…`.
 
     `phases` are seconds by phase, for phases that don't nest; `totals` are seconds by track.
 

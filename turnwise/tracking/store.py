@@ -28,7 +28,7 @@ class TrackedRun:
     """The experiment's name, `exp_name`; a tracker's own arguments may replace it."""
     name: str
     first_step: int = 0
-    """The first step of a resumed run."""
+    """The first step of a resumed run; 0 for a new run."""
     settings: Mapping[str, object] | None = None
     """Every resolved setting by its path, without `tracker_kwargs`, which may hold API keys."""
 

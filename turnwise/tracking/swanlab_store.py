@@ -7,8 +7,8 @@ from turnwise.tracking.store import TrackedRun
 
 
 class SwanlabStore:
-    """A run of SwanLab, in the run's folder until it is sent. `api_key` replaces the variable SWANLAB_API_KEY. The mapping
-    `login_kwargs`, `{api_key, host}`, may hold it too; further arguments go to `swanlab.init`."""
+    """A SwanLab run, kept in turnwise's run folder until it is sent. `api_key` replaces the variable SWANLAB_API_KEY. The
+    mapping `login_kwargs` may hold `api_key` and `host` instead. Further arguments go to `swanlab.init`."""
 
     def __init__(
         self, run: TrackedRun, api_key: str | None = None, login_kwargs: Mapping[str, str] | None = None, **arguments: Any

@@ -17,8 +17,8 @@ MAX_SPANS = 200_000
 MAX_LANES = 16
 """Maximum rows for overlapping spans of one track. Spans that find no row are only counted."""
 _SHORT_S, _GAP_S = 2e-4, 2e-4
-"""Spans of one name become one span if each is shorter than `_SHORT_S` and the next follows within `_GAP_S`. So steps of ten
-thousand cooperative environments are a block between two steps of the engine."""
+"""Spans of one name become one span if each is shorter than `_SHORT_S` and the next follows within `_GAP_S`. So the steps of
+ten thousand cooperative environments are one block between two steps of the engine."""
 
 
 @dataclass(slots=True)

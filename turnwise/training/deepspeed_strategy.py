@@ -140,7 +140,7 @@ class DeepSpeedStrategy(TorchStrategy):
                 yield name, parameter.detach()
 
     def _whole(self, parameters: Sequence[Tensor], changing_rank: int | None = None) -> AbstractContextManager[Any]:
-        """Makes parameters whole inside the context, which all ranks must enter. Then all get what `changing_rank` wrote."""
+        """Makes parameters whole inside the context, which all ranks must enter. On exit all get what `changing_rank` wrote."""
         if self.stage < 3:
             return nullcontext()
         gathered: AbstractContextManager[Any] = self._deepspeed.zero.GatheredParameters(list(parameters), changing_rank)
@@ -253,7 +253,7 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
         raise NotAvailableError(
             "deepspeed_train needs DeepSpeed, which isn't installed; pip install 'turnwise[deepspeed]'"
         ) from error
-    # Its messages go to the run's log instead of the standard output.
+    # Its warnings go to the root logger's handlers instead of the standard output.
     logger = logging.getLogger("DeepSpeed")
     logger.handlers.clear()
     logger.propagate = True

@@ -73,10 +73,10 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 class LRSchedule:
-    """The learning rate as a function of the position in the run: the number of planned optimiser steps before it.
+    """The learning rate as a function of the position in the run, which is the number of planned optimiser steps so far.
 
     A position may be fractional: if a batch has more samples than planned, each of its optimiser steps counts as a part of a
-    planned one. The schedule `constant` has warm-up steps too, which transformers ignores.
+    planned one. Unlike in transformers, the schedule `constant` has warm-up steps too.
 
     >>> schedule = LRSchedule(OptimizerSettings(1.0, scheduler="linear", total_steps=4))
     >>> [schedule.rate(position) for position in (0, 1, 1.5, 4, 5)]
@@ -108,7 +108,7 @@ class LRSchedule:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
-    """Scales all gradients down if their joint 2-norm exceeds `max_norm` (None = never); returns the norm before that."""
+    """Scales all gradients down if their joint 2-norm exceeds `max_norm` (None = never); returns the norm before scaling."""
     return nn.utils.clip_grad_norm_(list(parameters), float("inf") if max_norm is None else max_norm, foreach=True)
 
 
@@ -127,7 +127,7 @@ class LossScale:
 
     @property
     def is_lowest(self) -> bool:
-        """Whether the factor is 1, its minimum. A gradient that isn't finite now isn't finite without loss scaling either."""
+        """Whether the factor is 1, its minimum. A gradient that isn't finite then isn't finite without loss scaling either."""
         return self.factor <= 1.0
 
     def update(self, is_skipped: bool) -> None:

@@ -11,7 +11,7 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.torch_group import group_of
 
 _BUCKET_BYTES = 2**28
-"""Gradients are summed in buckets of at most this size, or one larger gradient: few messages, and little more memory."""
+"""Maximum bytes of gradients in one message, so that the copy which is sent stays small. A larger gradient is sent alone."""
 
 
 class Ranks:

@@ -35,8 +35,8 @@ class TorchStrategy:
     only they are trained and saved.
 
     The model's own dropout is always off, so that the new log-probs of the first update equal the old ones. Dropout of adapters
-    is on in training passes. `dtype` is that of autocast: fp32 turns autocast off; bf16 and fp16 multiply matrices in that
-    dtype and keep fp32 master weights; fp16 also scales the loss, so that small gradients don't underflow. Parameters are only
+    is on in training passes. `dtype` is that of autocast, which fp32 turns off. bf16 and fp16 multiply matrices in that
+    dtype and keep fp32 master weights. fp16 also scales the loss, so that small gradients don't underflow. Parameters are only
     changed in place, so an engine may read them, and they may be views of a larger tensor.
 
     `rank` names the device and the other ranks. Each rank gets a share of the micro-batches. Gradients are summed over the
@@ -192,7 +192,7 @@ class TorchStrategy:
         self._move(kinds, torch.device("cpu"))
 
     def onload(self, kinds: Iterable[MemoryKind]) -> None:
-        """Moves these kinds of memory back to the device. Weights that were views of a larger tensor are none afterwards."""
+        """Moves these kinds of memory back to the device. Weights that were views of a larger tensor aren't any more."""
         self._move(kinds, self.device)
 
     def info(self) -> StrategyInfo:
