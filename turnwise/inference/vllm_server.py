@@ -200,7 +200,7 @@ def load_vllm() -> ModuleType:
 
 @contextmanager
 def _devices(first: str, count: int) -> Iterator[None]:
-    """In this context, new processes see `count` GPUs from the device `first` on; nothing changes if it is no GPU."""
+    """In this context, new processes see `count` GPUs from the device `first` on. Nothing changes if `first` isn't a GPU."""
     name, before = "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")
     if not first.startswith("cuda"):
         yield
