@@ -58,7 +58,7 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Dra
 
 
 def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, kept: dict[int, KeptIds]) -> Tensor:
-    """The logits of the distributions to draw from. Overwrites `logits`, and adds to `kept` the ids that are left of rows with
+    """The logits of the distributions to draw from. Overwrites `logits`, and adds to `kept` the ids that are left in rows with
     `keeps_ids`."""
     is_penalised = rows["repetition_penalty"] != 1.0
     if is_penalised.any():
