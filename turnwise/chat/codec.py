@@ -1,4 +1,4 @@
-"""Text ↔ token ids. Calls the Rust tokenizers directly, since transformers' code around them takes longer than they do."""
+"""Text ↔ token ids. The Rust tokenizers are called directly, since transformers' code around them takes longer than they do."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ class TokenConversation:
 
     `max_length` is the size of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
     `sampling.seed` and k, so that it does not depend on what else the server is doing. If an agent rewrote history, `parent` is
-    the index of the turn whose context this one continues; the first Turn keeps it. `opens_episode` marks the episode's first
-    context: there a first prompt that is too long raises RolloutError, while in a later context `generate` returns None.
-    `tools` are the schemas that the first prompt shows; the `parser` reads calls of them from the responses.
+    the index of the turn whose context this one branches off; the first Turn records it. `opens_episode` marks the episode's
+    first context: there a first prompt that is too long raises RolloutError, while in a later context `generate` returns None.
+    `tools` are the schemas that the first prompt shows; the `parser` reads tool calls from the responses.
 
     >>> import asyncio
     >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer

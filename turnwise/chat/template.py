@@ -194,7 +194,7 @@ class ChatTemplate:
     @cached_property
     def rewrites_history(self) -> bool:
         """Whether rendering a whole conversation gives another text than appending to it: thinking is stripped, an empty think
-        block is added to answers without thinking, or the system prompt is moved. Made-up conversations show it."""
+        block is added to answers without thinking, or the system prompt is moved. Tested on made-up conversations."""
         user, sentinel = self._prefix
         form = _TEXT_FORMS[isinstance(user["content"], list)]
         thinking = dict.fromkeys(_THINKING_KEYS, _THOUGHT)

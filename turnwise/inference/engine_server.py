@@ -38,7 +38,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class Sampled(NamedTuple):
-    """An engine's answer."""
+    """An engine's answer to a request."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]

@@ -29,8 +29,8 @@ class NotAllowedError(ServerError):
 
 class HttpJson:
     """A client of a server that takes and gives JSON. `timeout_s` is the limit in seconds for a connection and for each read,
-    None for no limit. An `api_key` is sent as a bearer token. `key_name` is the environment variable of the key, for the error
-    that the server refuses it. Raises ConfigError if `base_url` isn't http(s)."""
+    None for no limit. An `api_key` is sent as a bearer token. `key_name` is the key's environment variable, which the error
+    for a refused key names. Raises ConfigError if `base_url` isn't http(s)."""
 
     def __init__(self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = "") -> None:
         parts = urlsplit(base_url)

@@ -53,7 +53,7 @@ class LLMServerManager:
         """Awaited before each request, if roles take turns on a device."""
         self._in_flight: set[str] = set()  # conversations with a request that its caller hasn't aborted
         self._interrupted: OnWeightUpdate = "finish"
-        """How the requests that the last weight update interrupted go on."""
+        """What happens to the requests that the last weight update interrupted."""
 
     @property
     def servers(self) -> tuple[InferenceServer, ...]:

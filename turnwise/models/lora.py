@@ -57,7 +57,7 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
 
 
 BASE_FINGERPRINT = "base_fingerprint.txt"
-"""File in an adapter's folder with a hash of the base weights that it was trained on."""
+"""File in an adapter's folder with a hash of the base weights that the adapter was trained on."""
 ALL_LINEAR = "all"
 _NAME = "default"  # peft's name of the one adapter of a model
 _VALUE_TASK = "TOKEN_CLS"  # peft's name of the task of a value model

@@ -64,7 +64,7 @@ class DataRow:
 
 class RowTasks(FixedTasks):
     """Every row once per epoch; if shuffled, in a different order each epoch. Without `num_epochs` there is no end. The saved
-    state is a hash of the rows: `load_state_dict` raises CheckpointError if they have changed.
+    state is a hash of the rows: `load_state_dict` raises CheckpointError if they or `shuffle` have changed.
 
     >>> rows = [DataRow("sums", "single_turn_agent", {"prompt": text}) for text in ("1+1", "1+2", "2+2")]
     >>> source = RowTasks(42, "train", rows, num_epochs=2)
