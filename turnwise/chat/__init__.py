@@ -1,1 +1,1 @@
-"""Messages to tokens and back: chat templates, the append-only bridge, and the token ledger of a context."""
+"""Messages to tokens and back: chat templates, conversations that keep a context's token ids, parsers of tool calls."""

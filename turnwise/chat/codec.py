@@ -1,4 +1,4 @@
-"""Text ↔ token ids. Calls the Rust tokenizers directly, since transformers' code around them takes longer than they do."""
+"""Text ↔ token ids. The Rust tokenizers are called directly, since transformers' code around them takes longer than they do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TextCodec:
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
-        """Id → token, for all tokens except white space that the tokenizer matches in texts as a whole, special or not."""
+        """Id → token, for all tokens that the tokenizer matches in texts as a whole, special or not, except white space."""
         added = {index: token.content for index, token in self._tokenizer.added_tokens_decoder.items()}
         special = dict(zip(self._tokenizer.all_special_ids, self._tokenizer.all_special_tokens, strict=True))
         return {index: token for index, token in (added | special).items() if token.strip()}

@@ -29,9 +29,9 @@ class TokenConversation:
 
     `max_length` is the size of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
     `sampling.seed` and k, so that it does not depend on what else the server is doing. If an agent rewrote history, `parent` is
-    the index of the turn whose context this one continues; the first Turn keeps it. `opens_episode` marks the episode's first
-    context: a first prompt that is too long for it is an error, while later contexts then just end. `tools` are the schemas
-    that the first prompt shows; the `parser` reads their calls from the responses.
+    the index of the turn whose context this one branches off; the first Turn records it. `opens_episode` marks the episode's
+    first context: there a first prompt that is too long raises RolloutError, while in a later context `generate` returns None.
+    `tools` are the schemas that the first prompt shows; the `parser` reads tool calls from the responses.
 
     >>> import asyncio
     >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
@@ -69,7 +69,7 @@ class TokenConversation:
         self._parser = parser
         self._opens_episode = opens_episode
         self._is_closed = False
-        self._ended: list[array[int]] = []  # ids of the contexts that other `tools` have ended
+        self._ended: list[array[int]] = []  # ids of the contexts that a change of `tools` ended
         # Not a list, since the garbage collector would scan every entry of a list again and again.
         self._context_ids = array("q")
         self._media: list[Media] = []
@@ -181,8 +181,8 @@ class TokenConversation:
         return self._template.decode(response_ids[:-1] if is_stopped else response_ids, skips_special)
 
     def _calls(self, response_ids: list[int]) -> Message:
-        """A response's `tool_calls` and `call_errors`; {} without tools or parser. Some families mark calls by special
-        tokens."""
+        """A response's `tool_calls` and `call_errors`; {} without tools or parser. The parser also gets the special tokens,
+        since some families of models mark calls by them."""
         if self._parser is None or not self._tools:
             return {}
         parsed = self._parser.parse(self._text(response_ids, skips_special=False), self._tools)

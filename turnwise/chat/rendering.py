@@ -2,7 +2,7 @@
 
 Many published templates silently drop messages of some kind. So each new combination of roles, keys and kinds of content is
 rendered once with made-up words in place of its texts, calls and schemas, and refused if the result lacks one of these words.
-`ForeignText` keeps special tokens that a user or a tool has spelt out as ordinary text, so that neither can forge a turn."""
+If a user or a tool spells out a special token, `ForeignText` has it encoded as ordinary text, so neither can forge a turn."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class Renderer:
         return {**self._tokenizer.special_tokens_map, **self._kwargs}
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, opens_answer: bool = True) -> str:
-        """The text of the messages, with the next response's header if `opens_answer`. Raises ChatTemplateError if refused."""
+        """The messages as text, with the next response's header if `opens_answer`. A refusal raises ChatTemplateError."""
         return self._render(messages, list(tools) or self._no_tools, opens_answer)
 
     def shown(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools = ()) -> str:
-        """The text of the messages and the next response's header. With a `prefix`, which ends with the sentinel, only what
-        follows it. Raises ChatTemplateError if the template refuses the messages, or leaves out texts, calls or tools."""
+        """The text of the messages and the next response's header. With a `prefix`, whose last message holds the sentinel, only
+        the text after it. Raises ChatTemplateError if the template refuses the messages, or drops texts, calls or tools."""
         if self._takes_parts_here(prefix, messages, tools):
             messages = [_as_parts(message) for message in messages]
         text = self._after(prefix, messages, tools)
@@ -84,7 +84,7 @@ class Renderer:
         return text
 
     def takes(self, content: Any) -> bool:
-        """Whether the template shows a user's message with this `content`, which contains the sentinel, as a text."""
+        """Whether the template shows a user's `content`, which must contain the sentinel, as text."""
         try:
             text = self.render([{"role": "user", "content": content}])
         except ChatTemplateError:
@@ -92,7 +92,7 @@ class Renderer:
         return SENTINEL in text and "'type'" not in text
 
     def _takes_parts_here(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> bool:
-        """Whether the texts of such messages must be lists of parts, not strings. Raises ChatTemplateError if both fail."""
+        """Whether texts must be lists of parts in such messages, not strings. Raises ChatTemplateError if both forms fail."""
         key = (bool(prefix), tuple(map(_shape, messages)), json.dumps(tools, default=str) if tools else "")
         if key not in self._shapes:
             if len(self._shapes) >= _MAX_SHAPES:
@@ -305,7 +305,7 @@ class ForeignText:
         self._spelt = re.compile("|".join(map(re.escape, spelt))) if spelt else None
 
     def marked(self, messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
-        """The messages with a mark inside each spelt-out token, and the mark. It is "" if no token is spelt out."""
+        """The messages with a mark inside each spelt-out token, and the mark, which is "" if no token is spelt out."""
         told = [message for message in messages if message.get("role") in ("user", "tool")]
         texts = [text for message in told for text in texts_of(message)]
         # Some templates join two texts of one message, so a token may span both.

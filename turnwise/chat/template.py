@@ -185,8 +185,8 @@ class ChatTemplate:
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response: the template's end of turn, and those of the tokenizer and generation config. A token that
-        also ends a part of a response, such as thinking, counts only if one of the latter two names it, or they name none."""
+        """Ids that end a response: the template's end of turn, and those of the tokenizer and `eos_token_ids`. If the end of
+        turn also ends a part of a response, such as thinking, it counts only if the others have it too, or there are none."""
         end = self._ends.said[-1:]
         is_part = bool(end) and end[0] in self._between_thought_and_answer
         return tuple(dict.fromkeys([*([] if is_part and self._known_ends else end), *self._known_ends]))
@@ -194,7 +194,7 @@ class ChatTemplate:
     @cached_property
     def rewrites_history(self) -> bool:
         """Whether rendering a whole conversation gives another text than appending to it: thinking is stripped, an empty think
-        block is added to answers without thinking, or the system prompt is moved. Finds out by made-up conversations."""
+        block is added to answers without thinking, or the system prompt is moved. Tested on made-up conversations."""
         user, sentinel = self._prefix
         form = _TEXT_FORMS[isinstance(user["content"], list)]
         thinking = dict.fromkeys(_THINKING_KEYS, _THOUGHT)
@@ -230,7 +230,7 @@ class ChatTemplate:
     @cached_property
     def _prefix(self) -> tuple[Message, Message]:
         """A user's message and the sentinel as its answer, in the form (strings or lists of parts) that the template shows.
-        Raises ChatTemplateError if it shows neither."""
+        Raises ChatTemplateError if it shows neither form."""
         refusal = "it drops the text of assistant messages"
         for form in _TEXT_FORMS:
             user, sentinel = _message("user", form("a")), _message("assistant", form(SENTINEL))
@@ -268,8 +268,8 @@ class ChatTemplate:
 
     @cached_property
     def _ends(self) -> _Ends:
-        """How answers end. If the same ids follow both kinds, up to a special token (an EOS token, if possible), both have this
-        end."""
+        """How answers end. If the same ids follow an answer before a message and the last answer, up to a special token (an EOS
+        token, if possible), these ids are both ends."""
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)

@@ -34,7 +34,7 @@ _JSON = json.JSONDecoder(strict=False, parse_constant=_no_number)
 def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
     """The parser `name`: a registered name or `module:Class`. None chooses the parser by the form of calls that the template
     writes. Raises ConfigError if there is no such parser, or the template writes none of the known forms; EnvironmentFault if
-    a user's class can't be made."""
+    a user's class can't be instantiated."""
     source = "\n".join(template.renderer.sources())
     found = name or next((form for form, (_, sign) in TOOL_PARSERS.items() if sign and sign in source), None)
     if found is None:

@@ -1,5 +1,4 @@
-"""The common part of servers around another engine: transformers, vLLM or SGLang. The engine samples, caches, and aborts a
-request by its id."""
+"""The common part of the servers that leave sampling to another library: transformers, vLLM or SGLang."""
 
 import asyncio
 import itertools
@@ -30,7 +29,7 @@ from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
-"""The finish reasons of vLLM and SGLang, and turnwise's for each."""
+"""Maps the finish reasons of vLLM and SGLang to turnwise's."""
 _AGAIN_S = 0.1  # seconds after which an abort is repeated: an engine ignores an abort that arrives before its request
 _MISSING_LOGPROB = -9999.0  # SGLang's number for a log-prob that it doesn't have
 _FILE_BYTES = 2**30  # a file of weights is written as soon as its tensors exceed this size
@@ -39,14 +38,14 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class Sampled(NamedTuple):
-    """An engine's answer."""
+    """An engine's answer to a request."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     reason: FinishReason
     versions: Sequence[tuple[str, int]] = ()
-    """`(label of the weights, number of consecutive tokens that they sampled)`. Tokens beyond these are of the version that the
-    request began with."""
+    """`(label of the weights, number of consecutive tokens sampled with them)`, in order. The version that the request began
+    with sampled any tokens after these."""
     kept: Sequence[Any] = ()
     """For each token, the ids that it was drawn from; empty if the engine doesn't return them."""
 
@@ -63,9 +62,9 @@ class _Running:
 
 
 class RequestServer(ABC):
-    """The common part of servers whose engine serves each request by itself. It checks requests and holds them back while
-    weights change; a subclass passes them to the engine. Contexts have up to `max_length` tokens. `decode` turns ids into text;
-    requests with stop strings need it."""
+    """Base of servers that pass each request to an engine. It checks requests, and holds them back while weights change.
+    Contexts have up to `max_length` tokens. `decode` turns token ids into text; without it, requests with stop strings are
+    refused."""
 
     name: str
     """The server's name in messages."""
@@ -84,8 +83,8 @@ class RequestServer(ABC):
 
     @abstractmethod
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
-        """Samples the rest of the response. Raises ServerError if the engine refuses this request, ConnectionError if the
-        engine has ended."""
+        """Samples the response's tokens after `request.partial_ids`. Raises ServerError if the engine refuses this request,
+        ConnectionError if the engine has ended."""
 
     @abstractmethod
     async def _abort(self, engine_id: str) -> None:
@@ -196,8 +195,8 @@ class RequestServer(ABC):
         return request.completion(reason, version, generate_s)
 
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
-        """The number of `token_ids` up to the end of a stop string that begins in the request's partial tokens, where the
-        engine can't see it; None if there is none."""
+        """If the request has partial tokens: the number of `token_ids` up to the end of the response's first stop string, or
+        None without one. The engine can't see a stop string that begins in the partial tokens."""
         start, ids = len(request.partial_ids), np.concatenate((request.partial_ids, token_ids))
         lengths = range(1, len(token_ids) + 1) if start else ()
         return next((length for length in lengths if request.hits_stop_string(ids[: start + length], self._decode)), None)
@@ -309,7 +308,7 @@ def write_folder(weights: NamedTensors) -> tuple[Path, int]:
 
 
 def require_version(name: str, found: str, known: str) -> None:
-    """Raises NotAvailableError unless the engine's version `found` is `known` or begins with it: 0.32.1 is a 0.32."""
+    """Raises NotAvailableError unless the engine's version `found` is `known` or begins with it, as 0.32.1 with 0.32."""
     if not re.match(rf"{re.escape(known)}(?!\d)", found):
         raise NotAvailableError(
             f"{name} {found} is installed; turnwise works with {known}: install it, or sample with "

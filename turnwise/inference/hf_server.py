@@ -17,7 +17,7 @@ from turnwise.types import FinishReason, SamplingParams, derive_seed
 
 
 class HFServer(HoldsModel, RequestServer):
-    """Samples with `model.generate` and keeps no KV between requests. It serves to check other servers, not for speed.
+    """Samples with `model.generate` and keeps no KV between requests. It is meant for checks of other servers, not for speed.
     `max_length` bounds contexts (default: the model's own). Responses include the stop token, or the token that completed a
     stop string."""
 
@@ -72,7 +72,7 @@ class HFServer(HoldsModel, RequestServer):
         return Sampled(request.token_ids.tolist(), request.logprobs.tolist(), reason or "aborted", versions, request.kept)
 
     def _sample_token(self, request: Request, cache: Any) -> Any:
-        """Samples one token, appends it to the request's, and returns the KV cache of the tokens before it."""
+        """Samples one token, appends it to the request, and returns the KV cache of the tokens before it."""
         sampling = request.sampling
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         was_training = self.model.training

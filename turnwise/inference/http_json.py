@@ -29,9 +29,9 @@ class NotAllowedError(ServerError):
 
 
 class HttpJson:
-    """A server that takes and gives JSON. `timeout_s` is the limit in seconds for a connection and for each read, None for no
-    limit. An `api_key` is sent as a bearer token; errors name `key_name`, its environment variable. Raises ConfigError if
-    `base_url` isn't http(s)."""
+    """A client of a server that takes and gives JSON. `timeout_s` is the limit in seconds for a connection and for each read,
+    None for no limit. An `api_key` is sent as a bearer token. `key_name` is the key's environment variable, which the error
+    for a refused key names. Raises ConfigError if `base_url` isn't http(s)."""
 
     def __init__(self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = "") -> None:
         try:
@@ -53,9 +53,9 @@ class HttpJson:
     def ask_now(
         self, path: str, body: Mapping[str, Any] | None = None, is_read: bool = True, timeout_s: float | None = None
     ) -> Any:
-        """The answer to a POST of the `body`, or to a GET without one; None unless `is_read`. Raises NoAnswerError if nobody
-        answers; BusyError for 429 and 5xx; NotAllowedError for 401; ServerError for any other HTTP error, or if an answer that
-        is read isn't JSON."""
+        """Sends a POST with the `body`, or a GET if it is None. Returns the JSON answer if `is_read`, else None. `timeout_s`
+        replaces the client's. Raises NoAnswerError if nobody answers; BusyError for 429 and 5xx; NotAllowedError for 401;
+        ServerError for any other HTTP error, or if an answer to be read isn't JSON."""
         url, content = self.url + path, None if body is None else json.dumps(body).encode()
         try:
             with urlopen(Request(url, content, self._headers), timeout=timeout_s or self._timeout_s) as response:

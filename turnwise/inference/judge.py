@@ -27,7 +27,7 @@ class _Asked(NamedTuple):
     """An answer to be judged."""
 
     task: str
-    """The conversation before the first response, as text."""
+    """The conversation before the first response, as text, and the true answer if it is shown."""
     answer: str
     """The conversation from the first response on, as text."""
 
@@ -39,19 +39,19 @@ class Judge:
     The model reads the rubric, the conversation before the first response, and the rest of the conversation, between marks that
     no response can guess. Its reply must hold a line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`; the last such
     line counts. Requests to the `base_url` carry the key in OPENAI_API_KEY, if there is one. Without a `base_url` the model of
-    the `reward` role is asked. Raises ConfigError if an argument is out of range.
+    the `reward` role is asked. Raises ConfigError if an argument is out of range, or `base_url` or `model` is given alone.
 
     Args:
         rubric: says what a good answer is.
         base_url: such as `http://localhost:8000/v1`.
         model: the model's name at that URL.
-        mode: `pairwise` asks about every pair of different answers, n(n − 1)/2 times for n, or twice as often in `both_orders`.
+        mode: `pairwise` sends n(n − 1)/2 requests for n different answers, one per pair, and twice as many with `both_orders`.
         max_score: the best score; the least is 0.
         both_orders: asks about each pair in both orders, since judges favour a position; otherwise the order alternates.
         shows_ground_truth: shows the judge the row's column `ground_truth`.
         temperature: 0 is greedy.
         max_new_tokens: maximum tokens per reply.
-        timeout_s: seconds for one reply.
+        timeout_s: seconds that a reply from the `base_url` may take.
         max_retries: how often a request is repeated if nobody answers, or the answer is 429 or 5xx.
         max_concurrency: maximum requests at the same time.
     """
@@ -82,7 +82,7 @@ class Judge:
         self._is_pairwise, self._rubric, self._max_score, self._both_orders = mode == "pairwise", rubric, max_score, both_orders
         self._shows_ground_truth, self._max_retries = shows_ground_truth, max_retries
         self.chat: OpenAIChat | ServedChat | None = None
-        """The model that is asked; a run sets it where `base_url` is empty."""
+        """The model that is asked; a run sets it if `base_url` is empty."""
         if base_url:
             self.chat = OpenAIChat(base_url, model, os.environ.get("OPENAI_API_KEY", ""), timeout_s)
         self._sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature)

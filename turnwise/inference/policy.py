@@ -19,15 +19,15 @@ from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 
 
 class HoldsModel:
-    """Base of servers whose model is in their own process. With `reads_trainer` it is the trainer's own model."""
+    """Base of servers whose model is in their own process. If `reads_trainer`, it is the trainer's own model."""
 
     model: PreTrainedModel
     reads_trainer: bool
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`. The server reads the model of a trainer in this process if that is in `policy.dtype`;
-        otherwise it loads a model."""
+        """A `protocols.ServerFactory`. The server shares the model of a trainer in this process if the model's dtype is
+        `policy.dtype`; otherwise it loads the policy."""
         dtype, trainer = parse_dtype(policy.dtype), rank.neighbours.get("actor_train")
         own = {"max_length": policy.max_context, "decode": decoder(policy), "stopwatch": rank.stopwatch}
         if trainer is not None and trainer.model.dtype == dtype:

@@ -50,11 +50,11 @@ class Request:
         return any(stop in text for stop in self.sampling.stop_strings)
 
     def versions_with(self, version: int, num_tokens: int) -> tuple[VersionRun, ...]:
-        """The version runs of the first `num_tokens` sampled tokens; `version` sampled those beyond `versions`."""
+        """The version runs of the first `num_tokens` sampled tokens. `version` sampled the tokens after those of `versions`."""
         return append_run(self.versions, version, num_tokens - sum(run.num_tokens for run in self.versions))
 
     def completion(self, reason: FinishReason, version: int, generate_s: float) -> Completion:
-        """The sampled tokens as a completion; `version` sampled those beyond `versions`."""
+        """The sampled tokens as a completion. `version` sampled the tokens after those of `versions`."""
         versions = self.versions_with(version, len(self.token_ids))
         kept = join_kept((ids, np.array([0, len(ids)]), 1) for ids in self.kept)
         return Completion(self.token_ids, self.logprobs, reason, versions, generate_s, *kept)

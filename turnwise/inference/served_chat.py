@@ -1,4 +1,4 @@
-"""Answers of a model of this run to whole conversations, as `OpenAIChat` gives them for a model behind a URL."""
+"""Chat completions of a model that this run serves, like `OpenAIChat` for a model behind a URL."""
 
 from collections.abc import Sequence
 from itertools import count

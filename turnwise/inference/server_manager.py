@@ -26,8 +26,8 @@ _MAX_IMBALANCE = 1.1
 
 class LLMServerManager:
     """Routes requests over replicas. A conversation stays with the replica that has its cache; a new one goes to the least
-    loaded replica. A conversation moves there too, and its context is computed again, if its own replica has clearly more to
-    do: response lengths differ so much that loads wouldn't even out otherwise (`benchmarks/balance.py`).
+    loaded replica. A conversation also moves to the least loaded replica, which computes its context again, if its own replica
+    has clearly more to do. Without moves, loads wouldn't even out, since response lengths differ (`benchmarks/balance.py`).
 
     A replica's load is the sum of prompt length and `max_new_tokens` over its unfinished requests. A replica that raises any
     error but a TurnwiseError is dead: its requests are retried elsewhere with the same prompt and seed. If a replica takes
@@ -53,7 +53,7 @@ class LLMServerManager:
         """Awaited before each request, if roles take turns on a device."""
         self._in_flight: set[str] = set()  # conversations with a request that its caller hasn't aborted
         self._interrupted: OnWeightUpdate = "finish"
-        """How the requests that the last weight update interrupted go on."""
+        """What happens to the requests that the last weight update interrupted."""
 
     @property
     def servers(self) -> tuple[InferenceServer, ...]:

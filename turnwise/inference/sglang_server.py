@@ -25,7 +25,7 @@ from turnwise.runtime_info import PolicyInfo
 
 VERSION = "0.5.23"
 """The version of SGLang that this module works with."""
-_LOOK_S = 0.2  # seconds between two looks whether SGLang is ready
+_LOOK_S = 0.2  # seconds between two checks whether SGLang is ready
 _END_S = 20.0  # seconds that its process has to end
 _NUM_LINES = 5  # lines of its log that an error shows
 
@@ -92,7 +92,7 @@ class SGLangServer(EngineServer):
         return server
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """Drops the cache and, with `enable_memory_saver`, frees GPU memory."""
+        """Drops the cache and, with `enable_memory_saver`, frees the GPU memory of `kinds`."""
         await self._ask("/flush_cache", {})
         if self._sleeps:
             await self._ask("/release_memory_occupation", {"tags": list(kinds)})

@@ -95,8 +95,8 @@ class VLLMServer(EngineServer):
             ) from error
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """With `enable_sleep_mode`, frees the cache's GPU memory, and also that of the weights if `kinds` has them. Otherwise
-        only drops cached prefixes."""
+        """With `enable_sleep_mode`, frees the cache's GPU memory, and also that of the weights if `kinds` has them. Without
+        it, only cached prefixes are dropped."""
         if not self._sleeps:
             await self._engine.reset_prefix_cache()
         elif "weights" in kinds:
@@ -200,7 +200,7 @@ def load_vllm() -> ModuleType:
 
 @contextmanager
 def _devices(first: str, count: int) -> Iterator[None]:
-    """In this context, new processes see `count` GPUs from the device `first` on; nothing changes if it is no GPU."""
+    """In this context, new processes see `count` GPUs from the device `first` on. Nothing changes if `first` isn't a GPU."""
     name, before = "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")
     if not first.startswith("cuda"):
         yield

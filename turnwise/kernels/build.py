@@ -32,8 +32,8 @@ _LOCK = Lock()
 
 
 def load_kernels() -> ctypes.CDLL | None:
-    """The compiled kernels. None if they are off or can't be compiled, which the log explains. Raises ConfigError unless
-    `TURNWISE_KERNELS` is on or off."""
+    """The compiled kernels; None if they are off, on Windows, or if they can't be compiled, which a warning explains. Raises
+    ConfigError unless `TURNWISE_KERNELS` is on or off."""
     with _LOCK:
         return _load()
 
@@ -128,8 +128,8 @@ def _is_open(folder: Path) -> bool:
 
 
 def compiled(sources: Path, compiler: list[str], folder: Path) -> Path:
-    """The shared library of the C files in `sources`, compiled into `folder` if this machine's isn't there. Raises OSError if
-    the folder can't be written or the compiler is missing; subprocess.SubprocessError if it fails or takes over a minute."""
+    """The shared library of the C files in `sources`, compiled into `folder` unless this machine's is there. Raises OSError if
+    the folder can't be written or there is no compiler; subprocess.SubprocessError if it fails or takes over a minute."""
     files = sorted(sources.glob("*.[ch]"))
     texts = [path.read_text(encoding="utf-8") for path in files]
     facts = [*texts, " ".join(_FLAGS), *_machine(), _run([*compiler, "--version"])]

@@ -57,7 +57,7 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
 
 
 BASE_FINGERPRINT = "base_fingerprint.txt"
-"""File in an adapter's folder with a hash of the base weights that it was trained on."""
+"""File in an adapter's folder with a hash of the base weights that the adapter was trained on."""
 ALL_LINEAR = "all"
 _NAME = "default"  # peft's name of the one adapter of a model
 _VALUE_TASK = "TOKEN_CLS"  # peft's name of the task of a value model
@@ -244,7 +244,7 @@ def _import_peft() -> ModuleType:
 def _chosen_modules(
     model: PreTrainedModel, settings: LoRASettings, frozen: Collection[str], head: nn.Linear | None
 ) -> tuple[list[str], list[str], list[str]]:
-    """The targets (`all` replaced by names), the names of the targeted modules that get adapters, and of those `frozen`."""
+    """The targets (`all` replaced by names), the targeted modules that get adapters, and those that are `frozen`."""
     heads = (head, model.get_output_embeddings())
     linear = [n for n, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module not in heads]
     endings = sorted({_ending(name) for name in linear})
@@ -271,7 +271,7 @@ def _ending(name: str) -> str:
 
 
 def _may_be_base(folder: Path, fingerprint: str) -> bool:
-    """Whether the folder's adapters may have been trained on the model with this fingerprint: it has that one or none."""
+    """Whether adapters may have been trained on the model with this fingerprint: their folder holds this one or none."""
     file = folder / BASE_FINGERPRINT
     return not file.is_file() or file.read_text(encoding="utf-8").strip() == fingerprint
 

@@ -44,9 +44,9 @@ def make_model(
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelSummary:
     """Makes a model of a preset size and a tokenizer trained on `corpus`, and writes both to `out`. `vocab_size` replaces the
-    preset's maximum of tokens, and `overrides` replace fields of its config; with `vocab_size` among them the tokenizer has
-    exactly so many tokens. Equal arguments give equal bytes. Raises ModelError if the size or a config field is unknown, the
-    vocabulary is too small, or shapes don't fit together."""
+    preset's maximum of tokens, and `overrides` replace fields of the preset's config. A `vocab_size` among `overrides` is
+    the exact number of tokens. Equal arguments give equal bytes. Raises ModelError if the size or a config field is unknown,
+    the vocabulary is too small or too large, or shapes don't fit together."""
     shape, overrides = preset(size), dict(overrides or {})
     check_sizes("--set", overrides)
     is_exact = "vocab_size" in overrides or (shape.keeps_vocab_size and vocab_size is None)

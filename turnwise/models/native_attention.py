@@ -17,8 +17,8 @@ _MOST_NUMBERS = 2**15
 
 
 class Branches(NamedTuple):
-    """Which keys each query sees. The queries of branch b are the tokens `starts[b]` to `starts[b + 1]`, the last ones of its
-    path `paths[ends[b] : ends[b + 1]]`. Each query sees the keys of the path up to its own token."""
+    """Which keys each query sees. The queries of branch b are the tokens `starts[b] : starts[b + 1]`, the last ones of
+    its path `paths[ends[b] : ends[b + 1]]`. Each query sees the keys of the path up to its own token."""
 
     starts: IntArray  # [B + 1]
     paths: IntArray  # [Σ path lengths]
@@ -26,7 +26,7 @@ class Branches(NamedTuple):
 
     @classmethod
     def of(cls, branch_lengths: tuple[int, ...], path_lengths: tuple[int, ...], paths: IntArray | None) -> "Branches":
-        """The branches of these lengths and their paths, concatenated. Without `paths` each branch is its own path.
+        """Branches of these lengths with the concatenated `paths`. Without `paths` each branch is its own path.
 
         >>> Branches.of((3, 2), (3, 2), None).paths
         array([0, 1, 2, 3, 4])

@@ -162,8 +162,8 @@ def _heads_backward(
     x_grad: Tensor,
     needs_weight_grad: bool,
 ) -> Tensor | None:
-    """The gradient of `weight`, if needed, from `grad` [N, heads, D], that of the normed and rotated heads. Writes the gradient
-    of `x` to `x_grad`, which has the layout of `x`."""
+    """The gradient of `weight`, if needed, from `grad` [N, heads, D], the gradient of the normed and rotated heads. Writes the
+    gradient of `x` to `x_grad`, which has the layout of `x`."""
     grad = grad.contiguous()
     weight_grad = torch.empty_like(weight) if needs_weight_grad and weight is not None else None
     cosines, sines = tables or (None, None)

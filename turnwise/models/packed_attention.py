@@ -65,7 +65,7 @@ class PackedSequences:
         return Branches.of(self.lengths, self.key_lengths, None if self.tree is None else self.tree.paths.numpy())
 
     def mask(self, query: Tensor, num_keys: int, window: int | None) -> Tensor | None:
-        """The mask to add to the scores of `query` [1, heads, N, D], the last N of `num_keys` positions; None if the plain
+        """The mask to add to the scores of `query` [1, heads, N, D] at the last N of `num_keys` positions; None if the plain
         causal mask is right. Masks are views of one tensor per window and dtype, which the first call makes."""
         num_queries = query.shape[2]
         if num_queries == num_keys and (window is None or num_keys <= window):

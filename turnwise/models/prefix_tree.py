@@ -12,8 +12,8 @@ from torch import Tensor
 from turnwise.types import IntArray
 
 _SHORT, _LONGEST = 512, 4096
-"""Sequence lengths in tokens. SDPA over a branch needs a mask, while plain causal SDPA skips future keys, which saves nothing
-up to `_SHORT` (CPU, torch 2.13). Beyond `_LONGEST` a mask would take more than 64 MiB, so nothing is shared."""
+"""Sequence lengths in tokens. SDPA over a branch needs a mask, while plain causal SDPA skips future keys. Skipping saves
+nothing up to `_SHORT` (CPU, torch 2.13). Beyond `_LONGEST` a mask would take more than 64 MiB, so nothing is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PrefixTree:
 def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool = True) -> PrefixTree | None:
     """The tree of sequences with these `lengths` in `token_ids` [N]; None if no token can be left out.
 
-    Unless `reads_last`, a sequence's last token, to which none attends, is left out. It gets the node of the token before it.
+    Unless `reads_last`, a sequence's last token, to which no other attends, is left out; it gets the node of the token before.
 
     >>> tree = merge_prefixes(torch.tensor([5, 6, 7, 5, 6, 8, 9, 5, 6, 7]), [3, 4, 3])
     >>> tree.tokens.tolist(), tree.nodes.tolist()

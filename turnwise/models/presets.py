@@ -24,8 +24,8 @@ PRESETS = {
     name: ModelPreset(**fields)
     for name, fields in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).items()
 }
-"""The presets of `presets.json` by name. `tiny` has a larger `initializer_range` than the usual 0.02, with which its logits
-would be flat and its attention would learn several times more slowly."""
+"""The presets of `presets.json` by name. `tiny` has a larger `initializer_range` than the usual 0.02: at 0.02 its logits
+would be flat, and its attention would learn several times more slowly."""
 
 
 def preset(size: str) -> ModelPreset:

@@ -28,7 +28,7 @@ _MOST_TOKENS = 1_000_000
 dies if there is too little."""
 _SYMBOL_COUNT = 5_000
 """How often a symbol is shown to the trainer in addition to the corpus: more often than any other pair, so that each symbol is
-one token even if it is rare (the reached goal, once per episode) and has several bytes."""
+one token even if it is rare (as a goal's sign, once per episode) and has several bytes."""
 
 
 def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = False) -> PreTrainedTokenizerFast:

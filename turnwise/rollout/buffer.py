@@ -12,9 +12,9 @@ from turnwise.rollout.source import Rejection
 class GroupBuffer:
     """Holds groups from their admission until a step takes them. `docs/design/asynchronous.md` proves the bounds below.
 
-    The index of a group counts admissions. While a step of G groups is collected, the buffer has at most (1 + ratio)·G groups;
-    during training at most ratio·G, where ratio is `async_generation_ratio`. A group admitted in step s is taken in step
-    s + ratio at the latest. No more groups are admitted than there are tasks (`num_tasks`, None = no limit).
+    A group's index is the number of groups admitted before it. While a step of G groups is collected, the buffer has at most
+    (1 + ratio)·G groups, and during training at most ratio·G, where ratio is `async_generation_ratio`. A group admitted in step
+    s is taken in step s + ratio at the latest. No more groups are admitted than there are tasks (`num_tasks`, None = no limit).
 
     >>> buffer = GroupBuffer(SchedulerSettings(group_size=4, max_concurrent_groups=8, async_generation_ratio=1))
     >>> buffer.begin(num_groups=2)
@@ -38,7 +38,7 @@ class GroupBuffer:
         """The step that is being collected or, after `close_step`, trained on."""
         self.next_index = 0
         self.num_groups = 0
-        """Number of groups that the step asked for."""
+        """Number of groups that `begin` asked for."""
         self._is_collecting = False
         self._num_filtered = 0  # groups filtered since the last `close_step`
         self._playing: dict[int, int] = {}  # index of each playing group → the last step that may take it
@@ -57,7 +57,7 @@ class GroupBuffer:
         self.selected = []
 
     def admit(self) -> int | None:
-        """Index of the next group to play; None while there is no room for one."""
+        """Admits the next group to play and returns its index; None while there is no room, or if no task is left."""
         if self.num_running >= self.settings.max_concurrent_groups:
             return None
         if self._interrupted:
@@ -81,8 +81,8 @@ class GroupBuffer:
 
     def select(self) -> bool:
         """Selects finished groups for the step; returns whether the step is complete. Selected groups stay selected, so they
-        may be trained on before the others end. Groups that finish early come first, unless another one would then miss its
-        last step."""
+        may be trained on before the others end. Groups are selected in the order in which they finish, unless another group
+        would then miss its last step. `is_ordered` allows only the lowest indices, `drops_stale` sorts by last step."""
         num_wanted, candidates = self._num_wanted, list(self._unselected)
         if self.settings.is_ordered:
             lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])
@@ -104,7 +104,7 @@ class GroupBuffer:
         return len(self.selected) >= num_wanted
 
     def select_recorded(self, wanted: Sequence[int]) -> bool:
-        """Selects these groups if all of them have finished; returns whether they have."""
+        """Selects the `wanted` groups if all of them have finished; returns whether they have."""
         have_finished = self._finished.keys() >= set(wanted)
         for index in wanted if have_finished else ():
             self._select(index)
@@ -115,7 +115,7 @@ class GroupBuffer:
         self.selected.append(index)
 
     def _are_in_time(self, num_places: int, last_step: int) -> bool:
-        """Whether no group misses its last step if this step takes a group due in `last_step`, which leaves `num_places`."""
+        """Whether every group still meets its last step if this step takes one due in `last_step` and has `num_places` left."""
         num_due = 0
         for due in sorted(step for step in self._num_due if step < last_step):
             num_due += self._num_due[due]

@@ -47,7 +47,7 @@ class GroupFilter:
 
 
 def load_group_filter(name: str | None) -> GroupFilter | None:
-    """The filter of `group_filter`: `non_zero_variance`, or a user's `module:function`. Raises ConfigError if there is none."""
+    """The filter `name`: `non_zero_variance`, or a user's `module:function`. Raises ConfigError if no such function exists."""
     if name is None:
         return None
     if name == "non_zero_variance":

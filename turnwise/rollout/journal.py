@@ -47,7 +47,7 @@ def read_group(lines: Iterable[str], temperature: float | None = None) -> Group:
 
 
 def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
-    """`(step, trajectory)` of every line. Raises DataError if one can't be read, while `read_groups` leaves it out."""
+    """`(step, trajectory)` of every line. Raises DataError if a line can't be read; `read_groups` leaves such lines out."""
     rows = []
     for number, content, fault in _lines(path):
         if content is None:
@@ -64,7 +64,7 @@ class Recording:
     groups: list[Group]
     """The complete groups in the order of the file, with their samples. Rejected groups are included."""
     losses: list[str]
-    """Sentences that name the lines and groups that were left out, since they are damaged or incomplete."""
+    """Sentences that name the unreadable lines and incomplete groups, which were left out."""
 
 
 def read_groups(path: Path, temperature: float | None = None) -> Recording:

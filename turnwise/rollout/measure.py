@@ -17,7 +17,7 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
     forward pass; its negative estimates the policy's entropy.
 
     `rollout/response_length` counts the sampled tokens of a trajectory, `rollout/prompt_length` its first prompt, and
-    `rollout/non_prompt_length` everything after that prompt. `tokens/…` are the same for samples."""
+    `rollout/non_prompt_length` everything after that prompt. `tokens/…` are the same lengths of samples."""
     played = [t for g in groups for t in g.trajectories]
     lost = [t for g in rejected if g.rejected not in ("filtered", "stale") for t in played_of(g)]
     filtered = [t for g in rejected if g.rejected == "filtered" for t in g.trajectories]
@@ -107,12 +107,12 @@ def _scores_by_tag(prefix: str, trajectories: Sequence[Trajectory]) -> list[Metr
 
 
 def _mean(name: str, values: Sequence[float]) -> list[Metric]:
-    """One metric for all values, so that thousands of trajectories make no more metrics than a few."""
+    """One metric for all values, so that the number of metrics doesn't grow with the number of trajectories."""
     return [Metric(name, sum(values) / len(values), weight=len(values))] if values else []
 
 
 def _env_metrics(trajectories: Sequence[Trajectory], prefix: str, rewards: str) -> list[Metric]:
-    """Metrics of environments and rewards; names `reward/…` get the prefix `rewards`."""
+    """Metrics of environments and rewards. A name `reward/…` gets the prefix `rewards`, any other `prefix` and the tag."""
     measured: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():

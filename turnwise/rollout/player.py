@@ -93,7 +93,7 @@ class GroupPlayer:
         return group
 
     async def _episode(self, task: Task, sibling: int, sampling: SamplingParams) -> list[Trajectory]:
-        """Plays one episode with its retries. An exception of the agent or environment becomes a failed trajectory."""
+        """Plays one episode with its retries. Exceptions become a failed trajectory, except for those that end the run."""
         error, awaited, timeout_s = "", f"an episode of {task.tag} to end", self.settings.episode_timeout_s
         for attempt in range(1 + self.settings.max_env_retries):
             contexts = self.contexts(f"{task.id}/{sibling}/{attempt}")

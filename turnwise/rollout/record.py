@@ -21,7 +21,7 @@ _USUAL = {
     for f in fields(SamplingParams)
     if f.name not in ("seed", "stop_token_ids")
 }
-"""The sampling parameters that are recorded, with their defaults."""
+"""The sampling parameters that are recorded, with their defaults; 0 for `max_new_tokens`, which is always written."""
 # Fields that are written as they are.
 _OF_TURN = ("observation", "text", "action", "reward", "finish_reason", "metrics", "starts_context", "parent", "is_greedy")
 _SCORES = ("score", "score_kl_penalty", "outcome_rewards", "metrics")
@@ -29,14 +29,14 @@ _OF_TRAJECTORY = ("sibling", "status", "limit", *_SCORES, "error", "role", "weig
 
 
 class RecordKey(NamedTuple):
-    """The step and the group (`Group.index`) of a trajectory. The lines of one group, `group_length` of them, are together."""
+    """The place of a trajectory: its step, and its group (`Group.index`), whose `group_length` lines follow one another."""
 
     step: int
     group: int
     group_length: int
     rejected: Rejection | None
     is_baseline: bool
-    """Whether it is the group's greedy trajectory."""
+    """Whether the trajectory is the group's greedy one."""
 
 
 class StateKeyWriter:
@@ -65,7 +65,7 @@ def _read_state_key(value: Any) -> Hashable:
 
 
 def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
-    """The line of a trajectory, without media. `read_record` reads all of it except advantages. `keys` is the group's own."""
+    """The line of a trajectory, without media. `read_record` reads all but advantages. A group's lines share `keys`."""
     advantages = trajectory.advantages_by_turn
     record = {
         **key._asdict(),

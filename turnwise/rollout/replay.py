@@ -24,7 +24,7 @@ class RolloutReplay:
     is_exhausted: bool = False
 
     def num_batches(self, num_trajectories: int) -> int:
-        """Number of complete batches."""
+        """Number of complete batches of `num_trajectories`."""
         return len(self.groups) * self.group_size // num_trajectories
 
     def describe(self) -> str:

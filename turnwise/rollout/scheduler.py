@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 class RolloutScheduler:
     """Plays the tasks of one split, and is the `RolloutSource` of its batches.
 
-    The index of a group counts admissions. A synchronous run hands groups out in the order of their indices, so that training
-    does not depend on which episode was quickest. If `async_generation_ratio` is above 0, groups keep playing between two
-    batches, whenever the event loop runs; `GroupBuffer` decides which of them a batch takes.
+    A group's index is the number of groups admitted before it. A synchronous run hands groups out in the order of their
+    indices, so that training does not depend on which episode was quickest. If `async_generation_ratio` is above 0, groups keep
+    playing between two batches, whenever the event loop runs; `GroupBuffer` decides which of them a batch takes.
 
     With `is_fixed` (validation) every batch plays the same first tasks, and a failed episode stays in its group. Otherwise a
     group that has a failed episode or that `keep` drops is in `rejected` until the next batch; another task replaces it.
@@ -142,7 +142,7 @@ class RolloutScheduler:
         self._failures.allowed = min(allowed, num_episodes - 1) if self._is_fixed else allowed
 
     def num_trajectories(self, asked: int) -> int:
-        """The number of trajectories of a batch of `asked`: fewer if there are too few tasks."""
+        """How many trajectories a batch of `asked` has: `asked`, or fewer if there are too few tasks."""
         most = self._tasks.num_tasks
         return asked if most is None else min(asked, most * self.group_size)
 
@@ -157,8 +157,8 @@ class RolloutScheduler:
         self._failing.clear()
 
     async def _collect(self, parts: list[list[int]], is_streamed: bool) -> Part:
-        """The next part of the batch; adds its indices to `parts`. The last part removes the batch from the buffer. Unless
-        streamed, the batch is ordered by index, so that a synchronous run doesn't depend on the order in which groups end."""
+        """The next part of the batch; adds its groups' indices to `parts`. The last part removes the batch from the buffer.
+        Unless streamed, the batch is ordered by index, so that a synchronous run doesn't depend on which group ends first."""
         self._stopwatch.work = self._work
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self._stop)
@@ -257,8 +257,8 @@ class RolloutScheduler:
         return group
 
     def _fail(self, index: int, failed: list[Trajectory]) -> None:
-        """Notes an episode that failed after all its retries, at once: the run ends as soon as there are too many. A replay
-        doesn't count failures that the recorded run had too, since more of them may fall into one batch here."""
+        """Notes an episode that failed after all its retries; raises RolloutError if too many have. A replay doesn't count
+        the failures in groups that the recorded run rejected too, since more of them may fall into one batch here."""
         group = self._failing.setdefault(index, Group(self._task(index), [], index, rejected="failed"))
         group.trajectories += failed
         if not self._replay_log.rejects(index):

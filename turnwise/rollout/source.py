@@ -35,7 +35,7 @@ class RolloutSource(Protocol):
         """Whether all batches have been handed out."""
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
-        """The next `num_trajectories` trajectories in complete groups; fewer, perhaps none, if a filter leaves no more."""
+        """The next `num_trajectories` trajectories in complete groups; fewer if a filter or the tasks leave no more."""
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
         """The batch as one part or, if streamed, perhaps several: each has the groups selected since the part before. Only the

@@ -1,4 +1,4 @@
-"""Sources of tasks. A task is a pure function of the index of its group, so the order in which groups end doesn't matter."""
+"""Sources of tasks. A task depends only on its group's index and the source's state, not on the order in which groups end."""
 
 import hashlib
 import json
@@ -64,7 +64,7 @@ class DataRow:
 
 class RowTasks(FixedTasks):
     """Every row once per epoch; if shuffled, in a different order each epoch. Without `num_epochs` there is no end. The saved
-    state is a hash of the rows: `load_state_dict` raises CheckpointError if they have changed.
+    state is a hash of the rows: `load_state_dict` raises CheckpointError if they or `shuffle` have changed.
 
     >>> rows = [DataRow("sums", "single_turn_agent", {"prompt": text}) for text in ("1+1", "1+2", "2+2")]
     >>> source = RowTasks(42, "train", rows, num_epochs=2)
@@ -159,8 +159,8 @@ class SeededTasks(FixedTasks):
 
     @cached_property
     def _tags_of_round(self) -> list[str]:
-        """The tag of each slot. Groups are sorted by (k + ½)/n, for the groups k = 0, 1, … of a tag with n; among equal ones
-        the group of the earlier tag comes first."""
+        """The tag of each slot. A tag with n groups per round gives its groups k = 0, 1, … the places (k + ½)/n. Groups are
+        sorted by these places; at the same place, the earlier tag comes first."""
         places = [((k + 0.5) / count, i) for i, count in enumerate(self.partition) for k in range(count)]
         return [self.tags[i] for _, i in sorted(places)]
 

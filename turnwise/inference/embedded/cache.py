@@ -52,7 +52,7 @@ class KVCache:
         return self.values[-1].shape[2]
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Makes room for at least this many slots, and tokens per slot. The cached keys and values stay."""
+        """Makes room for at least `num_slots` slots of `length` tokens. The cached keys and values stay."""
         if num_slots <= self.num_slots and length <= self.length:
             return
         slots = min(max(power_of_two(num_slots), _FIRST_SLOTS), self.max_slots)

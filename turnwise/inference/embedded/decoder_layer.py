@@ -154,7 +154,7 @@ class LayerWeights(NamedTuple):
 
 
 class TorchOps:
-    """The operations on the `N` packed tokens of a `step`. The cache must have room for its slots. `rotary` [length, 2,
+    """The operations on the `N` packed tokens of a `step`. The cache must have room for the step's slots. `rotary` [length, 2,
     head_dim] holds cosines and sines by position; sines of the first half of `head_dim` are negated."""
 
     def __init__(self, step: PackedStep, shape: HeadShape, cache: KVCache, rotary: Tensor) -> None:

@@ -117,7 +117,7 @@ class Engine:
         return [self._finish(slot, "aborted") for slot in sorted(self._scheduler.running)]
 
     def fail_running(self) -> list[Request]:
-        """Removes and returns the running requests. Drops their caches, which a failed pass may have left half written."""
+        """Removes and returns the running requests. Their caches are dropped: a failed pass may have left them half written."""
         slots = sorted(self._scheduler.running)
         requests = [self._scheduler.finish(slot) for slot in slots]
         for slot, request in zip(slots, requests, strict=True):

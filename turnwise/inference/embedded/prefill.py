@@ -70,7 +70,7 @@ class Prefill:
         self._runner = runner
         self._index = PrefixIndex()
         self.slots: dict[int, None] = {}
-        """The slots of these rows."""
+        """The slots of these rows, in the same order."""
 
     def start(self, slot: int, request: Request, max_length: int) -> None:
         """Loads a request into a slot. As much of the slot's cache stays as the new context and the runner can use."""

@@ -58,7 +58,7 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Dra
 
 
 def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, kept: dict[int, KeptIds]) -> Tensor:
-    """The logits of the distributions to draw from. Overwrites `logits`, and adds to `kept` the ids that are left of rows with
+    """The logits of the distributions to draw from. Overwrites `logits`, and adds to `kept` the ids that are left in rows with
     `keeps_ids`."""
     is_penalised = rows["repetition_penalty"] != 1.0
     if is_penalised.any():
@@ -131,8 +131,8 @@ def _penalise(logits: Tensor, chosen: IntArray, rows: NDArray, ids: IntArray, sl
 
 
 def _truncate(scores: Tensor, chosen: IntArray, rows: NDArray) -> dict[int, KeptIds]:
-    """Sets scores of the `chosen` rows to −∞: those of tokens outside the top k, then outside the nucleus of mass top_p
-    (Holtzman et al. 2020), then of tokens less likely than min_p times the likeliest (Nguyen et al. 2024, arXiv:2407.01082).
+    """Sets scores of the `chosen` rows to −∞: first outside the top k tokens, then outside the nucleus of mass top_p
+    (Holtzman et al. 2020), then for tokens less likely than min_p times the likeliest (Nguyen et al. 2024, arXiv:2407.01082).
     Returns the ids that are left, for rows with `keeps_ids`."""
     index, cuts = torch.from_numpy(chosen).to(scores.device), rows[chosen]
     limits = (torch.from_numpy(cuts[name].copy()).to(scores.device) for name in ("top_k", "top_p", "min_p"))

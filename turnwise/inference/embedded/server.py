@@ -104,7 +104,7 @@ class EmbeddedServer(HoldsModel):
         return request.completion(reason, version, time.perf_counter() - started)
 
     async def abort(self, request_id: str) -> None:
-        """Ends the conversation's request, running or waiting, with the tokens sampled so far. Does nothing without one."""
+        """Ends the conversation's request, running or waiting, with the tokens sampled so far, if it has one."""
         finished = self._engine.abort(request_id)
         if finished is not None:
             self._deliver(finished)

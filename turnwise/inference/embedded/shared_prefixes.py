@@ -8,7 +8,7 @@ from turnwise.kernels.build import LANES
 from turnwise.types import IntArray
 
 Copy = Callable[[int, int, int, int], None]
-"""Copies the positions from `start` up to `stop` of a slot to another. Arguments: source, target, start, stop."""
+"""`copy(source, target, start, stop)` copies the positions from `start` up to `stop` of slot `source` to slot `target`."""
 
 
 class SharedPrefixes:
@@ -46,7 +46,7 @@ class SharedPrefixes:
         self.bases, self.splits = np.arange(len(self.bases)), np.zeros_like(self.splits)
 
     def share(self, source: int, target: int, start: int, stop: int) -> None:
-        """Gives `target` the positions from `start` up to `stop` of `source`. The earlier ones are already equal in both."""
+        """Gives `target` the positions from `start` up to `stop` of `source`. Those before `start` are equal already."""
         split = int(self.splits[source])
         base = int(self.bases[source]) if split else source
         length = _whole_vectors(min(split or stop, stop))
