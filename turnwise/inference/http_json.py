@@ -60,7 +60,6 @@ class HttpJson:
         try:
             with urlopen(Request(url, content, self._headers), timeout=timeout_s or self._timeout_s) as response:
                 answer = response.read()
-            return json.loads(answer) if is_read else None
         except HTTPError as error:
             said = ""
             with suppress(OSError, HTTPException):  # the status is known, even if the rest doesn't come
@@ -69,7 +68,9 @@ class HttpJson:
             is_busy = error.code == 429 or error.code >= 500
             kind = BusyError if is_busy else NotAllowedError if error.code == 401 else ServerError
             raise kind(f"{url} answered {error.code} {error.reason}{hint}: {said}") from error
-        except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
+        except (URLError, TimeoutError, ConnectionError, HTTPException, ValueError) as error:
             raise NoAnswerError(f"{url} doesn't answer ({error}); is the server up, and the URL right?") from error
+        try:
+            return json.loads(answer) if is_read else None
         except ValueError as error:
             raise ServerError(f"{url} answered with something that isn't JSON ({error})") from error

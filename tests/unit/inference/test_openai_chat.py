@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from chat_server import answer
 
 from turnwise.errors import ConfigError, ServerError
+from turnwise.inference.http_json import BusyError, HttpJson
 from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.types import SamplingParams
 
@@ -51,11 +54,32 @@ def test_an_answer_that_is_none_is_a_sentence(serve, body, status, message):
         asyncio.run(chat.complete(MESSAGES, SAMPLING))
 
 
+@pytest.mark.parametrize("ends", ["closes", "stalls"])
+def test_an_error_whose_text_does_not_come_is_still_that_error(ends):
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def answer_half():
+            client, _ = server.accept()
+            client.recv(2**16)
+            client.sendall(b"HTTP/1.1 503 Too Busy\r\nContent-Length: 100\r\n\r\nhalf")
+            if ends == "closes":
+                client.close()
+            return client
+
+        client = pool.submit(answer_half)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(BusyError, match=f"{url}/v1 answered 503 Too Busy"):
+            HttpJson(url, timeout_s=0.5).ask_now("/v1")
+        client.result().close()
+
+
 def test_nobody_there_no_url_and_pictures_are_sentences():
-    with pytest.raises(ConfigError, match="must be like http://"):
-        OpenAIChat("localhost:8000/v1", "small")
-    chat = OpenAIChat("http://127.0.0.1:9/v1", "small")
-    with pytest.raises(ServerError, match="is the server up, and the URL right"):
-        asyncio.run(chat.complete(MESSAGES, SAMPLING))
+    for url in ("localhost:8000/v1", "http://[::1/v1"):
+        with pytest.raises(ConfigError, match="must be like http://"):
+            OpenAIChat(url, "small")
+    for url in ("http://127.0.0.1:9/v1", "http://.../v1"):
+        chat = OpenAIChat(url, "small")
+        with pytest.raises(ServerError, match="is the server up, and the URL right"):
+            asyncio.run(chat.complete(MESSAGES, SAMPLING))
     with pytest.raises(ServerError, match="renders text"):
         asyncio.run(chat.complete([{"role": "user", "content": [{"type": "image"}]}], SAMPLING))
