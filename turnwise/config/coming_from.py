@@ -1,4 +1,4 @@
-"""Keys and defaults of other systems (`published.yaml`): what they are called here, and defaults that differ."""
+"""Keys of other systems (`published.yaml`): their counterparts here, and defaults that differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
