@@ -71,7 +71,7 @@ def _template_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _try_template(config: AgenticConfig | SFTConfig, folder: Path) -> None:
-    """Renders the template with messages like those of demonstrations or environments. Raises ChatTemplateError."""
+    """Renders the template with messages like those of demonstrations or environments. Raises ChatTemplateError for a fault."""
     if not has_tokenizer(folder):
         base = base_of_adapter(folder)
         if base is not None and (base_folder := folder_here(base)) is not None:

@@ -32,7 +32,7 @@ class RewardNormalizationArgs(Section):
     """How scores are centred and scaled. The defaults of `grouping` and `method` depend on the estimator."""
 
     grouping: Annotated[Grouping, aliased(GROUPING_ALIASES)] = derived()
-    """A group: a task's siblings (`traj_group_id`, `state`), a tag (`tags`, `inductive`), or the batch (`batch`, `global`)."""
+    """Scores are grouped by task (`traj_group_id`, `state`) or tag (`tags`, `inductive`), or not at all (`batch`, `global`)."""
     method: NormalizationMethod = derived()
     """What a score s becomes: `identity` s, `mean` s − μ, `mean_std` (s − μ)/σ, `asym_clip` the same, clamped to [−1, 3]."""
     norm_mean_type: Statistic | None = None

@@ -72,7 +72,7 @@ def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
 
 
 def _trackers(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Wrong `tracker_kwargs`. If only one tracker of `track_with` takes arguments, they may stand without its name."""
+    """Wrong `tracker_kwargs`. They hold arguments by tracker, or directly if only one tracker of `track_with` takes any."""
     takers = [name for name in config.track_with if TRACKERS[name].arguments != {}]
     for key, value in config.tracker_kwargs.items():
         path = ("tracker_kwargs", key)

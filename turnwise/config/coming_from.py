@@ -79,7 +79,7 @@ def counterpart(path: KeyPath) -> str:
 
 
 def differing_defaults(config: AgenticConfig) -> str:
-    """A note on keys that the file leaves out and whose default is another one in ROLL; empty if there are none."""
+    """A note on keys that the file leaves out and that have another default in ROLL; empty if there are none."""
     differing, values = [], dict(leaves(config.model_dump()))
     for theirs, value, ours in vocabulary()["systems"][PUBLISHED]["defaults"]:
         here = values.get(ours)

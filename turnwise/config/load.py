@@ -128,7 +128,7 @@ def _parse(
 
 
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
-    """Problems of groups of one episode. With "show", a published file gets notes instead, since it may only be played."""
+    """Problems of groups of one episode. With "show", a published file gets notes instead: it may be meant only for playing."""
     found = [] if purpose == "play" else list(sibling_problems(config))
     if purpose == "show" and translation.is_published:
         translation.notes += [f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)]

@@ -144,7 +144,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def is_reference_in_policy(self) -> bool:
-        """Whether the policy without its LoRA adapter serves as the reference: model, dtype and attention are the same."""
+        """Whether the policy without its LoRA adapter is the reference, since model, dtype and attention are the same."""
         policy, reference = self.actor_train.model_args, self.reference.model_args
         same = ("model_name_or_path", "dtype", "attn_implementation")
         return policy.has_adapter and all(policy.__dict__[key] == reference.__dict__[key] for key in same)
@@ -204,7 +204,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return GeneratingArgs(**shared.model_dump(exclude_unset=True) | own.model_dump(exclude_unset=True))
 
     def max_new_tokens(self, split: Split, tag: str) -> int:
-        """Maximum tokens of one response: the smaller of the split's max_new_tokens and the tag's max_tokens_per_step [128]."""
+        """Maximum tokens of a response: the smaller of the split's max_new_tokens and the tag's max_tokens_per_step, or 128."""
         env = self.custom_envs.get(tag)
         limits = (self.sampling(split).max_new_tokens, env.max_tokens_per_step if env else None)
         given = [limit for limit in limits if limit is not None]

@@ -52,7 +52,7 @@ class RLTrainingTool:
         return json.dumps(plain, ensure_ascii=False, indent=2, default=str)
 
     def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to an action: `status` is `success`, or `error` with `code`, `message`, `hint`. Raises other errors."""
+        """Answers an action. `status` is `success`, or `error` with `code`, `message` and `hint`. Other errors are raised."""
         given = dict(parameters)
         action = given.pop("action", None)
         try:
