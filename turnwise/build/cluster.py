@@ -59,8 +59,8 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
 
 
 def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> ReplayLog | None:
-    """Records an asynchronous run's time-dependent decisions, or repeats those of the run in folder `replay`; None if the run
-    is synchronous. Raises DataError if the run can't be repeated."""
+    """The log that records an asynchronous run's time-dependent decisions, or repeats those of the run in folder `replay`; None
+    if the run is synchronous. Raises DataError if the run can't be repeated."""
     for problem in _no_replay(config, is_asynchronous) if replay else ():
         raise DataError(f"--replay {replay}: {problem}")
     if not is_asynchronous:

@@ -54,7 +54,7 @@ class Demonstrator:
 def demonstrate(
     config: AgenticConfig, tag: str, demonstrator: Demonstrator, num_episodes: int, split: Split = "train"
 ) -> Iterator[Episode]:
-    """Plays the first tasks of a tag under the limits of training, and yields the episodes in order. For `ROWS_TAG`, a model at
+    """Plays the first tasks of a tag under the limits of a split, and yields the episodes in order. For `ROWS_TAG`, a model at
     a URL answers the first rows. Raises ConfigError if the policy can't play the tag."""
     if tag == ROWS_TAG:
         yield from _of_rows(config, demonstrator, num_episodes, split)

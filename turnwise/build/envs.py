@@ -30,7 +30,7 @@ from turnwise.types import Split, Task
 
 
 def offered_parts(config: AgenticConfig, split: Split, watchdog: Watchdog, stopwatch: Stopwatch) -> dict[str, Any]:
-    """The objects that an agent's constructor gets if it has parameters of these names."""
+    """Objects by parameter name. An agent's constructor gets those that it has parameters for."""
     agent = config.agent
     return {
         "split": split,
@@ -55,7 +55,7 @@ def asked_parts(parameters: Collection[inspect.Parameter], offered: Mapping[str,
 
 
 def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
-    """Yields a config key and a check, which raises TurnwiseError, of each plug-in. `may_miss` allows missing files."""
+    """Yields `(config key, check)` for each plug-in. A check raises TurnwiseError. `may_miss` allows missing files."""
     yield ("group_filter",), partial(load_group_filter, config.group_filter)
     if config.adv_estimator not in ESTIMATORS or config.pg_variant not in PG_VARIANTS:
         from turnwise.build.agentic import build_algorithm  # imports torch, as a user's own loss does
@@ -76,7 +76,7 @@ def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[Ke
 
 
 def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """The faults of a config's plug-ins, each once. A NotAvailableError is raised after them. `may_miss`: as for `plug_ins`."""
+    """Yields each fault of plug-ins once. Then raises NotAvailableError if a part is missing. `may_miss`: as for `plug_ins`."""
     missing, wrong, said = None, set(), set()
     for path, check in plug_ins(config, may_miss):
         section = path[:2]
@@ -149,7 +149,7 @@ def make_agent(what: str, make: Callable[[], object]) -> AgentLoop:
 
 
 def env_factory(config: AgenticConfig, tag: str, split: Split) -> MakeEnv:
-    """A function that makes an environment of the tag for one split. Its `reset(seed=...)` decides the task."""
+    """A function that makes an environment of the tag for one split. The environment's `reset(seed=...)` decides the task."""
     env = config.custom_envs[tag]
     return lambda task: make_env(env.env_type, env.env_config, split)
 

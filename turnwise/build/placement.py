@@ -73,8 +73,8 @@ def _num_accelerators() -> int:
 
 
 def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
-    """Numbers of threads for training and for rollouts, by `cpu_split`. A missing number is what the other leaves, at least
-    one, or half if both are missing. In synchronous runs the two take turns, so each has all `num_threads`."""
+    """Numbers of threads for training and for rollouts, by `cpu_split`. If one is missing, it is what the other leaves, at
+    least one; if both are missing, each is half. In synchronous runs the two take turns, so each has all `num_threads`."""
     if isinstance(config, SFTConfig) or not config.plays_ahead:
         return CpuThreads(num_threads, num_threads, num_threads)
     train, rollout = config.cpu_split.train, config.cpu_split.rollout

@@ -55,7 +55,7 @@ class PlayedEpisode:
 @dataclass(slots=True)
 class EpisodePrinter:
     """Opens the contexts of an episode, and shows an onlooker each prompt, response and outcome. The agent writes a turn's
-    outcome after the response, so it is shown when the next turn begins, or at the end."""
+    outcome after the response, so the outcome is shown when the next turn begins, or at the end."""
 
     onlooker: Onlooker
     _open: OpenConversation = field(init=False)

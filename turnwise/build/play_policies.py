@@ -62,7 +62,7 @@ def player(choose: Callable[[], str], pattern: str | None) -> Say:
 
 
 def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
-    """A player that draws from `actions`, or if they are empty from the environment's, which must then name some."""
+    """A player that draws from `actions`, or if they are empty from the environment's. Raises ConfigError if both are empty."""
     player = RandomPlayer(env, derive_seed(seed, "random player"), actions)
     if not player.actions:
         raise ConfigError(f"{type(env).__name__} has no `actions` to draw from: name them with --actions a,b,c")

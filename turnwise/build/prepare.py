@@ -1,4 +1,4 @@
-"""Checks of a run before it imports torch, and an early start of the imports of its other processes."""
+"""Checks a run before torch is imported, and starts the imports of its other processes early."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from turnwise.runtime.rank import launched
 
 
 def prepare_run(config: AgenticConfig | SFTConfig) -> None:
-    """If this process will start others to train or serve, starts their imports now, beside its own."""
+    """If this process will start others to train or serve, starts the imports of those now, while its own imports go on."""
     has_replicas = config.num_replicas > 1
     if (config.trains_apart or has_replicas) and launched() == (0, 1):
         from turnwise.cluster.fork_server import prepare_processes
@@ -28,7 +28,7 @@ def prepare_run(config: AgenticConfig | SFTConfig) -> None:
 
 
 def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """The first fault of each demonstrations file that shows without a tokenizer. With `may_miss`, files may be missing."""
+    """The first fault in each file of demonstrations that can be found without a tokenizer. `may_miss` allows missing files."""
     for key, names in _files(config).items():
         for index, name in enumerate(names):
             if may_miss and not os.path.exists(name):
@@ -71,7 +71,7 @@ def _template_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _try_template(config: AgenticConfig | SFTConfig, folder: Path) -> None:
-    """Renders the template with messages like those of demonstrations or environments. Raises ChatTemplateError."""
+    """Renders the template with messages like those of demonstrations or environments. Raises ChatTemplateError for a fault."""
     if not has_tokenizer(folder):
         base = base_of_adapter(folder)
         if base is not None and (base_folder := folder_here(base)) is not None:

@@ -76,7 +76,7 @@ def check_reward_role(config: AgenticConfig) -> None:
 
 
 def build_reward_model(config: AgenticConfig, event_loop: WatchedRunner) -> ModelReward:
-    """The reward role's model, a classifier with one label. Raises ModelError if its score head is missing or 0."""
+    """The reward role's model, a classifier with one label. Raises ModelError if its score head is missing or all zeros."""
     arguments = config.reward.model_args
     path = arguments.model_name_or_path
 

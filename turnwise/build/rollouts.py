@@ -209,7 +209,7 @@ def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
 
 
 def build_pictures(config: AgenticConfig, run: str) -> Pictures:
-    """The recorder of pictures of the first validation tasks in `render_save_dir/exp_name/run`; idle if that key is unset."""
+    """Records pictures of the first validation tasks in `render_save_dir/exp_name/run`; idle without that key, or with rows."""
     source, has_rows = seeded_tasks(config, "val"), config.val_env_manager.has_rows
     recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir and not has_rows else []
     return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)
@@ -227,8 +227,8 @@ def check_rollouts(config: AgenticConfig) -> None:
 
 
 def sampling_params(config: AgenticConfig, split: Split) -> SamplingParams:
-    """How responses of a split are sampled. `max_new_tokens` is the largest of its tags: an agent, or the room left in a
-    context, may allow fewer. Raises ConfigError if the split has nothing to play."""
+    """How responses of a split are sampled. `max_new_tokens` is the largest limit of its tags; an agent, or the room left in a
+    context, may allow fewer tokens. Raises ConfigError if the split has nothing to play."""
     arguments, tags = config.sampling(split), config.env_manager(split).tags
     if not tags:
         raise ConfigError(f"data.{split}_files is unset, so there are no tasks of {split} to play; name a file of rows there")

@@ -49,7 +49,7 @@ _TEMPLATE_BYTES = 256  # more than a chat template adds to a message
 def rows_plug_ins(
     config: AgenticConfig, may_miss: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], Callable[[], object]]]:
-    """Yields a key and a check, which raises TurnwiseError, of rewards, tools and rows. `may_miss` allows missing files."""
+    """Yields `(key, check)` for rewards, tools and rows. A check raises TurnwiseError. `may_miss` allows missing files."""
 
     def are_there(*paths: str | None) -> bool:
         return not may_miss or all(path is None or Path(path).expanduser().exists() for path in paths)
@@ -76,7 +76,7 @@ def _files(config: AgenticConfig, split: Split) -> list[str]:
 
 
 def _check_rows(config: AgenticConfig, split: Split) -> None:
-    """Reads the rows of a split, and makes each agent that they name once."""
+    """Checks the rows of a split and the agents that they name: reads all rows, and makes one agent of each name."""
     places: dict[str, str] = {}
     for place, row in load_rows(config, split):
         places.setdefault(row.agent, place)
@@ -218,8 +218,8 @@ def _fits(columns: Mapping[str, Any], prompt_key: str, template: ChatTemplate, l
 
 
 def call_models(config: AgenticConfig) -> None:
-    """Sends a request to each judge and simulated user of the config that is a model behind a URL. Raises ConfigError if nobody
-    answers, or the key is refused."""
+    """Sends a request to each model behind a URL that the config uses as a judge or simulated user. Raises ConfigError if
+    nobody answers, or the key is refused."""
     users = build_interactions(config).by_name.items()
     asked = [("data.reward judge", judge.chat) for judge in _judges(load_rewards(config))]
     asked += [(f"the interaction {name}", user.chat) for name, user in users if isinstance(user, ModelUser)]
@@ -308,7 +308,7 @@ def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
 def build_reward_stage(
     config: AgenticConfig, tokenizer: PreTrainedTokenizerBase | None, event_loop: WatchedRunner
 ) -> RewardStage | None:
-    """The stage that scores groups by `data.reward`; None if that is unset. Without tokens, `tokenizer` is None."""
+    """The stage that scores groups by `data.reward`; None if that is unset. If episodes have no tokens, `tokenizer` is None."""
     if not config.data.reward:
         return None
     rewards = load_rewards(config, tokenizer)

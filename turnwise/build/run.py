@@ -65,7 +65,7 @@ def build_trackers(
 
 
 def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_steps: int, contents: Contents) -> Checkpoints:
-    """Where, when and what a run saves."""
+    """The checkpoints of a run: where, when and what it saves."""
     path = checkpoints_folder(config, folder.path)
     return Checkpoints(path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents, dump_yaml(config))
 
@@ -83,7 +83,7 @@ def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: Agenti
 
 
 def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
-    """Makes the run's folder and log, or opens those of a resumed run. Raises TurnwiseError if this machine lacks a part."""
+    """Makes the run's folder and log, or opens those of a resumed run. Raises TurnwiseError if the run can't start here."""
     require([*unavailable(config), *not_here(config)])
     folder, notes = open_run(config)
     with ExitStack() as on_error:

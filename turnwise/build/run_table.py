@@ -29,7 +29,7 @@ def log_applied(applied: Applied) -> None:
 
 
 def applied_settings(pipeline: AgenticPipeline | SFTPipeline) -> Applied:
-    """The table of a built pipeline, with its objects' sizes, dtypes, kernels and devices."""
+    """The table of a built pipeline, with the sizes, dtypes, attention kernels and devices of what was built."""
     config, cluster = pipeline.pipeline_config, pipeline.cluster
     built = _sft(pipeline) if isinstance(pipeline, SFTPipeline) else _agentic(pipeline)
     if isinstance(cluster, ProcessCluster) and cluster.placement.roles:

@@ -82,7 +82,7 @@ def evaluate_modes(
 
 
 def _evaluation_settings(config: AgenticConfig, num_samples: int | None, mode: Mode) -> SchedulerSettings:
-    """The settings of validation with another number of siblings. About as many episodes run at once as in validation."""
+    """The settings of validation with another group size. About as many episodes run at once as in validation."""
     own = scheduler_settings(config, "val")
     group_size = 1 if mode == "greedy" else num_samples or own.group_size
     return replace(own, group_size=group_size, max_concurrent_groups=max(1, own.num_concurrent_episodes // group_size))
@@ -109,8 +109,8 @@ def collect_rollouts(
     model_path: str | None = None,
     on_start: OnStart = log_applied,
 ) -> None:
-    """Plays batches of a split with a saved model, as the first steps of training or a validation would, into the collection.
-    After an error or Ctrl-C the collection has the groups that ended before."""
+    """Plays batches of a split with a saved model, like the first steps of training or a validation, and writes them to the
+    collection. After an error or Ctrl-C the collection has the groups that ended before."""
     needs = build_algorithm(config).needs if split == "train" else frozenset[str]()
     size = config.rollout_batch_size if split == "train" else config.val_batch_size
     with _saved_policy(config, split, model_path, needs) as policy:

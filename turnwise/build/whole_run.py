@@ -22,7 +22,7 @@ P = TypeVar("P", AgenticPipeline, SFTPipeline)
 @contextmanager
 def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P], is_quiet: bool = False) -> Iterator[P]:
     """Yields the pipeline that `build` makes, in a `session`. Prints where the run's folder, model and learning curve are. In a
-    process of a launcher other than the first, serves the run's calls instead, and exits when the run ends."""
+    launcher's processes other than the first, serves the calls of the first instead, and exits when the run ends."""
     rank, num_processes = launched()
     if rank > 0:
         from turnwise.cluster.launched import serve_launched

@@ -97,7 +97,7 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """Reads a run's folder. Raises DataError if its metrics are damaged or missing. Unreadable settings count as none."""
+    """Reads a run's folder. Raises DataError if its metrics are damaged or missing. Unreadable settings are left out."""
     try:
         rows = read_metrics(path / "metrics.jsonl")
         if any("step" not in row for row in rows):
@@ -128,7 +128,7 @@ def _results(runs: Sequence[Run], columns: Sequence[MetricColumn]) -> Iterator[l
 
 
 def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
-    """The last and the best value. For a metric of every step they are means over a tenth of the run, since steps are noisy."""
+    """The last and the best value. For a metric of every step, both are means over a tenth of the run: steps are noisy."""
     values = [value for _, value in run.series(column)]
     if not values:
         return "-", "-"

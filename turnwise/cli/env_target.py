@@ -35,7 +35,7 @@ class EnvTarget:
 def read_target(
     options: argparse.Namespace, config_file: str | None = None, model: str = NO_MODEL, takes_rows: bool = False
 ) -> EnvTarget:
-    """The environment that a command line names; with `takes_rows`, maybe the tag `ROWS_TAG` for a config's rows. If ENV ends
+    """The environment that a command line names, or with `takes_rows` a config's rows, whose tag is `ROWS_TAG`. If ENV ends
     in .yaml, it is a config file, and KEY=VALUE sets any of its keys. Any other ENV is an env_type, and KEY=VALUE an argument
     of the environment, added to those of its tag in `config_file`. `model` is used if the config names none."""
     word, arguments, keys = options.env, options.overrides, list[str]()
@@ -78,7 +78,7 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
-    """The actions of `--actions` or `--actions-file`, if given. Raises ConfigError if both are, or one holds no action."""
+    """The actions of `--actions` or `--actions-file`; () without them. Raises ConfigError if both are given or one is empty."""
     text, file = options.actions, options.actions_file
     if text is None and file is None:
         return ()

@@ -26,7 +26,7 @@ class Result(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays the config's validation tasks with saved models, and prints the success of each with its interval and pass@k."""
+    """Plays the config's validation tasks with saved models, and prints each model's success with its interval and pass@k."""
     config = read_config(options, AgenticConfig, plug_in_problems, "play")
     if options.samples and options.greedy and not options.sampled:
         raise ConfigError(f"--samples {options.samples} with --greedy alone: greedy episodes of a task are all the same")

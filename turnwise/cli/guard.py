@@ -1,5 +1,5 @@
 """Runs a command in a child process. If the child ends before the command is done, the parent says why and returns an error
-status. The fork comes before heavy imports. Both share a process group, so the terminal, Ctrl-C and Ctrl-Z work as usual."""
+status. The fork comes before heavy imports. Both are in one process group, so the terminal, Ctrl-C and Ctrl-Z work as usual."""
 
 import io
 import math
@@ -19,7 +19,7 @@ from turnwise.runtime.call_board import CALLS
 EXIT_UNFINISHED = 70
 """Exit status of a command that ended with status 0 before it was done (EX_SOFTWARE)."""
 _EXIT_TRACEBACK, _EXIT_UNPRINTED = 1, 120
-"""Exit statuses of Python after an exception that nobody caught, and if standard output couldn't be flushed at the end."""
+"""Python's exit statuses: after an uncaught exception, and if standard output couldn't be flushed at the end."""
 _TIMERS = ("SIGALRM", "SIGVTALRM", "SIGPROF")
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ECHO_S = 0.5  # within this time a signal to the whole process group reaches both processes
@@ -116,10 +116,10 @@ class _Guard:
         self._passed: Counter[int] = Counter()  # signals that were passed on and aren't in the pipe yet
         self._reached: dict[int, float] = {}  # signal → when the child last got it from elsewhere
         self._due: list[tuple[float, int]] = []
-        """`(time, signal)` of signals to pass on at that time, unless the child has got them by then, and of nudges."""
+        """`(time, signal)`: when to send nudges, and when to pass on signals that the child hasn't got by then."""
 
     def wait(self, held: set[int]) -> int:
-        """The command's exit status, after the child has ended. Restores the signal mask `held` first."""
+        """Restores the signal mask `held`, waits until the child has ended, and returns the command's exit status."""
         own, wakeup = os.pipe()
         for number in (own, wakeup):
             os.set_blocking(number, False)

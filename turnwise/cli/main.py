@@ -55,7 +55,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 def open_standard_streams(is_command: bool) -> None:
     """Opens standard streams that the shell has closed (`>&-`), since other files would get their descriptors. Escapes
-    characters that stdout can't encode. A command with ASCII file names only (`LC_ALL=C PYTHONUTF8=0`) restarts in UTF-8."""
+    characters that stdout can't encode. A command whose locale has only ASCII (`LC_ALL=C PYTHONUTF8=0`) restarts in UTF-8."""
     if is_command and sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     for name in ("stdin", "stdout", "stderr"):
@@ -118,7 +118,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    """Serves the first process of a launcher. All others of the launcher do this instead of running the verb."""
+    """Serves the calls of a launcher's first process. Its other processes do this instead of running the verb."""
     is_tool_train = options.verb == "tool" and options.action == "train"
     if options.verb not in ("train", "sft") and not is_tool_train:
         raise ConfigError("a launcher started several processes, which only train and sft use; start this command without one")

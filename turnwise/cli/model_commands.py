@@ -12,7 +12,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 
 def export(options: argparse.Namespace) -> int:
-    """Writes the model and its tokenizer without the training state, and prints what it is."""
+    """Writes the model and its tokenizer without the training state, and prints what was written."""
     out = free_folder(options.out)
     with ends_at_once():  # torch takes seconds to import
         from turnwise.model_folder import base_of_adapter

@@ -1,4 +1,4 @@
-"""Functions that several commands share: they read the config, and check options and the files to be written."""
+"""Functions that several commands share. They read the config, and check options and the files to be written."""
 
 import argparse
 import os
@@ -23,8 +23,8 @@ def read_config(options: argparse.Namespace, kind: type[C], examine: Examine, pu
 
 
 def check_policy(options: argparse.Namespace, draws: bool, who_draws: str, more: Iterable[tuple[str, bool, bool, str]]) -> None:
-    """Raises ConfigError if openai:URL has no --model-name, or an option has no effect with --policy: of `more`, `(name, is
-    given, applies, what it does)`, or those of players that draw actions (does this one: `draws`)."""
+    """Raises ConfigError if openai:URL has no --model-name, or a given option has no effect with this --policy. `draws` says
+    whether the policy draws actions; `more` has further options: `(name, is given, applies, what it does)`."""
     policy, is_url = options.policy, options.policy.startswith(OPENAI)
     if is_url and options.model_name is None:
         raise ConfigError(f"{policy} serves models by name: say which with --model-name NAME")
@@ -61,7 +61,7 @@ def writable_file(path: str, option: str) -> Path:
 
 
 def free_folder(path: str) -> Path:
-    """The folder of `--out`, new or empty, since a model folder replaces what is in it. Missing parent folders are made."""
+    """The folder of `--out`. Makes missing parent folders. Raises ConfigError if it isn't new or empty, or can't be written."""
     out = Path(path)
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir()) or out.resolve() == Path.cwd()):

@@ -1,4 +1,4 @@
-"""The output of `turnwise play`. Two columns in front of each line, the gutter, say what it is and how many tokens it has."""
+"""The output of `turnwise play`. The gutter, two columns before each line, says what the line is and its number of tokens."""
 
 import json
 import math

@@ -55,7 +55,7 @@ def run_sft(options: argparse.Namespace) -> int:
 
 def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
     """The config file of the run to replay, and overrides. They give the replay another experiment name, so that no run resumes
-    from its checkpoints. Raises ConfigError if an override on the command line could change results."""
+    from the replay's checkpoints. Raises ConfigError if an override on the command line could change results."""
     overrides = [text for text in (options.config, *options.overrides) if text is not None]
     for text in overrides:
         if "=" not in text:

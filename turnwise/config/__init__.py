@@ -1,4 +1,4 @@
-"""The config of a run, a YAML file: composed by Hydra, translated from other systems' keys, validated, completed, described."""
+"""The config of a run, read from YAML. Hydra composes it; other systems' keys are translated, values checked and completed."""
 
 from turnwise.config.compose import find_config
 from turnwise.config.describe import Applied, describe

@@ -29,12 +29,12 @@ class Statistics(NamedTuple):
 
 
 class RewardNormalizationArgs(Section):
-    """How scores are centred and scaled. Keys left out take the estimator's defaults."""
+    """How scores are centred and scaled. The defaults of `grouping` and `method` depend on the estimator."""
 
     grouping: Annotated[Grouping, aliased(GROUPING_ALIASES)] = derived()
-    """Scores in a group: siblings of a task (alias `state`), one environment tag (`inductive`), or the batch (`global`)."""
+    """Scores are grouped by task (`traj_group_id`, `state`) or tag (`tags`, `inductive`), or not at all (`batch`, `global`)."""
     method: NormalizationMethod = derived()
-    """What a score s becomes: s, s − μ, (s − μ)/σ, or (s − μ)/σ clamped to [−1, 3]."""
+    """What a score s becomes: `identity` s, `mean` s − μ, `mean_std` (s − μ)/σ, `asym_clip` the same, clamped to [−1, 3]."""
     norm_mean_type: Statistic | None = None
     """Scores over which the mean μ is taken; `running` = all since training began [the method's default]."""
     norm_std_type: Statistic | None = None
@@ -52,12 +52,12 @@ class RewardNormalizationArgs(Section):
 
 
 class ImportanceWeightArgs(Section):
-    """Importance weights on the loss: ratios exp(old − sampler's log-prob) up to a bound."""
+    """Importance weights on the loss: ratios exp(old log-prob − sampler's log-prob), capped at an upper bound."""
 
     enabled: bool = True
     """False leaves the loss as it is."""
     weight_type: Granularity = "token"
-    """Ratio of a token; geometric mean over a turn (`segment`) or a sequence (`geometric`); or product over a sequence."""
+    """A token's ratio, the geometric mean over a turn (`segment`) or sequence (`geometric`), or the product over a sequence."""
     upper_bound: Positive = 2.0
     """Larger weights are replaced by this value."""
     detach: Literal[True] = True
@@ -65,12 +65,12 @@ class ImportanceWeightArgs(Section):
 
 
 class RatioFilter(Section):
-    """Takes tokens out of the loss if their ratio exp(old − sampler's log-prob) lies outside a band."""
+    """Takes tokens out of the loss if their ratio exp(old log-prob − sampler's log-prob) lies outside a band."""
 
     enabled: bool = True
     """False takes nothing out."""
     agg_type: Granularity = "token"
-    """Ratio of a token; geometric mean over a turn (`segment`) or a sequence (`geometric`); or product over a sequence."""
+    """A token's ratio, the geometric mean over a turn (`segment`) or sequence (`geometric`), or the product over a sequence."""
     ratio_low: NonNegative = 0.5
     """Lower end of the band."""
     ratio_high: Positive = 2.0
@@ -97,7 +97,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     pg_variant: Annotated[str, AfterValidator(OneOf(PG_VARIANTS, own="module:function"))] = "ppo"
     """The policy loss."""
     pg_args: dict[str, Any] = derived()
-    """Parameters of the variant under its own names; the resolved config lists all of them, clips included."""
+    """Parameters of the pg_variant, by the names that it uses. The resolved config lists all of them, clips included."""
     ratio_type: Literal["token", "segment"] | None = None
     """What one probability ratio covers: a token, or a turn (`segment`) [the variant's default]."""
     ppo_epochs: PositiveCount = 1
@@ -109,7 +109,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     gae_granularity: Literal["token", "turn"] = "token"
     """One temporal difference per token, or per turn."""
     bootstrap_on_truncation: bool = True
-    """GAE adds the value of the last state if the episode was truncated from outside."""
+    """GAE adds the value of the last state if the environment or a time limit truncated the episode."""
 
     pg_clip: Positive | None = None
     """ε on both sides of the ratio's clip, 1 − ε and 1 + ε [the variant's default; 0.2 for ppo]."""
@@ -147,7 +147,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     reward_clip: Positive | None = None
     """Rewards, scores or step returns are clamped to ± this, after any normalisation."""
     whiten_rewards: bool = False
-    """Whiten the tokens' rewards over the batch, before returns are taken of them."""
+    """Whiten the tokens' rewards over the batch, before returns are computed from them."""
     whiten_advantages: bool = False
     """Whiten the tokens' advantages over the batch."""
     advantage_clip: Positive | None = None

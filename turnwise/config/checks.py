@@ -1,4 +1,4 @@
-"""Finds contradictions and impossible sizes before a model is loaded: by `rules.yaml`, and here if no rule can express them."""
+"""Finds contradictions and impossible sizes before a model is loaded. Here are the checks that `rules.yaml` can't express."""
 
 import math
 import re
@@ -21,7 +21,7 @@ from turnwise.spec import PG_VARIANTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, 
 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
-    """Everything that makes the config impossible, except `sibling_problems`."""
+    """All problems for which the config is refused, except `sibling_problems`."""
     checks = (_environments, _rewards, _sizes, _roles, _cache, _loss, _room, _streaming, _updates)
     shared = [*_models(config), *_trackers(config), *_validations(config)]
     if isinstance(config, SFTConfig):
@@ -72,7 +72,7 @@ def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
 
 
 def _trackers(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Wrong `tracker_kwargs`. If only one tracker of `track_with` takes arguments, they needn't be under its name."""
+    """Wrong `tracker_kwargs`. They hold arguments by tracker, or directly if only one tracker of `track_with` takes any."""
     takers = [name for name in config.track_with if TRACKERS[name].arguments != {}]
     for key, value in config.tracker_kwargs.items():
         path = ("tracker_kwargs", key)

@@ -1,4 +1,4 @@
-"""Keys and defaults of other systems (`published.yaml`): what they are called here, and defaults that differ."""
+"""Keys of other systems (`published.yaml`): their counterparts here, and defaults that differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def counterpart(path: KeyPath) -> str:
 
 
 def differing_defaults(config: AgenticConfig) -> str:
-    """A note on keys that the file leaves out and whose default is another one in ROLL; empty if there are none."""
+    """A note on keys that the file leaves out and that have another default in ROLL; empty if there are none."""
     differing, values = [], dict(leaves(config.model_dump()))
     for theirs, value, ours in vocabulary()["systems"][PUBLISHED]["defaults"]:
         here = values.get(ours)

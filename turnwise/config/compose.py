@@ -130,14 +130,14 @@ def _included(defaults: Any) -> Iterator[tuple[str, str]]:
 
 
 def _shapes_the_defaults(override: str, folder: Path) -> bool:
-    """Whether an override deletes a key (`~key`) or chooses a file of a config group, which only Hydra's compose can do."""
+    """Whether an override deletes a key (`~key`) or chooses a file of a config group. Only Hydra's compose can do these."""
     key = override.partition("=")[0].lstrip("+")
     return key.startswith("~") or "/" in key or "@" in key or (folder / key).is_dir()
 
 
 def _assign(tree: Any, override: str) -> None:
-    """Sets one value in the composed tree, parsed by Hydra's grammar. A section around the key that is an interpolation is
-    copied first. Hydra's own override would replace that section by the one key."""
+    """Parses an override by Hydra's grammar, and sets its value in the composed tree. If a section around the key is an
+    interpolation, the section is copied first. Hydra's own override would replace the whole section by the one key."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf

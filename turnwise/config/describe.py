@@ -1,5 +1,5 @@
-"""The table of the settings in force. `turnwise config` prints it without loading a model. A run prints it at its start, where
-what was loaded replaces some rows (`build.run_table`)."""
+"""The table of the settings in force. `turnwise config` prints it without loading a model. A run prints it at its start,
+with some rows replaced by facts about what was loaded (`build.run_table`)."""
 
 import sys
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ class Applied:
 
 def describe(config: AgenticConfig | SFTConfig, built: dict[str, str] | None = None) -> Applied:
     """The settings in force, computed from the config and the model's config.json. `built` are rows of a run, by name: they
-    replace rows of the same name, and an empty text removes the row. With them, nothing is checked for what is missing."""
+    replace rows of the same name, and an empty text removes the row. With `built`, `missing` stays empty."""
     rows = dict(_sft_rows(config) if isinstance(config, SFTConfig) else _agentic_rows(config))
     if built is not None:
         return Applied([(name, text) for name, text in (rows | built).items() if text], ineffective(config))
@@ -65,7 +65,7 @@ def describe(config: AgenticConfig | SFTConfig, built: dict[str, str] | None = N
 
 
 def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """Warnings of environments that aren't built in. A program may still register them, so they are no error here."""
+    """Warnings about environments that aren't built in. They are no errors here, since a program may still register them."""
     for tag, env in config.custom_envs.items() if isinstance(config, AgenticConfig) else ():
         if env.env_type not in ENVS and ":" not in env.env_type:
             known = [name for name, entry in ENVS.items() if entry]
@@ -298,7 +298,7 @@ def _asynchronous(config: AgenticConfig) -> str:
 
 
 def validation(config: AgenticConfig, num_trajectories: int | None = None) -> str:
-    """How a run validates. `num_trajectories` of one validation is known once tasks are built; None = val_batch_size."""
+    """How a run validates. `num_trajectories`, a validation's size, is known once tasks are built; None = val_batch_size."""
     if not config.uses_validation:
         return "never (eval_steps 0)"
     manager = config.val_env_manager

@@ -59,7 +59,7 @@ class CustomEnv(Section):
     max_steps: PositiveCount = 10
     """Maximum actions per episode (alias `max_actions_per_traj`)."""
     max_tokens_per_step: PositiveCount | None = None
-    """Maximum tokens per response; a smaller max_new_tokens still holds [max_new_tokens]."""
+    """Maximum tokens per response; if max_new_tokens is smaller, it applies [max_new_tokens]."""
     agent_name: AgentName = "env_agent"
     """The agent loop that plays the environment."""
     mode: ContextMode = "trajectory"
@@ -71,20 +71,20 @@ class CustomEnv(Section):
     agent_template: str = derived()
     """User message of a turn [the mode's template in turnwise/spec.yaml]. {observation} {turn_idx} {actions_left}
     {max_response_length} {suffix} are filled in, and in mode step also {history} {history_length} {step_count} {current_step}
-    {current_observation}. The environment's rules replace {env_instruction}, or else open a context's first user message."""
+    {current_observation}. The environment's rules replace {env_instruction}; without it they open a context's first message."""
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
     """Regular expression whose first group is the action; `null` takes the whole response."""
     encode_special_tokens: bool | None = None
     """Whether special tokens that a user message or an observation spells out become those tokens; false = they stay ordinary
     text, so that no environment can forge a turn [true; false for environments that relay foreign text]."""
     use_thread_lock: bool = False
-    """For environments that block and can't be called at the same time: each gets a thread, and they are called in turn."""
+    """For environments that block and can't be called at the same time: each gets a thread, and one is called at a time."""
     tools: list[str] | None = None
     """Refused: this version has tools for rows of data, not for environments."""
 
 
 class EnvManager(Section):
-    """The environments of one split: which, how many at once, and what becomes of failures."""
+    """The environments of one split: which are played, how many at once, and what happens when an episode fails."""
 
     num_env_groups: PositiveCount = 8
     """Groups played at the same time."""
@@ -105,8 +105,8 @@ class EnvManager(Section):
     env_step_timeout_s: Seconds = 60.0
     """Time limit of one call: the constructor, reset, step, close."""
     episode_timeout_s: Seconds = 3600.0
-    """Time limit of one episode. Then env_agent truncates it after its last finished turn. An episode of another agent, or
-    without a finished turn, fails."""
+    """Time limit of one episode. When time is up, env_agent truncates the episode after its last finished turn. An episode of
+    another agent, or without a finished turn, fails."""
     max_failed_fraction: Fraction = 0.2
     """The run stops if a larger share of a batch's episodes fails."""
 
@@ -144,7 +144,7 @@ class Data(Section):
     """Rows of JSONL or Parquet files, or of Hugging Face data sets, as tasks."""
 
     train_files: Names | None = None
-    """Training rows: files (JSONL, Parquet), folders of the datasets library, or names of the hub."""
+    """Training rows: JSONL or Parquet files, folders saved by the datasets library, or names of data sets on the hub."""
     val_files: Names | None = None
     """Validation rows, in the same forms."""
     num_epochs: PositiveCount | None = None
@@ -185,7 +185,7 @@ class Agent(Section):
     max_user_turns: PositiveCount | None = None
     """Maximum messages of a simulated user [what sequence_length holds]."""
     max_parallel_calls: PositiveCount = 1
-    """Maximum tool calls of one response that are executed, all at once; the model is told that the rest weren't."""
+    """Maximum tool calls of one response that run, all at the same time; the model is told that further ones weren't run."""
     max_tool_response_length: PositiveCount = 1024
     """Maximum characters of a tool's result that the model is shown."""
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"

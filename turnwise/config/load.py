@@ -128,7 +128,7 @@ def _parse(
 
 
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
-    """Problems of groups of one episode. With purpose "show", a published file gets notes: it may be meant for playing only."""
+    """Problems of groups of one episode. With "show", a published file gets notes instead: it may be meant only for playing."""
     found = [] if purpose == "play" else list(sibling_problems(config))
     if purpose == "show" and translation.is_published:
         translation.notes += [f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)]
@@ -137,7 +137,7 @@ def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purp
 
 
 def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
-    """Strings that no file name, terminal or tokenizer can take, and values nested too deep, such as those in themselves."""
+    """Strings that no file name, terminal or tokenizer can take, and values nested too deep, such as a list in itself."""
     if len(path) > MAX_DEPTH:
         yield Problem(path[:4], f"holds more than {MAX_DEPTH} nested sections; a config has a few")
     elif isinstance(value, str) and len(value) > MAX_CHARACTERS:
@@ -154,7 +154,7 @@ def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
 
 
 def _validate(kind: type[C], translation: Translation, problems: list[Problem]) -> C | None:
-    """The config, or None if values are invalid. Adds to `problems`. Unknown keys are removed, so that the rest is checked."""
+    """The config, or None if values are invalid. Adds faults to `problems`. Removes unknown keys, to check the others."""
     raw = translation.raw
     try:
         return kind.model_validate(raw)

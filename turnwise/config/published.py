@@ -42,7 +42,7 @@ class Translation:
     """Tags of environments that neither manager plays."""
 
     def refusing(self, problems: list[Problem]) -> list[Problem]:
-        """The problems that refuse the config. An environment that is never played isn't refused but removed, with a note."""
+        """The problems for which the config is refused. A faulty environment that is never played is removed, with a note."""
         refusing = []
         for problem in problems:
             section, tag = (*map(str, problem.path), "", "")[:2]
@@ -54,14 +54,14 @@ class Translation:
         return refusing
 
     def section(self, *path: str) -> dict[str, Any]:
-        """The mapping at a path; a new, empty one if there is none."""
+        """The mapping at a path; if there is none, a new empty one that isn't part of the config."""
         value: Any = self.raw
         for part in path:
             value = value.get(part) if isinstance(value, dict) else None
         return value if isinstance(value, dict) else {}
 
     def move(self, source: tuple[str, ...], target: tuple[str, ...], value: Any = None) -> None:
-        """Moves the source key's value, or `value` in its place, to the target key, which must not have another value."""
+        """Moves the source key's value, or `value`, to the target key. Adds a problem if the target has another value."""
         theirs = self.section(*source[:-1]).pop(source[-1])
         value = theirs if value is None else value
         place = self.raw
@@ -251,7 +251,7 @@ def _translate_env(translation: Translation, tag: str) -> None:
 
 
 def _translate_built_in(translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]) -> None:
-    """Drops keys that the framework decides on. `max_steps` of the environment becomes the tag's if it is the smaller one."""
+    """Drops keys that the framework decides on. The tag's `max_steps` becomes the smaller of its own and the environment's."""
     for key, reason in vocabulary()["built_in_env_config"].items():
         if config.pop(key, None) is not None:
             translation.ineffective.append(Problem((*path, "env_config", key), f"has no effect: {reason}"))
@@ -282,7 +282,7 @@ def _translate_correction(translation: Translation) -> None:
 
 
 def _translate_filter(translation: Translation, path: tuple[str | int, ...], band: dict[str, Any]) -> None:
-    """A published filter bounds ratios, differences of probabilities, or both; ours bounds ratios."""
+    """Translates a filter. A published one bounds ratios, differences of probabilities, or both; ours bounds only ratios."""
     given = {key: band.pop(key) for key in ("ratio_enabled", "diff_enabled", "diff_low", "diff_high") if key in band}
     if given.get("diff_enabled") and band.get("enabled", True):
         message = "a filter that bounds exp(old) − exp(sampled) isn't in this version; use ratio_low and ratio_high"

@@ -54,7 +54,7 @@ def tokens_of_microbatch(sequence_length: int) -> int:
 
 
 def resolve_sequence_length(config: "RunKeys", model: str) -> None:
-    """Fills `sequence_length` with the model's context length, at most 4096; with 4096 if that isn't known."""
+    """Fills `sequence_length` with the model's context length, at most 4096, or with 4096 if the model's isn't known."""
     shape = read_model_shape(model)
     config.fill(sequence_length=min(shape.context_length, DEFAULT_SEQUENCE_LENGTH) if shape else DEFAULT_SEQUENCE_LENGTH)
 

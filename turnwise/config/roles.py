@@ -23,7 +23,7 @@ from turnwise.package_tables import read_table
 from turnwise.spec import MAX_KEPT, STRATEGIES
 
 MAX_DEVICES = 65_536
-"""Maximum number of ranks in a text; more are taken for a typing error."""
+"""Maximum number of devices that a text may name. A text with more is refused as a typing error."""
 
 _INTEGER = r"\s*(-?\d{1,9})\s*"
 _RANGE = re.compile(rf"\s*(list\(\s*)?range\({_INTEGER}(?:,{_INTEGER})?(?:,{_INTEGER})?\)\s*(?(1)\)\s*)")
@@ -132,7 +132,7 @@ class TrainingArgs(Section):
     per_device_train_batch_size: PositiveCount = 8
     """Samples of a micro-batch, unless micro-batches are filled by tokens (use_dynamic_batching_in_train)."""
     gradient_accumulation_steps: PositiveCount = 1
-    """Micro-batches of an optimiser step, which has this × per_device_train_batch_size × data-parallel ranks samples."""
+    """An optimiser step has this × per_device_train_batch_size × data-parallel ranks samples."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
     warmup_steps: Count = 0
@@ -157,13 +157,13 @@ class GeneratingArgs(Section):
     """How tokens are drawn."""
 
     max_new_tokens: PositiveCount | None = None
-    """Maximum tokens per response; a smaller max_tokens_per_step of a tag still holds [128, at most sequence_length]."""
+    """Maximum tokens per response; if a tag's max_tokens_per_step is smaller, it applies [128, at most sequence_length]."""
     temperature: NonNegative = 1.0
     """Divides the logits; 0 is greedy. The trainer's log-probs are at the same temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling: only the fewest likeliest tokens whose probabilities add up to this; 1 = off."""
+    """Nucleus sampling: draws only from the likeliest tokens, as many as it takes for this total probability; 1 = off."""
     top_k: Annotated[Count, BeforeValidator(lambda value: 0 if value == -1 else value)] = 0
-    """Only the k likeliest tokens; 0 (or -1) = off."""
+    """Draws only from the k likeliest tokens; 0 (or -1) = off."""
     min_p: Fraction = 0.0
     """Leaves out tokens whose probability is below this × that of the likeliest token; 0 = off."""
     num_return_sequences: Annotated[int, AfterValidator(_one_sequence)] = 1
@@ -186,7 +186,7 @@ class GeneratingArgs(Section):
 
     @property
     def loses_ids(self) -> bool:
-        """Whether sampling is truncated and servers don't return the ids that were left, so that the log-probs of sampler and
+        """Whether sampling is truncated and servers don't return the candidate ids, so that the log-probs of sampler and
         trainer can't be compared."""
         return self.is_truncated and not self.keeps_ids
 
@@ -236,7 +236,7 @@ class PlacedModel(Section):
     training_args: TrainingArgs = Field(default_factory=TrainingArgs)
     strategy_args: StrategyArgs = Field(default_factory=StrategyArgs)
     device_mapping: DeviceRanks | None = None
-    """Ranks of the devices, as a list or as text like `list(range(0,8))` [this process; for a role, actor_train's devices]."""
+    """Ranks of the devices, as a list or as text like `list(range(0,8))` [this process; actor_train's for the other roles]."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
     """Maximum tokens of a micro-batch with use_dynamic_batching_in_train [2 × sequence_length, at least 4096]."""
 

@@ -18,7 +18,7 @@ _CUT = (
 
 
 class Requirement(NamedTuple):
-    """Keys of a section that have an effect only if at least one condition in `needs` holds, and why."""
+    """Keys of a section that have an effect only if a condition in `needs` holds, and why they have none otherwise."""
 
     keys: tuple[str, ...]
     needs: tuple[str, ...]

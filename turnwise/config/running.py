@@ -9,7 +9,7 @@ from turnwise.config.section import Count, Name, Names, NonNegative, OneOf, Posi
 from turnwise.spec import TRACKERS
 
 LONGEST_NAME = 200
-"""Maximum bytes of an experiment's name. With a time and an ending it is a file's name, which may have 255 bytes."""
+"""Maximum bytes of an experiment's name. The name, a time and an ending make a file name, which may have 255 bytes."""
 
 
 def _trackers(names: list[str]) -> list[str]:
@@ -29,7 +29,7 @@ class CheckpointConfig(Section):
     """Where checkpoints go."""
 
     type: Literal["file_system"] = "file_system"
-    """Kind of storage: a folder, the only one."""
+    """Kind of storage. A folder is the only kind."""
     output_dir: Name | None = None
     """Folder of the checkpoints [the run's own]."""
 
@@ -61,7 +61,7 @@ class Deadlines(Section):
 
 
 class CpuSplit(Section):
-    """CPU threads of training and of rollouts, where both compute at once."""
+    """CPU threads of training and of rollouts in asynchronous runs, where both compute at once."""
 
     train: PositiveCount | None = None
     """Threads of the trainer."""
@@ -161,7 +161,7 @@ class LimitKeys(Section):
     """Maximum mean |difference| of the log-probs of sampler and trainer, in nats [1e-3 in fp32, 5e-2 otherwise]."""
     deadlines: Deadlines = Field(default_factory=Deadlines)
     on_weight_update: Literal["finish", "abort_continue", "abort_restart", "keep"] = "finish"
-    """What happens to running requests when the weights change."""
+    """Running requests finish before a weight update, are aborted and continue or restart after it, or pause (`keep`)."""
     stale_groups: Literal["wait", "drop"] = "wait"
     """What happens to groups that would be too old for the next step: this step waits for them, or they are dropped."""
     stream_training: bool = derived()

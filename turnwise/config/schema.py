@@ -47,9 +47,9 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     val_batch_size: PositiveCount = 128
     """Trajectories per validation."""
     prompt_length: PositiveCount | None = None
-    """With response_length, another way to give sequence_length."""
+    """With response_length, another way to give sequence_length: it is their sum."""
     response_length: PositiveCount | None = None
-    """With prompt_length, another way to give sequence_length."""
+    """With prompt_length, another way to give sequence_length: it is their sum."""
     turn_journal_mb: Count = 0
     """Maximum size in megabytes of turns.jsonl, which records every turn as soon as it is sampled; 0 = no such file."""
     async_generation_ratio: Annotated[Count, BeforeValidator(_whole)] = 0
@@ -119,12 +119,12 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def num_task_versions(self) -> int:
-        """Number of versions of a curriculum's state that groups which aren't trained on yet may come from."""
+        """Number of versions of the curriculum's state from which groups that still wait for training may come."""
         return self.async_generation_ratio + 2
 
     @property
     def old_log_probs(self) -> OldLogProbs:
-        """The source of old log-probs. Samples that were played ahead need a forward pass unless the sampler's are used."""
+        """The source of old log-probs. Samples played ahead need a forward pass unless the sampler's log-probs are used."""
         return "rollouts" if self.use_rollout_log_probs else "always" if self.plays_ahead else "if_needed"
 
     @property
@@ -134,7 +134,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def server_devices(self) -> list[int] | None:
-        """The devices that the inference servers have for themselves; None if they have none."""
+        """The inference servers' own devices; None if a server is on the trainer's first device."""
         return self.actor_infer.device_mapping if self.trains_apart or self.num_replicas > 1 else None
 
     @property
@@ -144,7 +144,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def is_reference_in_policy(self) -> bool:
-        """Whether the policy without its LoRA adapter serves as the reference: model, dtype and attention are the same."""
+        """Whether the policy without its LoRA adapter is the reference, since model, dtype and attention are the same."""
         policy, reference = self.actor_train.model_args, self.reference.model_args
         same = ("model_name_or_path", "dtype", "attn_implementation")
         return policy.has_adapter and all(policy.__dict__[key] == reference.__dict__[key] for key in same)
@@ -194,7 +194,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def needs_kept_ids(self) -> bool:
-        """Whether servers must return the candidate ids of each token: log-probs of sampler and trainer are compared."""
+        """Whether servers must return each token's candidate ids, because log-probs of sampler and trainer are compared."""
         is_compared = self.plays_ahead or self.train_infer_correction or self.use_rollout_log_probs
         return self.train_sampling.keeps_ids and bool(is_compared)
 
@@ -204,7 +204,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return GeneratingArgs(**shared.model_dump(exclude_unset=True) | own.model_dump(exclude_unset=True))
 
     def max_new_tokens(self, split: Split, tag: str) -> int:
-        """Maximum tokens of one response: the smaller of the split's max_new_tokens and the tag's max_tokens_per_step [128]."""
+        """Maximum tokens of a response: the smaller of the split's max_new_tokens and the tag's max_tokens_per_step, or 128."""
         env = self.custom_envs.get(tag)
         limits = (self.sampling(split).max_new_tokens, env.max_tokens_per_step if env else None)
         given = [limit for limit in limits if limit is not None]

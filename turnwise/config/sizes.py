@@ -1,4 +1,4 @@
-"""Estimates a run's memory and its checkpoints on the disk, and finds settings that make its steps smaller."""
+"""Estimates a run's memory and the size of its checkpoints, and finds settings that make its steps faster."""
 
 from turnwise.config.model_shape import BYTES, ModelShape, read_model_shape
 from turnwise.config.roles import ModelArgs
@@ -12,7 +12,7 @@ _SHORTEST_RESPONSE = 8  # in tokens; a shorter one holds no answer
 
 
 def smaller_steps(config: AgenticConfig | SFTConfig) -> str:
-    """Advice with settings that each about halve the time of a step, as overrides with values that this config can have."""
+    """Advice on faster steps: a smaller model, and any overrides that this config allows and that about halve a step's time."""
     changes = _smaller_sft(config) if isinstance(config, SFTConfig) else _smaller(config)
     tried = f"smaller sizes to try: {' '.join(changes)}, or" if changes else "try"
     return f"{tried} a smaller model (docs/how_long.md has measured times)"
@@ -51,8 +51,8 @@ def _num_adapter(arguments: ModelArgs, shape: ModelShape) -> int:
 
 
 def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
-    """The size of one checkpoint on the disk, and of all that are kept. A model has fp32 weights and Adam's two moments of
-    what is trained; an adapter's base model isn't saved."""
+    """The size of one checkpoint on the disk, and of all that are kept. A checkpoint holds fp32 weights and Adam's two
+    moments: those of the adapter if there is one, else those of the whole model."""
     saved = [(config.actor_train.model_args, shape)]
     if config.needs_critic:
         saved.append((config.critic.model_args, _critic_shape(config, shape)))

@@ -34,7 +34,7 @@ Target = Annotated[Name, BeforeValidator(partial(_entry_point, TOOLS, TOOL_ALIAS
 
 
 class ToolEntry(Section):
-    """One tool of a tool file."""
+    """One entry of a tool file: a tool, or an MCP server with several tools."""
 
     class_name: Target
     config: dict[str, Any] = Field(default_factory=dict)

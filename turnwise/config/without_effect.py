@@ -1,4 +1,4 @@
-"""Finds keys that are set to another value than they have anyway, and change nothing: warnings, or errors under `--strict`."""
+"""Finds keys whose value isn't the default and has no effect. They give warnings, or errors under `--strict`."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ REQUIREMENTS = requirements("without_effect")
 _TRAINS = requirements("trained", "trained_by_reinforcement", "computing")
 _FROZEN = requirements("computing", "untrained")
 _AT_TIMES = {"actor_train": _TRAINS, "critic": _TRAINS, "reference": _FROZEN, "reward": _FROZEN}
-"""Role → requirements of those of its keys that have an effect in some configs only."""
+"""Role → the requirements of its keys that have an effect in some configs only."""
 UNREAD: dict[str, dict[str, list[str]]] = {name: facts["unread"] for name, facts in ROLES.items()}
 """Role → reason → keys of the role that are never read."""
 ROLE_REQUIREMENTS: dict[str, tuple[Requirement, ...]] = {

@@ -1,4 +1,4 @@
-"""Reads YAML files as UTF-8, limits their size even after anchors and interpolations are expanded, and finds places of keys."""
+"""Reads YAML files as UTF-8, limits their size after anchors and interpolations are expanded, and finds the lines of keys."""
 
 import os
 import re
@@ -134,7 +134,7 @@ def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
 
 
 def _target(values: Any, path: KeyPath, match: re.Match[str]) -> tuple[KeyPath, Any]:
-    """Path and value of an interpolation's target. If another interpolation is on the way, path and value are those of that."""
+    """Path and value of an interpolation's target, or of another interpolation that is on the way to it."""
     dots, rest = match.groups()
     found: KeyPath = ()
     names = [*(path[: len(path) - len(dots)] if dots else ()), *(part for part in re.split(r"[.\[\]]", rest) if part)]

@@ -1,4 +1,4 @@
-"""The action `evaluate`: a model answers rows with known true answers, and its answers are measured."""
+"""The action `evaluate`. A model answers rows whose true answers are known, and its answers are measured."""
 
 import json
 import operator
@@ -179,8 +179,8 @@ def _majority_is_correct(answers: Sequence[Answer]) -> bool:
 
 
 def _write_worst(file: Path, rows: Sequence[Sequence[Answer]]) -> None:
-    """Writes the first wrong answer to each of the `NUM_WORST` worst rows: those with the smallest share of right answers, then
-    those whose first answer is farthest from the truth."""
+    """Writes the first wrong answer to each of the `NUM_WORST` worst rows. The worst have the smallest share of right
+    answers and, among equals, the first answer that is farthest from the truth (an answer without a number counts as near)."""
     ordered = sorted(rows, key=lambda of_row: (_mean(a.is_correct for a in of_row) or 0.0, -(of_row[0].distance or 0.0)))
     wrong = [next(a for a in of_row if not a.is_correct) for of_row in ordered if not all(a.is_correct for a in of_row)]
     lines = [json.dumps({**answer._asdict(), "error": answer.error}, ensure_ascii=False) for answer in wrong[:NUM_WORST]]

@@ -30,7 +30,7 @@ class Action(BaseModel):
 
 
 class RowChoice(Action):
-    """Base class of the actions that take rows."""
+    """Base class of the parameters of actions that take rows."""
 
     dataset: Any = None
     """`gsm8k`, `generated` (word problems made here), a registered name, a file or folder of rows, or rows in Python
@@ -47,9 +47,9 @@ class Train(RowChoice):
     model_name: str
     """Folder of a model, or its name on the hub."""
     algorithm: Literal["sft", "grpo", "ppo"] = "sft"
-    """How it is trained."""
+    """How the model is trained."""
     preset: Literal["quick", "small", "medium", "full"] | None = None
-    """Sizes of a quick trial up to a full training run; parameters given explicitly take precedence."""
+    """Sizes, from a quick trial to a full training run; parameters given explicitly take precedence."""
     num_epochs: Count = 3
     """Passes over the rows."""
     batch_size: Count = 4
@@ -67,11 +67,11 @@ class Train(RowChoice):
     dtype: Dtype = "fp32"
     """Dtype of the computation; trained weights stay fp32."""
     deepspeed: dict[str, Any] | None = None
-    """DeepSpeed's own config (zero_optimization), which shards the training over a launcher's processes [plain torch]."""
+    """DeepSpeed's own config (zero_optimization), which shards training over the processes of a launcher [plain torch]."""
     learning_rate: Positive | None = None
     """The optimiser's learning rate [sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]."""
     critic_learning_rate: Positive | None = None
-    """Learning rate of ppo's value model, which is always trained whole [learning_rate; without LoRA 10 × it, up to 1e-3]."""
+    """Learning rate of ppo's value model, all of which is trained [learning_rate; without LoRA 10 × that, up to 1e-3]."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or linear or cosine to 0 at the last step."""
     warmup_ratio: Fraction = 0.0
@@ -81,7 +81,7 @@ class Train(RowChoice):
     num_generations: Count | None = None
     """Answers to each prompt [grpo 8, ppo 1]."""
     kl_coef: NonNegative = 0.001
-    """Weight in the loss of the KL to the initial model; 0 = off."""
+    """Weight of the KL to the initial model in the loss; 0 = off."""
     clip_range: Positive = 0.2
     """Clip of the probability ratio."""
     max_new_tokens: Count | None = None
@@ -91,7 +91,7 @@ class Train(RowChoice):
     reward_type: str | list[str] | dict[str, float] = "accuracy"
     """A reward's name, several names, or weights by name."""
     reward_config: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the reward; for several rewards, a dict for each, by its name."""
+    """Parameters of the reward; for several rewards, a dict of parameters by the reward's name."""
     custom_reward: Any = None
     """A function (completions, **columns) -> numbers, in place of reward_type."""
     use_tensorboard: bool = True
@@ -114,7 +114,7 @@ class LoadDataset(RowChoice):
     format: Literal["sft", "rl"] = "sft"
     """Demonstrations for SFT, or prompts with their true answers."""
     model_name: str | None = None
-    """A model whose tokenizer measures the rows for the report [characters are counted]."""
+    """A model whose tokenizer counts the rows' tokens for the report [four characters count as a token]."""
 
 
 class CreateReward(Action):
@@ -136,7 +136,7 @@ class Evaluate(RowChoice):
     k: Count = 1
     """Answers to each prompt, for pass@k and majority@k; 1 = one greedy answer."""
     temperature: Positive = 1.0
-    """Temperature of the answers, where k is more than 1."""
+    """Temperature of the answers if k is more than 1."""
     max_new_tokens: Count | None = None
     """Maximum tokens per answer [512, at most half of the model's context]."""
     return_details: bool = False

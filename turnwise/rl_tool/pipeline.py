@@ -1,4 +1,4 @@
-"""`AgenticRLPipeline`: SFT, evaluation, GRPO and evaluation of a model, by one config file."""
+"""`AgenticRLPipeline`: SFT, evaluation, GRPO and another evaluation of a model, as one config file says."""
 
 import base64
 import json
@@ -126,7 +126,7 @@ class AgenticRLPipeline:
 
 
 def _sections(found: Any, file: str) -> dict[str, Any]:
-    """The sections of a file, checked except for the keys that are parameters of an action."""
+    """The sections of a config file. Checks all but the keys that are parameters of an action."""
     if not isinstance(found, Mapping):
         raise ConfigError(f"{file} holds a {type(found).__name__}; it has the sections {', '.join(SECTIONS)}")
     for name, section in found.items():

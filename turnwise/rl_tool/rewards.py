@@ -1,4 +1,4 @@
-"""Rewards by name: as entries of `data.reward`, and as functions to call."""
+"""Finds rewards by name. They become entries of `data.reward`, or functions to call."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ BUILT_IN = (*_FUNCTIONS, "judge")
 
 
 def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    """The reward function or class of that name. Raises ConfigError if there is none, or it can't take the arguments."""
+    """The reward function or class called `name`. Raises ConfigError if there is none, or if it can't take the arguments."""
     functions = {**_FUNCTIONS, "judge": Judge, **registered}
     if name not in functions:
         raise ConfigError(f"reward_type {name!r} isn't one of {', '.join(functions)}.{nearest(name, functions)}")

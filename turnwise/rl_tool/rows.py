@@ -23,7 +23,7 @@ LONGEST = 2048
 """A row of more tokens than this counts as over-long."""
 _FORMATS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {"sft": sft_row, "rl": rl_row}
 _READ = ("question", "answer", "prompt", "completion", "messages", "ground_truth")
-"""The columns that may be read; their values must not be null."""
+"""The columns that the tool may read. Their values must not be null."""
 
 
 class Rows(NamedTuple):
@@ -63,7 +63,7 @@ def load(
 
 
 def _problem(row: Mapping[str, Any]) -> str:
-    """Why the conversation of a row can't be read; "" if it can. A text may be null."""
+    """Why the conversation of a row can't be read; "" if it can. Null texts count as empty ones."""
     messages = row.get("messages", row.get("prompt"))
     if "messages" not in row and isinstance(messages, str | None):
         return ""
@@ -139,8 +139,8 @@ def formatted(row: Mapping[str, Any]) -> str:
 
 
 def quality(loaded: Rows, count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
-    """The number of rows with an empty or null value, of copies of earlier rows, of rows above `LONGEST` tokens (without
-    `count_tokens`, four characters count as one), and of rows from whose true answer no answer can be read."""
+    """The number of rows with an empty or null value, of copies of earlier rows, of rows with over `LONGEST` tokens (without
+    `count_tokens`, four characters are a token), and of rows whose true answer has no number."""
     texts = [formatted(row) for row in loaded.rows]
     lengths = [count_tokens(text) if count_tokens else len(text) // 4 for text in texts]
     values = [[*row.values(), *(m.get("content") for m in row.get("messages") or ())] for row in loaded.columns]

@@ -35,12 +35,12 @@ class RLTrainingTool:
         return function_schema()
 
     def register_dataset(self, name: str, dataset: Any) -> None:
-        """Lets actions name these rows by `dataset`: a list of dicts, or a `datasets.Dataset`."""
+        """Makes rows (a list of dicts, or a `datasets.Dataset`) known to actions, whose `dataset` may be this name."""
         self._datasets[name] = dataset
 
     def register_reward_function(self, name: str, function: Callable[..., Any]) -> None:
-        """Lets actions name this function, `(completions, **columns) -> numbers`, by `reward_type`. Raises ConfigError if a
-        built-in reward has this name."""
+        """Makes a function `(completions, **columns) -> numbers` known to actions, whose `reward_type` may be this name. Raises
+        ConfigError if a built-in reward has the name."""
         if name in BUILT_IN:
             raise ConfigError(f"reward {name!r} is built in; register yours under another name")
         self._rewards[name] = function
@@ -52,7 +52,7 @@ class RLTrainingTool:
         return json.dumps(plain, ensure_ascii=False, indent=2, default=str)
 
     def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to an action: `status` is `success`, or `error` with `code`, `message` and `hint`. Bugs are raised."""
+        """Answers an action. `status` is `success`, or `error` with `code`, `message` and `hint`. Other errors are raised."""
         given = dict(parameters)
         action = given.pop("action", None)
         try:

@@ -1,4 +1,4 @@
-"""The action `train`: runs a Trainer with the tool's parameters, and puts the resulting model into output_dir."""
+"""The action `train`. It runs a Trainer with the tool's parameters, and puts the resulting model into output_dir."""
 
 import math
 import os
@@ -22,10 +22,10 @@ from turnwise.trainer.trainer import Trainer
 RUN = "run"
 """Name of the run's folder in output_dir."""
 LEARNING_RATES = {("sft", False): 2e-5, ("sft", True): 1e-4, ("rl", False): 1e-6, ("rl", True): 1e-5}
-"""Default learning rates by kind of training and whether LoRA is used."""
+"""Default learning rates by `(kind of training, whether LoRA is used)`."""
 CRITIC_FACTOR, FASTEST_CRITIC = 10, 1e-3
-"""The critic's learning rate is this factor times the policy's, at most the rate at which small critics still converge: its
-head starts at 0 and must fit before the policy can gain. With LoRA the policy's rate is high enough for it."""
+"""Without LoRA, the critic's default learning rate is this factor times the policy's, up to the fastest at which small critics
+converge: its head starts at 0 and must fit before the policy can improve. With LoRA, the policy's rate is high enough."""
 _RESULTS = (ADAPTER_CONFIG, "config.json")
 _DEFAULT_CONTEXT, _DEFAULT_NEW_TOKENS = 4096, 512
 
@@ -241,7 +241,7 @@ def place_result(checkpoint: Path, out: Path) -> None:
 
 
 def parameter_counts(folder: Path) -> tuple[int, int]:
-    """The number of trained parameters of a result, and of all; for an adapter, all include those of its base model."""
+    """Numbers of a result's trained parameters and of all its parameters, which include those of an adapter's base model."""
     base, own = base_of_adapter(folder), _num_values(folder)
     return own, own if base is None else own + parameter_counts(NOTHING.folder(base))[1]
 
@@ -261,7 +261,7 @@ def _number(checkpoint: Path) -> int:
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`train`'s parameters, with the preset's values where none is given. Raises ConfigError for an unknown preset."""
+    """The parameters of `train`. Those that aren't given come from the preset. Raises ConfigError for an unknown preset."""
     name = given.get("preset")
     if name is None:
         return dict(given)
@@ -272,9 +272,9 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> float:
-    """Roughly how many seconds a training run takes here if all answers have `max_new_tokens` (default 256) tokens: 6
-    operations per parameter and token to train, 2 to sample and 2 for a reference, at a third of a matrix product's speed. Four
-    characters count as a token. 0 if the model's size is unknown."""
+    """Roughly how many seconds a training run takes here if all answers have `max_new_tokens` tokens, or 256 if that is unset.
+    Assumes 6 operations per parameter and token to train, 2 to sample and 2 for a reference, at a third of a matrix product's
+    speed, and four characters per token. 0 if the model's size is unknown."""
     import torch
 
     shape = read_model_shape(asked.model_name)

@@ -101,7 +101,7 @@ def _plain(values: Iterable[tuple[Any, Any]]) -> list[str]:
 
 
 def _source(value: Any) -> str:
-    """The source, or its code as text. Before Python 3.13 a notebook's classes have no source, but their functions do."""
+    """The source, else a text made from the code. Before Python 3.13 a notebook's functions have one, its classes don't."""
     try:
         return inspect.getsource(value)
     except (OSError, TypeError):

@@ -35,7 +35,7 @@ class Trainer:
         env: a class, a registered name or `module:Class`, a section of `custom_envs`, or several of these by tag.
         algorithm: a name (`adv_estimator` of the config) or your own class.
         train_dataset: rows to train on: a list of dicts, a `datasets.Dataset`, or names of files.
-        eval_dataset: the same, for validation.
+        eval_dataset: rows for validation, in the same forms.
         reward_funcs: functions, or their names, that score what was played, each with one of `reward_weights` [1].
         callbacks: objects with `on_validation`, `on_step_end` or `on_checkpoint` (`turnwise.trainer.callbacks`).
         is_quiet: True prints no steps.
@@ -91,7 +91,7 @@ class Trainer:
         return cls(config_file=path, **overrides)
 
     def train(self, max_steps: int | None = None) -> None:
-        """Trains until `max_steps` (default: the config's) are done; see `steps`."""
+        """Trains until `max_steps` steps (default: the config's) are done in total; see `steps`."""
         for _ in self.steps(max_steps):
             pass
 
@@ -131,8 +131,8 @@ class Trainer:
         return next(reversed(all_checkpoints(checkpoints_folder(self.config, self.run_folder))), None)
 
     def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> "Evaluation":
-        """Plays the config's validation tasks, or the first `num_tasks`, as `turnwise eval` does: with the newest checkpoint
-        (or the initial model, if there is none), or with another `model`."""
+        """Plays the config's validation tasks, or the first `num_tasks`, with `model`, just as a validation in training does.
+        The default `model` is the newest checkpoint, or the initial model if there is none."""
         with _alone():
             self._objects.install()
             from turnwise.build.saved import evaluate_model
