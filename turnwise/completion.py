@@ -45,22 +45,22 @@ class SamplingParams:
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether a server that can do so returns each token's candidate ids. With penalties or greedily it returns none."""
+        """Whether a server may return candidate ids: it may for sampling with 1 ≤ `top_k` ≤ `MAX_KEPT` and no penalty."""
         return 0 < self.top_k <= MAX_KEPT and self.repetition_penalty == 1.0 and not self.is_greedy
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """Options of one `Conversation.generate` call that replace its context's own; None keeps the context's."""
+    """Options of one `Conversation.generate` call. They replace the context's own options; None keeps the context's."""
 
     max_new_tokens: int | None = None
-    """Never more than the context's own."""
+    """Maximum tokens of this response; more than the context's own limit has no effect."""
     temperature: float | None = None
-    """May vary by turn: each token is trained at the temperature it was sampled at. Greedy tokens (0) are never trained on."""
+    """It may vary by turn: a token is trained at the temperature it was sampled at. Greedy tokens (0) are never trained on."""
     stop: tuple[str, ...] | None = None
     """Strings that end the response."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Schemas that the prompt shows. Where they change, the whole conversation is rendered again, as a new context."""
+    """Schemas that the prompt shows. If they change, the whole conversation is rendered again, as a new context."""
 
 
 AS_OPENED = CallOptions()

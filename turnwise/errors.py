@@ -21,7 +21,7 @@ class ModelError(TurnwiseError):
 
 
 class EnvironmentFault(TurnwiseError):
-    """An environment that doesn't exist or broke its contract, or a fault of other code of a user, such as a reward."""
+    """An environment that doesn't exist or broke its contract, or a fault in other code of the user, such as a reward."""
 
 
 class ToolError(TurnwiseError):
@@ -41,7 +41,7 @@ class DataError(TurnwiseError):
 
 
 class RolloutError(TurnwiseError):
-    """Rollouts that can't continue: too many failed episodes, a prompt that doesn't fit."""
+    """Rollouts that can't continue, because too many episodes failed or a prompt doesn't fit."""
 
 
 class DeadlineError(TurnwiseError, TimeoutError):
@@ -69,7 +69,7 @@ class ReplicasDeadError(ServerError):
 
 
 def nearest(name: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
-    """A hint for a misspelt name; empty if no allowed name is as similar as `likeness` (difflib's ratio, 0 to 1).
+    """A hint for a misspelt name; empty if no allowed name has a similarity of at least `likeness` (difflib's ratio, 0 to 1).
 
     >>> nearest("FrozenLak", ["frozen_lake", "FrozenLake"])
     " Did you mean 'FrozenLake'?"
@@ -93,7 +93,7 @@ def counted(number: int, what: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error, with the second if the first ends with a colon."""
+    """The first line of another library's error, and the second line too if the first ends with a colon."""
     text = f"{error} is unknown" if isinstance(error, KeyError) else str(error)
     first, *rest = [line.strip() for line in text.strip().split("\n") if line.strip()] or [""]
     return f"{first} {rest[0]}" if first.endswith(":") and rest else first

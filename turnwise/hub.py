@@ -1,5 +1,5 @@
 """Turns model names of the Hugging Face hub, `ORG/NAME`, into folders on this machine, downloaded once. A name is looked up
-only if no folder is at that path or around it. Weights, config, tokenizer and template are fetched, and code if allowed."""
+only if that path and its parent don't exist here. Weights, config, tokenizer and template are fetched, and code if allowed."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 def looks_like_hub_name(name: str) -> bool:
-    """Whether a name is `ORG/NAME`, and there is no folder at that path or around it.
+    """Whether a name is `ORG/NAME`, and neither this path nor its parent folder exists here.
 
     >>> looks_like_hub_name("Qwen/Qwen2.5-0.5B-Instruct"), looks_like_hub_name("runs/a/model"), looks_like_hub_name("./model")
     (True, False, False)
@@ -60,7 +60,7 @@ def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool 
 
 
 def check_hub_name(name: str) -> None:
-    """Raises ModelError for a model that is neither on this machine nor a possible hub name. Nothing is looked up."""
+    """Raises ModelError if a missing model can't be fetched: it has no hub name, or HF_HUB_OFFLINE is set. Sends no request."""
     path = Path(name).expanduser()
     if looks_like_hub_name(name):
         from huggingface_hub import constants
@@ -138,7 +138,7 @@ def _patterns(name: str, files: dict[str, int], allow_code: bool, allow_pickle: 
 
 
 def _progress() -> type[Any]:
-    """Progress bars on a terminal; otherwise (a log file, a job) a line every few seconds."""
+    """A class of tqdm that shows bars on a terminal, and otherwise (a log file, a job) a line every few seconds."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Progress(tqdm):  # type: ignore[misc, unused-ignore]

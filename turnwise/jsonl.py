@@ -9,7 +9,7 @@ from turnwise.errors import DataError
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each object with its place, `FILE, line N`. Skips empty lines."""
+    """Yields `(place, object)` of each line, with the place `FILE, line N`. Skips empty lines."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a JSONL file in it")
     try:
@@ -24,7 +24,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def not_utf8(fault: UnicodeDecodeError) -> str:
-    """The end of a message, after the file's name, about the line that isn't UTF-8."""
+    """The part of an error message after the file's name. It says which line isn't UTF-8."""
     number = fault.object.count(b"\n", 0, fault.start) + 1
     return f", line {number} isn't UTF-8 (byte 0x{fault.object[fault.start]:02x}); save the file as UTF-8"
 

@@ -81,7 +81,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has a file of a tokenizer; without it transformers makes one up."""
+    """Whether a folder has a tokenizer's file. Without one, transformers makes up a tokenizer."""
     return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"))
 
 
@@ -92,7 +92,7 @@ def has_weights(folder: Path) -> bool:
 
 def base_of_adapter(path: str | Path) -> str | None:
     """The base model that a LoRA adapter's folder names; None if the path isn't the folder of an adapter. The base may be an
-    adapter too. Raises ModelError if an adapter on the way is incomplete, or its base isn't there."""
+    adapter too. Raises ModelError if an adapter in this chain is incomplete, its base is missing, or the chain is a circle."""
     bases: list[str] = []
     seen: list[Path] = []
     folder = folder_here(path)
@@ -131,7 +131,7 @@ def folder_here(name: str | Path) -> Path | None:
 
 
 def check_model(name: str, trust: Trust = NOTHING) -> None:
-    """Runs `check_folder` on a model that is on this machine; for an adapter, on its base model."""
+    """Runs `check_folder` on a model, or on an adapter's base. A model that isn't on this machine passes."""
     if not name.strip() or "\0" in name:
         raise ModelError(f"{name!r} names no model; {HOW_TO_NAME}")
     folder = folder_here(name)
@@ -165,7 +165,7 @@ def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
 
 
 def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.json; if it has several parts, those of the language model."""
+    """The values of a config.json. Those in `text_config`, a multimodal model's language part, take precedence."""
     text_config = config.get("text_config")
     return {**config, **(text_config if isinstance(text_config, dict) else {})}
 
@@ -180,7 +180,7 @@ def require_rows(folder: str | Path, num_rows: Any, num_ids: int) -> None:
 
 
 def check_sizes(file: str | Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError for numbers that no model can have. `file` (or a command's option) is where they come from."""
+    """Raises ModelError for numbers that no model can have. `file`, for messages, is the file or option that holds them."""
     for name, value in config.items():
         if name.startswith("rope_") and isinstance(value, dict):
             check_sizes(f"{file}: {name}", value)
@@ -236,7 +236,7 @@ def _header(file: Path) -> Shapes:
 
 
 def _check_weights(file: Path, sizes: Mapping[str, Any], shapes: Shapes) -> None:
-    """Compares the config's sizes with the weights. Otherwise a mismatch would only show when the whole model is built."""
+    """Raises ModelError if the config's sizes don't fit the weights, which otherwise shows only when the model is built."""
     layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
     asked = sizes.get("num_hidden_layers")
     if layers and isinstance(asked, int) and asked > max(layers) + 1:

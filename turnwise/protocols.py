@@ -66,7 +66,7 @@ class Env(Protocol):
         """`(observation, reward, terminated, truncated, info)` after one action; "" stands for an unparsed action."""
 
     def render(self) -> Any:
-        """An RGB array [H, W, 3] for people, or None."""
+        """What people see: an RGB array [H, W, 3], a string, or None."""
 
     def close(self) -> None: ...
 
@@ -90,7 +90,7 @@ class Conversation(Protocol):
     """A conversation with the model in one context, as agents see it. `chat.conversation` keeps its exact tokens."""
 
     turns: list[Turn]
-    """One per response, in order. The agent adds action, reward, state key and metrics."""
+    """One turn per response, in order. The agent writes action, reward, state key and metrics into it."""
 
     async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
         """Adds the messages, samples a response and returns it as an assistant message. Options may differ from call to call.
@@ -133,7 +133,7 @@ class AgentLoop(Protocol):
 
 
 class RewardResult(NamedTuple):
-    """One score per episode of a group, the greedy one last; optionally also one number per turn of each episode."""
+    """One score per episode of a group, except failed ones, the greedy episode last; if wanted, also one number per turn."""
 
     scores: Sequence[float]
     turn_rewards: Sequence[Sequence[float]] | None = None
@@ -226,14 +226,14 @@ class Algorithm(Protocol):
     """Statistics of the whole run (`running` normalisation), None if unused."""
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
-        """Writes `advantages` (and `returns`) into every Sample of the groups, through their turns."""
+        """Writes `advantages`, and with a critic `returns`, into every Sample of the groups. Returns metrics."""
 
 
 @runtime_checkable
 class StreamsStep(Protocol):
-    """A loss whose optimiser step may come in parts: a sum of one term per sample, divided by *one* of the step's denominators.
-    In a part all denominators but `max_length` are 1, since the step's aren't known yet. `NeedsWholeStep.prepare` is called
-    for each part."""
+    """A loss whose optimiser step may come in parts. The loss is a sum of a term per sample, divided by *one* denominator of
+    the step. In a part all denominators but `max_length` are 1, since the step's aren't known yet. `NeedsWholeStep.prepare` is
+    called for each part."""
 
     def divisor(self, denominators: Denominators) -> float:
         """The divisor of the summed gradients of the parts."""
@@ -258,8 +258,8 @@ class NeedsWholeStep(Protocol):
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
         """Annotations of the tokens of the next optimiser step, numpy arrays [N] over the step's batch, and metrics.
 
-        The role (`pipelines.roles`) calls it in the pipeline's process, once per optimiser step or streamed part, with all its
-        samples as one packed batch of numpy arrays and its own seed. The annotations go with their tokens into the
+        The role (`pipelines.roles`) calls it in the pipeline's process, once per optimiser step or streamed part. `step_batch`
+        packs its samples as numpy arrays, and each call has its own `seed`. The annotations go with their tokens into the
         micro-batches, whose denominators count the kept tokens. The loss itself has no state."""
 
 
@@ -295,7 +295,7 @@ class Cluster(Protocol):
         """The workers in this process, by role."""
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> Workers:
-        """Starts a role. Each rank calls `factory` with its context, whose stopwatch reports to that of the run."""
+        """Starts a role. Each rank calls `factory` with its context, whose stopwatch reports to the run's stopwatch."""
 
     def keep_first_ranks(self) -> bool:
         """After a failure, ends the processes that host no role's first rank. Returns whether the first ranks can still be

@@ -57,12 +57,12 @@ class ReplayLog:
 
     @property
     def admissions(self) -> Admissions | None:
-        """Admissions of the engine's next step; None if a weight update comes first, or at the end of the record."""
+        """Admissions of the engine's next step. None if a weight update comes first, at the end, or without a record."""
         return self._next.admissions if isinstance(self._next, EngineSteps) else None
 
     @property
     def update(self) -> int | None:
-        """The version of the weight update that is due now; None if engine steps come first. To be asked in a replay only."""
+        """The version of the weight update due now; None if engine steps come first. Raises DataError at the record's end."""
         if self._next is None:
             raise self._end()
         return self._next if isinstance(self._next, int) else None
@@ -113,7 +113,7 @@ class ReplayLog:
     # What has happened
 
     def begin(self, conditions: Mapping[str, Any]) -> None:
-        """Writes the machine's properties. Raises DataError if the record's differ, since results would then differ too."""
+        """Writes the machine's properties. Raises DataError if those in the record differ, since results would differ too."""
         others = {name: value for name, value in self._conditions.items() if conditions.get(name) != value}
         if others:
             parts = [f"{name} {value}, and here it is {conditions.get(name)}" for name, value in others.items()]

@@ -1,6 +1,6 @@
-"""What config and registries share, without torch: names, parameters with defaults, and what each needs (`spec.yaml`). A name
-is *available* if this version implements it. `turnwise config` accepts a valid name that isn't available; `turnwise train`
-refuses it and says so."""
+"""The names that config and registries share, with their parameters, defaults and needs (`spec.yaml`), without torch. A name is
+*available* if this version implements it. `turnwise config` accepts a valid name that isn't available; `turnwise train` refuses
+it and says so."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -142,7 +142,7 @@ class TrackerSpec:
     extra: str = ""
     """The extra that installs its library; both have the same name."""
     offline: str = ""
-    """Arguments with which it needs neither network nor login."""
+    """The argument, as a config writes it, with which it needs neither network nor login; empty = none."""
 
 
 _TABLES = read_table(__file__, "spec.yaml")

@@ -34,8 +34,8 @@ class ToolCallParser(Protocol):
 
 @runtime_checkable
 class Tool(Protocol):
-    """A function that a model may call. Each trajectory has a state: it is created once, asked for its reward, and always
-    released. A class in a tool file is called as `Class(config, tool_schema)`, with these two entries of the file."""
+    """A function that a model may call. Each trajectory has a state of the tool: it is created once, asked for its reward, and
+    always released. A class in a tool file is called as `Class(config, tool_schema)`, with these two entries of the file."""
 
     schema: Mapping[str, Any]
     """OpenAI's function schema: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
@@ -59,7 +59,7 @@ class ChecksRows(Protocol):
     """A tool or a reward that needs more of a row than its parameters say."""
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
-        """Raises an exception that says what the row lacks. A run asks this of every row before it loads a model. A tool gets
+        """Raises an exception that says what the row lacks. A run calls this for every row before it loads a model. A tool gets
         all columns, and a reward gets those that its parameters name."""
 
 
@@ -70,7 +70,7 @@ class Interaction(Protocol):
     of a conversation come from its row, `extra_info.interaction_kwargs`."""
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
-        """Starts a conversation and returns its state for the other methods; None stands for the id itself."""
+        """Starts a conversation and returns its state for the other methods. If it returns None, the id is the state."""
 
     async def generate_response(
         self, state: Any, messages: Sequence[Message], **kwargs: Any

@@ -131,7 +131,7 @@ class TurnSpan(NamedTuple):
 
 @dataclass(slots=True)
 class Sample:
-    """One context as flat arrays [N]. Built once; forward passes and credit write back into it.
+    """One context as flat arrays [N]. It is built once, and forward passes and credit assignment write into it.
 
     Arrays align with tokens: entry t of every log-prob, value, advantage or return belongs to token t, given the tokens
     before it (`values[t]` is the value head's output at position t − 1, `next_values[t]` the one at t itself). Where
@@ -156,16 +156,16 @@ class Sample:
     [N + 1]; a token with none was drawn from all ids. `rollout_logprobs` and `old_logprobs` are normalised over kept ids."""
     kept_offsets: IntArray | None = None
     temperatures: FloatArray | None = None
-    """float32 [N]: the temperature of a token that was sampled at another one than the trainer's, 0 for other tokens. None if
-    there is no such token. All log-probs of a token are at its temperature."""
+    """float32 [N]: the temperature at which a token was sampled if it differs from the trainer's, else 0. None if it differs
+    for no token. All log-probs of a token are at its sampling temperature."""
     old_logprobs: FloatArray | None = None
     old_full_logprobs: FloatArray | None = None
-    """Old log-probs over the whole vocabulary, for a KL; None if `old_logprobs` are over it already."""
+    """Old log-probs over the whole vocabulary, for a KL; None if `old_logprobs` already are."""
     ref_logprobs: FloatArray | None = None
     """The reference's log-probs, over the whole vocabulary."""
     values: FloatArray | None = None
     next_values: FloatArray | None = None
-    """Values of the states after each token. At the last token of a truncated trajectory it is the bootstrap value."""
+    """The value of the state after each token. After the last token of a truncated trajectory it is the bootstrap value."""
     advantages: FloatArray | None = None
     returns: FloatArray | None = None
     keep_mask: NDArray[np.bool_] | None = None
@@ -214,7 +214,7 @@ class Trajectory(ViewedTrajectory):
     weight: float = 1.0
     """If one episode gives several trajectories (sub-agents, compaction), their weights sum to 1."""
     score_kl_penalty: float = 0.0
-    """β·ΣKL. `credit` writes it, and estimators on trajectory scores subtract it from the score."""
+    """β times the sum of the tokens' KL. `credit` writes it, and estimators on trajectory scores subtract it."""
 
     @property
     def score(self) -> float:
@@ -223,7 +223,7 @@ class Trajectory(ViewedTrajectory):
 
     @property
     def advantages_by_turn(self) -> dict[int, FloatArray]:
-        """Turn → float [R], from the samples that have credit."""
+        """The advantages [R] of each turn by its index, from the samples that have credit."""
         return {
             span.turn: sample.advantages[span.start : span.stop]
             for sample in self.samples
@@ -243,7 +243,7 @@ class Group(ViewedGroup):
     task: Task
     trajectories: list[Trajectory]
     index: int = 0
-    """Order of admission, in which the deterministic profile consumes groups."""
+    """Position in the order of admission, in which the deterministic profile consumes groups."""
     greedy: Trajectory | None = None
     """The same task played greedily, as a baseline of its siblings (ReMax); never trained on."""
     rejected: Literal["failed", "filtered", "stale"] | None = None
@@ -256,7 +256,7 @@ class Group(ViewedGroup):
 
 class Denominators(NamedTuple):
     """The divisors of the losses of one *optimiser step*, known before its first micro-batch. `num_tokens` = Σ weight·tokens of
-    the loss mask. Over the samples and turns that have a token in it, `num_sequences` = Σ weight and `num_turns` = Σ
+    the loss mask. Over the samples and turns that have a token in this mask, `num_sequences` = Σ weight and `num_turns` = Σ
     weight·turns. All sums are over all micro-batches and ranks. `max_length` is the constant `sequence_length`."""
 
     num_tokens: float
@@ -331,7 +331,7 @@ class ModelOutputs:
     logprobs: Any = None
     """Log-probs, normalised over the kept ids of a token that has some, else over the whole vocabulary."""
     full_logprobs: Any = None
-    """Log-probs over the whole vocabulary. If the loss doesn't ask for them, they are None where `logprobs` are over it too."""
+    """Log-probs over the whole vocabulary. None if `logprobs` are the same (no kept ids) and the loss doesn't ask for these."""
     entropy: Any = None
     values: Any = None
     next_values: Any = None

@@ -50,7 +50,7 @@ def demonstrations(
     make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
 ) -> Iterator[list[Message]]:
     """Yields the messages of one episode per task, from the first prompt to the player's last answer; in mode `step`, the
-    messages of each turn. If the player gives up, the episode ends before that turn. Nothing is yielded without an answer."""
+    messages of each turn. If the player gives up, the episode ends before that turn. Contexts without answers are left out."""
     for episode in episodes(make_env, settings, scripted(make_player, settings.action_pattern), tasks):
         yield from episode.conversations
 
@@ -64,7 +64,7 @@ def play(
 
 
 def scripted(make_player: MakePlayer, action_pattern: str | None) -> Converse:
-    """Lets a player answer: the same one in all conversations of an episode."""
+    """Lets one player per episode answer in all conversations of the episode."""
 
     def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], TextConversation]:
         player = make_player(env, task)
@@ -79,7 +79,7 @@ def scripted(make_player: MakePlayer, action_pattern: str | None) -> Converse:
 
 
 def _answer(action: str, pattern: str | None) -> str:
-    """The response from which `pattern` reads the action. Raises ConfigError if none of `ANSWERS` is one."""
+    """The response from which `pattern` reads the action. Raises ConfigError if no template of `parsing.ANSWERS` makes one."""
     text = as_answer(action, pattern)
     if text is None or parse_action(text, pattern) != action.strip():
         raise ConfigError(f"action_pattern {pattern!r} reads {action!r} in none of {', '.join(ANSWERS)}; change the pattern")
@@ -99,8 +99,8 @@ def played_by(
     runner: WatchedRunner, play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterable[Task], num_at_once: int
 ) -> Iterator[Episode]:
     """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the tasks. Up to
-    `_NUM_AHEAD` short episodes are played before the first is yielded, since each start of the event loop costs a fifth of
-    one. If an episode fails, those of earlier batches are yielded first."""
+    `_NUM_AHEAD` short episodes are played before the first is yielded, since starting the event loop takes a fifth of an
+    episode's time. If an episode fails, the batches before it are yielded first."""
     remaining = iter(tasks)
     waiting: list[Task] = []
     while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):

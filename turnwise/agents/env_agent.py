@@ -139,7 +139,7 @@ class _TimeIsUp(EnvironmentFault):
 
 @dataclass(slots=True)
 class _Episode:
-    """The turns that the environment has answered, and the limit that truncates the episode: `time`, unless play ends first."""
+    """The turns that the environment has answered, and the limit that cut the episode: `time`, unless play ends before it."""
 
     turns: list[Turn] = field(default_factory=list)
     limit: Limit | None = "time"

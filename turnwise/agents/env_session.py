@@ -42,7 +42,7 @@ class CallSettings:
             object.__setattr__(self, "places", asyncio.Semaphore(num_places))
 
     def limit(self, tag: str, call: str, error: type[EnvironmentFault] = EnvironmentFault) -> Wait:
-        """The deadline of a call. Past it, `error` names tag, call, seconds and setting."""
+        """The deadline of a call. A call past it raises `error`, which names tag, call, seconds and setting."""
         return self.watchdog.waiting(f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", error)
 
     def opener(self, tag: str) -> "Callable[[], EnvSession]":
@@ -57,7 +57,7 @@ class EnvSession:
 
     env: Env
     state_key: Hashable = None
-    """`state_key()` before the last step, if the environment has one."""
+    """The environment's `state_key()` before the last step; None if it has no such method."""
 
     def __init__(self, tag: str, settings: CallSettings) -> None:
         self.tag = tag

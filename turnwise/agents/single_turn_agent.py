@@ -61,5 +61,5 @@ class SingleTurnAgent:
 
 
 def cut_by(conversation: Conversation) -> Limit:
-    """The limit that cut the last response: that of the context if it is full, else the response's own."""
+    """The limit that cut the last response: `sequence_length` if the context is full, else `max_new_tokens`."""
     return "max_new_tokens" if conversation.remaining_tokens() > 0 else "sequence_length"

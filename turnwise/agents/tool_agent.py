@@ -24,17 +24,17 @@ class ToolAgentLimits:
     """Limits of an episode with tools."""
 
     max_parallel_calls: int = 1
-    """Maximum calls of one response that are executed, concurrently. The model is told that further calls were not executed."""
+    """Maximum calls of one response that are executed, all at once. The model is told that further calls were not executed."""
     max_tool_response_length: int = 1024
     """Maximum characters of a result that are shown to the model."""
     tool_response_truncate_side: Side = "middle"
-    """The side of a longer result at which characters are removed."""
+    """Where characters of a longer result are removed."""
 
 
 class ToolAgent:
     """Plays a row in one context. The row's tools are created once, and released however the episode ends. If the row names a
     simulated user, that user may reply to each response without calls. A call that can't be read or executed is answered with
-    the reason. A tool that hangs or crashes raises, and the scheduler plays the episode again."""
+    the reason. A tool that hangs or crashes ends the episode with an exception; the scheduler plays it again."""
 
     def __init__(
         self, settings: RowAgentSettings, *, tools: ToolBox, limits: ToolAgentLimits, interactions: Interactions | None = None

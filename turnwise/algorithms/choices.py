@@ -37,8 +37,8 @@ def clip_cov(
 
 
 def kl_cov(covariances: Array, seed: int, *, fraction: float, coef: float) -> Index:
-    """Indices of the `fraction` of the tokens with the largest covariances; of equal ones the first. The choice doesn't depend
-    on `seed`, and `coef` is for `variants.kl_cov` alone."""
+    """Indices of the `fraction` of the tokens with the largest covariances; among equal ones, earlier tokens come first. The
+    choice doesn't depend on `seed`, and `coef` is for `variants.kl_cov` alone."""
     return np.argsort(-covariances, kind="stable")[: _number(fraction, len(covariances))]
 
 

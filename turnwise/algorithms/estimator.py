@@ -47,7 +47,7 @@ class Estimator(ABC):
         """Writes `advantages` into every sample of the groups, and returns metrics. No trajectory of the groups has failed."""
 
     def penalize(self, tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
-        """β·KL of each token [R] (0 without a KL in the reward), and metrics. Its sums become the trajectories'
+        """β·KL of each token [R] (0 without a KL in the reward), and metrics. Each trajectory's sum becomes its
         `score_kl_penalty`."""
         penalties, metrics = penalize_kl(tokens, self.settings, self.controller)
         for trajectory, penalty in zip(tokens.trajectories, tokens.totals(penalties).tolist(), strict=True):

@@ -38,7 +38,7 @@ KL_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {"k1": k1, "abs":
 
 
 def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
-    """The estimate of KL(p ‖ q) at each token [N] from d = `logprobs` − `base_logprobs`, those of p and of q.
+    """The estimate of KL(p ‖ q) at each token [N] with d = `logprobs` (of p) − `base_logprobs` (of q).
 
     >>> lp, ref = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-1.2, -1.5, -0.5])
     >>> kl_divergence(lp, ref, "k3")
@@ -83,8 +83,8 @@ class KLController:
 
 def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController) -> tuple[Array, list[Metric]]:
     """β·KL_t(old ‖ ref) of each token [R], to be subtracted from its reward, and metrics; 0 without `add_token_level_kl`. With
-    it, `controller` then adapts β if it has a target. Without old or ref log-probs no KL is logged, not even as 0. Raises
-    ValueError if `add_token_level_kl` is set and one of them doesn't exist."""
+    this setting, a `controller` with a target then adapts β. Without old or ref log-probs no KL is logged, not even as 0.
+    Raises ValueError if `add_token_level_kl` is set and one of them doesn't exist."""
     full = [sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs for sample in tokens.samples]
     old = tokens.gather(full)
     ref = tokens.gather([sample.ref_logprobs for sample in tokens.samples])

@@ -86,8 +86,8 @@ class PolicyLoss:
     the whole vocabulary.
 
     On every batch with `rollout_logprobs` the mismatch between the sampler's log-probs and old is measured. With
-    `use_rollout_log_probs` old is the sampler's, so the current log-probs are compared, after any earlier optimiser steps.
-    Raises ConfigError if a user's variant can't be loaded or lacks a parameter of `pg_args`."""
+    `use_rollout_log_probs` old is the sampler's own, so the mismatch of the current log-probs is measured. Raises ConfigError
+    if a user's variant can't be loaded or lacks a parameter of `pg_args`."""
 
     outputs: frozenset[Output] = frozenset({"logprobs", "entropy"})
 
@@ -98,7 +98,7 @@ class PolicyLoss:
 
     @property
     def needs_advantages(self) -> bool:
-        """Whether the gradient is 0 if all advantages are 0: there is no KL, entropy bonus, or other term of the variant."""
+        """Whether the gradient is 0 if all advantages are 0. A KL, an entropy bonus and some variants' own terms prevent it."""
         settings = self.settings
         has_own_term = settings.pg_variant not in VARIANTS or settings.pg_variant in ("kimi15", "kl_cov")
         has_kl = settings.use_kl_loss and settings.kl_loss_coef != 0
@@ -200,8 +200,8 @@ def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Te
 
 class ValueLoss:
     """A `protocols.Loss`: the mean of ½(V − R)² over the states before trained tokens, or, with `gae_granularity: turn`, before
-    turns. R is the return. With `value_clip` c it is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), where V_old is from
-    before the update: moving a value by more than c gains nothing (OpenAI Baselines, ppo2)."""
+    turns. R is the return. With `value_clip` c the loss is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), where V_old
+    is from before the update: moving a value by more than c gains nothing (OpenAI Baselines, ppo2)."""
 
     outputs: frozenset[Output] = frozenset({"values"})
 

@@ -82,7 +82,7 @@ MIN_STD = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Normalizer:
-    """Normalises scores: (s − μ) / (σ + 1e-6), without μ or σ where its type is `none`.
+    """Normalises scores: (s − μ) / (σ + 1e-6), without μ or σ if its type is `none`; `asym_clip` clips this to [−1, 3].
 
     The result is 0 if μ or σ is over a single run, or if σ ≤ 1e-6. Each call adds its scores to `running`, if given.
 
@@ -161,8 +161,8 @@ def resolve_normalizer(
 
 
 def group_ids(groups: Sequence[Group], grouping: Grouping = "traj_group_id") -> Index:
-    """The number of each trajectory's group [T]: siblings of a task (`traj_group_id`), an environment tag (`tags`), or the
-    `batch`."""
+    """The number of each trajectory's group [T]: a group holds a task's siblings (`traj_group_id`), the trajectories of one
+    environment tag (`tags`), or the whole `batch`."""
     ids = np.arange(len(groups)) if grouping == "traj_group_id" else np.zeros(len(groups), np.int64)
     if grouping == "tags":
         ids = numbered(group.task.tag for group in groups)

@@ -20,7 +20,7 @@ class Decisions(NamedTuple):
     """The S decisions (single tokens, or whole turns) of T trajectories."""
 
     of_token: Index  # [R] the index of each token's decision
-    first: Index  # [S] the first token of each decision; the state before it is the decision's
+    first: Index  # [S] the first token of each decision, which is taken in the state before this token
     lengths: Index  # [T] decisions of each trajectory
 
     def sums(self, values: Array) -> Array:

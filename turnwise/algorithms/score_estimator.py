@@ -21,9 +21,9 @@ class TrajectoryScores:
     scores: Array
     """Scores minus the KL penalty."""
     groups: Index
-    """Number of the group in which scores are compared: the siblings of a task, or as `reward_normalization.grouping` says."""
+    """Number of the group in which scores are compared: by default a task's siblings (`reward_normalization.grouping`)."""
     weights: Array
-    """Weights; those of the trajectories that one run of an agent returns add up to 1."""
+    """Weights. If one run of an agent returns several trajectories, their weights add up to 1."""
     lengths: Index
     """Numbers of trained tokens."""
     runs: Index
@@ -55,8 +55,8 @@ class ScoreEstimator(Estimator):
 
 
 def runs_of(groups: Sequence[Group]) -> Index:
-    """The number of each trajectory's agent run [T]. A trajectory of weight 1 is a run of its own; those of less weight in a
-    group that have the same `sibling` number are one run."""
+    """The number of each trajectory's agent run [T]. A trajectory of weight 1 is a run of its own. Trajectories of less weight
+    are one run if they share group and `sibling` number."""
     return numbered(
         (index, trajectory.sibling, number if trajectory.weight >= 1.0 else -1)
         for index, group in enumerate(groups)
@@ -103,8 +103,8 @@ class GRPOPassK(ScoreEstimator):
 
 class GPG(ScoreEstimator):
     """A = α(s − μ) over the siblings. α = B / (B − M) makes up for groups that teach nothing: of B trajectories in the batch, M
-    are in groups without variance (Chu et al. 2025, arXiv:2504.02546). M doesn't count single scores at the mean of their
-    group."""
+    are in groups without variance (Chu et al. 2025, arXiv:2504.02546). M leaves out scores at the mean of a group with
+    variance."""
 
     spec = ESTIMATORS["gpg"]
 

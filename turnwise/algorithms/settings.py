@@ -17,7 +17,7 @@ from turnwise.spec import (
 
 @dataclass(frozen=True, slots=True)
 class RewardNormalization:
-    """How scores are centred and scaled. None means the estimator's default, for the statistics that of the method."""
+    """How scores are centred and scaled. None means the estimator's default; for the two statistics, the method's default."""
 
     grouping: Grouping | None = None
     method: NormalizationMethod | None = None
@@ -27,7 +27,7 @@ class RewardNormalization:
 
 @dataclass(frozen=True, slots=True)
 class ImportanceWeight:
-    """Weights min(ρ, cap) of the tokens' losses, ρ = exp(old − sampled)."""
+    """Weights min(ρ, cap) of the tokens' losses, with ρ = exp(old − sampled) over the span of `granularity`."""
 
     granularity: Granularity = "token"
     cap: float = 2.0
@@ -35,7 +35,7 @@ class ImportanceWeight:
 
 @dataclass(frozen=True, slots=True)
 class RatioBand:
-    """A filter: tokens stay in the loss if low ≤ ρ ≤ high, ρ = exp(old − sampled)."""
+    """A filter: a token stays in the loss if low ≤ ρ ≤ high, with ρ = exp(old − sampled) over the span of `granularity`."""
 
     granularity: Granularity = "token"
     low: float = 0.5

@@ -20,7 +20,7 @@ class StepEstimator(TokenEstimator):
     """Base of the estimators on step returns G_k = Σ_{j≥k} γ_s^{j−k} r_j over the K turns with a trained token, with γ_s =
     `step_reward_gamma`. r_j sums the rewards of turn j's tokens, from which β·KL is subtracted first; with `whiten_rewards`
     they are also whitened. `reward_placement: final` puts the whole score on the last turn. A subclass's `compare` turns the
-    G_k into advantages; here they, not the rewards, are clipped to ±`reward_clip`."""
+    G_k into advantages. Here the advantages, not the rewards, are clipped to ±`reward_clip`."""
 
     normalizes = "step returns"
 
@@ -57,8 +57,8 @@ class StepReinforce(StepEstimator):
 
 
 def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
-    """The bucket of each turn [K], by its entry of `groups` [K] and its state key. Raises ValueError if a turn has no
-    `state_key`."""
+    """The number of each turn's bucket [K]: turns with the same entry in `groups` [K] and the same state key share one. Raises
+    ValueError if a turn has no `state_key`."""
     keys = []
     for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True):
         if turn.state_key is None:
@@ -71,8 +71,8 @@ def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
 
 
 def bucket_metrics(tokens: ResponseTokens, groups: Index, buckets: Index) -> list[Metric]:
-    """Sizes of the `buckets` of turns [K], the share of buckets of one turn, and the share of turns that are *aliased*: another
-    turn of the same group [K] has the same observation in another state."""
+    """Sizes of the `buckets` of turns [K], the share of buckets of one turn, and the share of *aliased* turns: another turn
+    with the same number in `groups` [K] has the same observation in another state."""
     if not len(buckets):
         return []
     sizes = np.bincount(buckets)

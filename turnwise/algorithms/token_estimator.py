@@ -89,7 +89,7 @@ class AgenticReinforce(TokenEstimator):
 
 
 class ReinforcePlusPlus(Reinforce):
-    """A_t = Σ_{k≥t} γ^{k−t} r_k, by default of the score on the last token; whitened (Hu 2025, arXiv:2501.03262)."""
+    """A_t of `Reinforce`, whitened. By default the score is the reward of the last token (Hu 2025, arXiv:2501.03262)."""
 
     spec = ESTIMATORS["reinforce_plus_plus"]
 
@@ -158,7 +158,7 @@ class PPO(TokenEstimator):
         return advantages[steps.of_token], [*measured, *explained_variance(values, returns)]
 
     def _last_values(self, tokens: ResponseTokens) -> Array:
-        """The value of each trajectory's last state [T] if it was truncated from outside and is to be bootstrapped, else 0."""
+        """The value of each trajectory's last state [T] if the trajectory `bootstraps` and the settings allow it, else 0."""
         after = np.zeros(len(tokens.trajectories))
         after[tokens.is_trained] = _gathered(tokens, [sample.next_values for sample in tokens.samples])[tokens.ends]
         is_cut = np.array([trajectory.bootstraps for trajectory in tokens.trajectories], dtype=bool)
@@ -173,8 +173,8 @@ def _gathered(tokens: ResponseTokens, arrays: Sequence[FloatArray | None]) -> Ar
 
 
 def explained_variance(values: Array, returns: Array) -> list[Metric]:
-    """1 − Var(R − V) / Var(R), R the returns: 1 for a perfect critic, 0 for a constant one. No metric if all returns are
-    equal."""
+    """1 − Var(R − V) / Var(R), with returns R and values V: 1 for a perfect critic, 0 for a constant one. No metric if all
+    returns are equal."""
     variance = float(returns.var()) if len(returns) else 0.0
     if variance <= 1e-12:
         return []

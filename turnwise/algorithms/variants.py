@@ -57,12 +57,12 @@ Variant = Callable[..., VariantResult]
 
 
 def _shares(is_clipped: Tensor, x: Tensor, low: float, high: float) -> dict[str, Tensor]:
-    """For the metrics: which tokens [N] are clipped, and whose `x` is above and below the bounds."""
+    """Flags [N] for the metrics: whether a token is clipped, and whether its `x` is above or below the bounds."""
     return {"actor/clipfrac": is_clipped, "actor/ppo_ratio_high_clipfrac": x > high, "actor/ppo_ratio_low_clipfrac": x < low}
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> VariantResult:
-    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A) [N], and shares for the metrics."""
+    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A) [N], and the flags of `_shares`."""
     unclipped = -ratio * advantages
     clipped = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
     return torch.maximum(unclipped, clipped), _shares(clipped > unclipped, ratio, 1.0 - clip_low, 1.0 + clip_high)
@@ -87,14 +87,14 @@ def ppo(inputs: PolicyInputs, *, clip_low: float, clip_high: float, dual_clip: f
 
 def gspo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
     """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A) at each token, with r = exp(mean of lp − old over the sequence) and the sequence's
-    mean advantage A; with `ratio_type: segment`, of the turn. Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7."""
+    mean advantage A. With `ratio_type: segment` both are over the turn. Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7."""
     return _clipped(inputs.ratio, inputs.averaged(inputs.advantages), clip_low, clip_high)
 
 
 def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
     """−A·exp(mean over the sequence of sgn(A)·min(sgn(A)Δ, sgn(A)·clip(Δ, −ε_lo, ε_hi))), with Δ = lp − old and the sequence's
-    mean advantage A; with `ratio_type: segment`, of the turn. This is the geometric mean of ratios, each clipped in log space.
-    Zhao et al. 2025, arXiv:2507.20673, eq. 4."""
+    mean advantage A. With `ratio_type: segment` both means are over the turn. This is the geometric mean of ratios, each
+    clipped in log space. Zhao et al. 2025, arXiv:2507.20673, eq. 4."""
     difference, advantages = inputs.difference, inputs.averaged(inputs.advantages)
     sign = torch.sign(advantages)
     clipped = difference.clamp(-clip_low, clip_high)
@@ -130,8 +130,8 @@ def tis(inputs: PolicyInputs, *, cap: float) -> VariantResult:
 
 
 def topr(inputs: PolicyInputs, *, weight_positive: float, weight_negative: float) -> VariantResult:
-    """−w⁺·A·lp where A > 0, else −w⁻·sg(min(r, 1))·A·lp, so that the gradient of a bad token fades as it gets rare. Le Roux et
-    al. 2025, arXiv:2503.14286, eq. 8, with the sign of A instead of that of the reward."""
+    """−w⁺·A·lp where A > 0, else −w⁻·sg(min(r, 1))·A·lp, so that the gradient of a bad token fades as the token gets rare. Le
+    Roux et al. 2025, arXiv:2503.14286, eq. 8, with the sign of A instead of that of the reward."""
     ratio = inputs.ratio
     is_good = inputs.advantages > 0
     weights = torch.where(is_good, weight_positive, weight_negative * ratio.clamp(max=1.0))
@@ -168,7 +168,7 @@ VARIANTS: dict[str, Variant] = {variant.__name__: variant for variant in _BUILT_
 
 
 def find_variant(name: str, parameters: Mapping[str, Any]) -> Variant:
-    """The loss of a `pg_variant`, built in or `module:function`. Raises ConfigError if the latter can't be called so."""
+    """The loss of a `pg_variant`, built in or `module:function`. Raises ConfigError if no function takes `parameters`."""
     if name in VARIANTS:
         return VARIANTS[name]
     return load_function(name, "pg_variant", ConfigError, ["inputs"], parameters)

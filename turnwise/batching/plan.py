@@ -25,11 +25,11 @@ def optimizer_steps(num_samples: int, samples_per_step: int, seed: int, num_epoc
 
 
 def deal(samples: Sequence[Sample], num_ranks: int) -> list[list[int]]:
-    """Sample indices of each rank: every index once, balanced by tokens. Longest samples first, each goes to the rank with the
-    fewest tokens.
+    """Sample indices of each rank: every index once, balanced by tokens. Samples are dealt from the longest to the shortest,
+    each to the rank with the fewest tokens.
 
     Samples with equal prompts go to one rank, which computes their prefix once. If the fullest rank would thereby get over 5%
-    more tokens than without this rule, they are dealt singly.
+    more tokens than without this rule, all samples are dealt singly.
 
     >>> from turnwise.types import Sample
     >>> def sample(prompt, length):
@@ -64,10 +64,10 @@ def _dealt(units: list[list[int]], lengths: Sequence[int], num_ranks: int) -> li
 def micro_batches(
     lengths: Sequence[int], max_tokens: int | None = None, max_sequences: int | None = None, order: Sequence[int] | None = None
 ) -> list[list[int]]:
-    """Indices of the sequences in each micro-batch: every index once, ascending in its micro-batch.
+    """The indices of the sequences in each micro-batch, ascending. Each sequence is in exactly one micro-batch.
 
     Takes sequences in `order` (default: longest first) and puts each into the first micro-batch with room. A sequence longer
-    than `max_tokens` gets its own micro-batch, since it can't be split. Without a limit there is one micro-batch.
+    than `max_tokens` gets its own micro-batch, since it can't be split. Without limits, all share one micro-batch.
 
     >>> micro_batches([5, 3, 4, 2, 6], max_tokens=10)
     [[2, 4], [0, 1, 3]]

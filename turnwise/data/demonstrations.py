@@ -1,4 +1,4 @@
-"""Demonstrations for supervised fine-tuning: JSONL files of rows `{"messages": [...]}`, with `tools` if they are called."""
+"""Demonstrations for supervised fine-tuning: JSONL files of rows `{"messages": [...]}`, with `tools` if messages call any."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ def _is_named(entry: Any) -> bool:
 
 
 def _has_arguments(call: dict[str, Any]) -> bool:
-    """Whether the call's arguments are an object, or the text of one."""
+    """Whether the call's arguments are an object, or a text of JSON that holds one."""
     arguments = call["function"].get("arguments", {})
     try:
         return isinstance(json.loads(arguments) if isinstance(arguments, str) else arguments, dict)

@@ -19,8 +19,8 @@ _TEST_SHARE = 5  # one pair of operands in five is kept for the test split
 
 
 def local_files(split: str, folder: str | Path | None = None) -> list[str]:
-    """Files of a split in `folder`, laid out as on the hub (`main/train-00000-of-00001.parquet`) or as `train.jsonl`; by
-    default in `gsm8k` or `data/gsm8k` of the working directory. Empty if there are none."""
+    """Files of a split in `folder`, by default `gsm8k` or `data/gsm8k` in the working directory: those of the first of `_FILES`
+    that fits (`main/train-00000-of-00001.parquet` as on the hub, `train.jsonl`, …). Empty if none fits."""
     folders = _FOLDERS if folder is None else (folder,)
     found = (sorted(Path(place).glob(pattern.format(split))) for place in folders for pattern in _FILES)
     return [str(file) for file in next(filter(None, found), [])]
@@ -86,7 +86,7 @@ def generate_problems(
 
 
 def _problem(drawn: random.Random, num_steps: int, largest: int, operations: str, is_test: bool) -> dict[str, str] | None:
-    """A problem; None if it would be for training and use held-out operands, or for testing and not begin with such."""
+    """A problem. None if a training problem would use held-out operands, or a test problem would begin with others."""
     name, things, total = drawn.choice(_NAMES), drawn.choice(_THINGS), drawn.randint(1, largest)
     question, lines = [f"{name} has {total} {things}."], []
     for number in range(num_steps):

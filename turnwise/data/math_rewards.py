@@ -38,8 +38,8 @@ class Quantity(NamedTuple):
 
 
 def stated_answer(text: str) -> str | None:
-    """The last answer that a text states: after `Final Answer:`, `the answer is`, `Answer:`, `Therefore`, `####` or their
-    Chinese form up to the end of the line, or in a `\\boxed{}`. None if it states none.
+    """The last answer that a text states: the rest of the line after `Final Answer:`, `the answer is`, `Answer:`, `Therefore`,
+    `####` or their Chinese form, or the content of a `\\boxed{}`. None if it states none.
 
     >>> stated_answer("The answer is 3. No!\\nFinal Answer: 3 + 4 = 7")
     '3 + 4 = 7'
@@ -98,7 +98,7 @@ def _folded(text: str) -> str:
 
 
 def num_steps(text: str) -> int:
-    """Number of steps in a text: the lines, except blank ones, before the last line that states an answer.
+    """Number of steps in a text: lines that aren't blank, before the last line that states an answer (all if none does).
 
     >>> num_steps("3 + 4 = 7\\n7 - 2 = 5\\nFinal Answer: 5")
     2
@@ -134,7 +134,7 @@ def length_penalty(
     floor: float | None = None,
 ) -> list[float]:
     """r = r_acc − penalty_weight·max(0, l − max_length), with r_acc of `accuracy`, and the length l in characters, or in tokens
-    of `tokenizer`, the folder of a model. With `only_if_correct` a wrong answer has no penalty; no reward is below `floor`."""
+    of `tokenizer`, the folder of a model. With `only_if_correct` a wrong answer has no penalty. No reward is below `floor`."""
     lengths = [_length(text, length_unit, tokenizer) for text in completions]
     more = [-penalty_weight * max(0, length - max_length) for length in lengths]
     return _extended(accuracy(completions, ground_truth, answer), more, only_if_correct, floor)
@@ -151,7 +151,7 @@ def step(
     floor: float | None = None,
 ) -> list[float]:
     """r = r_acc + step_bonus·min(s, max_steps), with r_acc of `accuracy` and the number s of steps (`num_steps`). With
-    `only_if_correct` a wrong answer gets no bonus; no reward is below `floor`."""
+    `only_if_correct` a wrong answer gets no bonus. No reward is below `floor`."""
     stated = [num_steps(text) for text in completions]
     more = [step_bonus * (s if max_steps is None else min(s, max_steps)) for s in stated]
     return _extended(accuracy(completions, ground_truth, answer), more, only_if_correct, floor)

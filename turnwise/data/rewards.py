@@ -21,7 +21,7 @@ from turnwise.types import Group, Message, Trajectory
 logger = logging.getLogger(__name__)
 
 GIVEN = ("completions", "messages", "prompts")
-"""Arguments of a reward function that come from the run and not from columns; lists with one value per rollout (`runs_of`)."""
+"""Arguments of a reward function that come from the run, not from columns. Each has one value per rollout (`runs_of`)."""
 Completion = Callable[[Trajectory], str]
 """A function that decodes a trajectory's last response, without special tokens."""
 
@@ -88,7 +88,7 @@ class FunctionReward:
         self._given = tuple(name for name in GIVEN if name in parameters or takes_all)
 
     def check(self, rows: Sequence[TableRow]) -> None:
-        """Raises DataError if a row lacks a column that the function needs, or an argument would hide a column."""
+        """Raises DataError if a row lacks a column, the function's `check_row` refuses it, or an argument hides a column."""
         self.wanted.check(rows, f"data.reward {self.name}")
         function: object = self.function
         if isinstance(function, ChecksRows):
@@ -121,8 +121,8 @@ class FunctionReward:
 
 @dataclass(slots=True)
 class GroupReward:
-    """A user's own `Reward`: a function, or coroutine function, from a group to a number for each of `runs_of`, or a
-    RewardResult."""
+    """A user's own `Reward`: a function or coroutine function that takes a group. It returns one number for each of the group's
+    `runs_of`, or a RewardResult."""
 
     name: str
     reward: Callable[[Group], Any]
@@ -192,7 +192,7 @@ class WeightedReward:
 @dataclass(frozen=True, slots=True)
 class RewardStage:
     """Adds the rewards of a group to its trajectories: weighted to `outcome_rewards`, unweighted to `metrics`. For a row of a
-    data set, the metric `success` is 1 if the first reward is more than ½, unless it is there already."""
+    data set without a metric `success`, sets it: 1 if the first reward is more than ½, else 0."""
 
     rewards: Sequence[WeightedReward]
     timeout_s: float

@@ -25,7 +25,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 class TableRow(NamedTuple):
-    """One row: its file and line or other place, for error messages, and its columns."""
+    """One row: its columns, and its place (such as file and line) for error messages."""
 
     place: str
     columns: Mapping[str, Any]
@@ -45,7 +45,7 @@ def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
     A source is a file (`.jsonl`, `.json` with one object per line, `.parquet`), a folder that the datasets library saved, a
     name of the hub (`owner/name`, `owner/name:split` for another split than train, `owner/name:subset:split`), or
     `module:object` for rows in Python. Raises DataError, which names file and line, if a source is missing, is empty, can't be
-    read, or holds something that JSON can't; NotAvailableError if it needs a library that isn't installed."""
+    read, or holds a value that JSON can't hold; NotAvailableError if it needs a library that isn't installed."""
     return [row for name in names for row in _table(name, key)]
 
 
@@ -148,7 +148,7 @@ def _numbered(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str
 
 
 def _plain(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The columns as a dict. Raises DataError if JSON can't hold one, because rollouts and checkpoints carry them."""
+    """The columns as a dict. Raises DataError for a value that JSON can't hold, because rows are saved as JSON."""
     plain = dict(columns)
     try:
         json.dumps(plain)
@@ -165,7 +165,7 @@ def _plain(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def noting(rows: Iterable[T], what: str) -> Iterator[T]:
-    """Yields the rows, and logs every few seconds how many there were so far; `what` names the load."""
+    """Yields the rows, and logs every few seconds how many there were so far. `what` begins the log line."""
     number, said = 0, time.monotonic()
     for number, row in enumerate(rows, start=1):
         if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
@@ -187,8 +187,8 @@ def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[t
 
 
 def arguments_of(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's columns and nested values by name, as arguments for functions. A column hides nested values of its name; a name
-    that only nested values share is left out.
+    """A row's columns and nested values by name, as arguments for functions. A column hides nested values of its name. If only
+    nested values share a name, none of them is an argument.
 
     >>> arguments_of({"prompt": "2+2", "reward_model": {"ground_truth": "4"}})["ground_truth"]
     '4'
@@ -236,7 +236,7 @@ class Wanted:
         return {name: found[name] for name in names if name in found and (found[name] is not None or name not in self.optional)}
 
     def check(self, rows: Sequence[TableRow], what: str) -> None:
-        """Raises DataError, which names the row, if a row lacks a column, has null in it, or has two columns of one name."""
+        """Raises DataError, which names the row, if a row lacks a required column (null is none) or has a wanted name twice."""
         for row in rows:
             found = {name: value for name, value in arguments_of(row.columns).items() if value is not None}
             doubled = clashes(row.columns)

@@ -30,7 +30,7 @@ class TextEnv(ABC):
         """`(observation, reward, terminated, truncated, info)` after one action; "" stands for an unparsed action."""
 
     def render(self) -> Any:
-        """A picture for people, uint8 [H, W, 3], a string, or None."""
+        """What people see: a picture, uint8 [H, W, 3], a string, or None."""
         return None
 
     def close(self) -> None:

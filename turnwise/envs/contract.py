@@ -16,7 +16,7 @@ PROMPT_KEYS = ("env_instruction", "suffix")
 """Keys of `info` whose texts go into prompts."""
 
 LARGEST = 1e30
-"""The largest absolute value of a reward or metric. It fits into a float32; its square, and sums of squares, into a float64."""
+"""The largest absolute value of a reward or metric. A float32 holds it, and a float64 holds sums of its squares."""
 
 _REDUCTIONS: dict[Reduction, Callable[[list[float]], float]] = {
     "mean": lambda values: sum(values) / len(values),

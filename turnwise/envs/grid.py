@@ -69,7 +69,7 @@ def fewest_actions(
 
 
 class GridEnv(TextEnv):
-    """A world of cells. An action is one of four words, in any case. Other text moves nothing and costs `format_penalty`."""
+    """Base of grid worlds. An action is one of four words, in any case. Other text moves nothing and costs `format_penalty`."""
 
     name: ClassVar[str]
     scene: ClassVar[str]

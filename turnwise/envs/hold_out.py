@@ -14,7 +14,7 @@ from turnwise.types import Split, derive_seed
 logger = logging.getLogger(__name__)
 
 MAX_DRAWS = 64
-"""Maximum seeds tried for one start. Of many tasks a quarter are for validation; 64 seeds miss these once in 10⁸ times."""
+"""Maximum seeds tried for one start. A quarter of all starts are for validation: 64 seeds miss them once in 10⁸ times."""
 
 
 class HeldOutEnv(TextEnv):
@@ -26,7 +26,7 @@ class HeldOutEnv(TextEnv):
 
     def _start(self, name: str, seed: int | None, split: Split | None, begin: Callable[[int], str]) -> None:
         """Calls `begin(seed)`, which starts an episode and returns its content, until the content belongs to `split`. The first
-        seed is `seed`, the others derive from it. Without `seed`, the first one derives from the last episode's."""
+        seed is `seed`, the others derive from it. Without `seed`, the first one derives from the last episode's seed."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         for draw in range(MAX_DRAWS):
             content = begin(derive_seed(self._seed, draw) if draw else self._seed)
@@ -55,13 +55,13 @@ def content_hash(text: str) -> int:
 
 
 def in_split(content: int, split: Split | None) -> bool:
-    """Whether the task whose content has the hash `content` belongs to `split`. A quarter of all hashes are for validation."""
+    """Whether a task with the content hash `content` belongs to `split`: a quarter of all hashes to `val`, all to None."""
     return split is None or (content % 4 == 0) == (split == "val")
 
 
 @lru_cache
 def _say_that_all_are_played(env_name: str) -> None:
-    """Warns, once per environment name and process."""
+    """Warns that both splits play the same tasks, once per environment name and process."""
     logger.warning("%s has too few tasks to hold any out: training and validation play the same tasks", env_name)
 
 

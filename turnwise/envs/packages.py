@@ -1,4 +1,4 @@
-"""Helpers for environments of other packages: what is known about them (`packages.yaml`), and guards around their calls."""
+"""Helpers for environments of other packages: facts about the packages (`packages.yaml`), and guards around their calls."""
 
 import io
 import random

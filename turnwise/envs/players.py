@@ -38,7 +38,7 @@ def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 class RandomPlayer:
-    """Draws each action uniformly from `actions`, else from the environment's own."""
+    """Draws each action uniformly from `actions`, or from `env.actions` if none are given."""
 
     def __init__(self, env: Any, seed: int, actions: Sequence[str] = ()) -> None:
         self.actions = actions_of(env, actions)
@@ -49,7 +49,7 @@ class RandomPlayer:
 
 
 class BlindPlayer:
-    """Plays a fixed sequence of action numbers, such as that of `frozen_lake.map.best_blind_path`, then repeats the last."""
+    """Plays a fixed list of action numbers, such as that of `frozen_lake.map.best_blind_path`, then repeats the last number."""
 
     def __init__(self, env: HasActions, path: Sequence[int]) -> None:
         if not path:

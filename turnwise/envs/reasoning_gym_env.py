@@ -28,9 +28,9 @@ class ReasoningGymEnv(HeldOutEnv):
     """Asks one question of `dataset`. The package scores each answer in [0, 1].
 
     The episode ends with a perfect answer or after `num_attempts`. The reward of an attempt is its improvement over the best
-    score before it, so the rewards of an episode add up to its best score. An answer that couldn't be parsed is an attempt too:
-    it scores 0 and costs `format_penalty` (≤ 0). Raises EnvironmentFault if there is no such dataset, it isn't allowed, or it
-    doesn't take its config; NotAvailableError if reasoning-gym isn't installed.
+    score before it, so an episode's rewards without penalties add up to its best score. An answer that couldn't be parsed is an
+    attempt too: its only reward is `format_penalty` (≤ 0). Raises EnvironmentFault if there is no such dataset, it isn't
+    allowed, or it doesn't take its config; NotAvailableError if reasoning-gym isn't installed.
 
     Args:
         dataset: a name of `reasoning_gym.factory.DATASETS`.
@@ -39,7 +39,7 @@ class ReasoningGymEnv(HeldOutEnv):
         format_penalty: reward of an answer that couldn't be parsed.
         runs_answers: allows the datasets of `RUNS_ANSWERS`.
         env_instruction: opens the first prompt; "" leaves it out.
-        split: asks only questions whose text belongs to training or validation; None asks all questions.
+        split: `train` or `val`: asks only questions whose text belongs to this split. None: asks all questions.
     """
 
     relays_foreign_text: ClassVar[bool] = True

@@ -31,7 +31,7 @@ def register(env_type: str, entry_point: str) -> None:
 
 
 def env_class(env_type: str) -> type:
-    """The class of a name or of `module:Class`. Raises EnvironmentFault; NotAvailableError if the name is only reserved."""
+    """The class of a name or of `module:Class`. Raises EnvironmentFault if unknown, NotAvailableError if only reserved."""
     if env_type in _entry_points:
         entry_point = _entry_points[env_type]
         if not entry_point:
@@ -48,8 +48,8 @@ def env_class(env_type: str) -> type:
 
 
 def takes_split(env_type: str) -> bool:
-    """Whether the constructor has a parameter `split`, or takes `**options` and the next base
-    class's constructor has it in the same sense."""
+    """Whether the constructor or that of a base class has a parameter `split`. Constructors on the way to it must take
+    `**options`, which they are assumed to pass on."""
     return _takes_split(env_class(env_type))
 
 

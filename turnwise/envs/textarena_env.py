@@ -22,16 +22,16 @@ class TextArenaEnv(HeldOutEnv):
 
     The reward comes at the end of the game, as the game reports it: usually 1 for a win, else the share completed. An action
     that couldn't be parsed doesn't reach the game: it costs `format_penalty` (≤ 0), the observation is repeated, and the
-    episode continues. After an invalid move the game asks again; a second one in a row ends it. Raises EnvironmentFault if
-    there is no such game, it can't be played here, or it doesn't take the arguments; NotAvailableError if textarena isn't
-    installed.
+    episode continues. After an invalid move the game asks again. A second invalid move in a row ends the game. Raises
+    EnvironmentFault if there is no such game, it can't be played here, or it doesn't take the arguments; NotAvailableError if
+    textarena isn't installed.
 
     Args:
         id: the game with its version and variant, such as `GuessTheNumber-v0-hardcore`.
         kwargs: arguments of the game's own constructor.
         format_penalty: reward of an action that couldn't be parsed.
         env_instruction: replaces the game's rules, which open the first prompt; "" leaves them out.
-        split: plays only starts that belong to training or validation; None plays all starts.
+        split: `train` or `val`: plays only starts that belong to this split. None: plays all starts.
     """
 
     relays_foreign_text: ClassVar[bool] = True
@@ -117,7 +117,7 @@ class TextArenaEnv(HeldOutEnv):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Surrounds a call of the game, which draws from Python's global random stream: gives it a stream of its own."""
+        """Surrounds a call of the game, which draws from Python's global random stream, and gives the game its own."""
         with alone():
             random.setstate(self._random)
             try:

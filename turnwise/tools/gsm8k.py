@@ -13,7 +13,7 @@ from turnwise.types import Message, Task
 SCHEMA: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 """The tool's schema, as verl publishes it."""
 UNIMPROVED = -0.05
-"""Reward of a submission whose score isn't higher than that of the one before."""
+"""Reward of a submission whose score isn't higher than that of the submission before, or than 0 for the first one."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Gsm8kTool:
 
 @dataclass(slots=True)
 class Answered:
-    """The right answer, and the text of the model's last one."""
+    """The right answer, and the text of the model's last answer."""
 
     ground_truth: str
     text: str = ""

@@ -24,7 +24,7 @@ LOADED_EARLY: tuple[ModuleType, ...] = (linecache, tokenize)
 
 STDLIB = os.path.dirname(os.__file__)
 FIRST_UID, NUM_UIDS = 61184, 4096
-"""User ids of no account (systemd's DynamicUser uses the same range), one per process: they own no files and signal nobody."""
+"""User ids of no account, one per process (systemd uses them, too). They give no rights to files or processes of others."""
 OPTIONAL = ("/dev/null", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 """Further paths that the code may read, where they exist."""
 MIN_LANDLOCK = 3
@@ -38,8 +38,8 @@ MACHINES = {"x86_64": 0, "aarch64": 1}
 ARCHITECTURES = (0xC000003E, 0xC00000B7)
 with open(os.path.join(os.path.dirname(__file__), "jail.json"), encoding="utf-8") as file:
     CALLS = json.load(file)
-"""`allowed`: system calls with their numbers on `MACHINES`. `only_with`: calls that are allowed only for some values of one
-argument, which make socket pairs, send without an address, name a thread, read or set the process's own limits, use fcntl
+"""`allowed`: system calls with their numbers on `MACHINES`. `only_with`: calls that are allowed only with some values of one
+argument. They make socket pairs, send without an address, name a thread, read or set the process's own limits, use fcntl
 (except to send signals) and ioctl (terminal checks, non-blocking, close-on-exec), and signal the process itself."""
 CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000
 
@@ -85,7 +85,7 @@ def readable_files() -> list[tuple[str, int]]:
 
 
 def become_nobody() -> str:
-    """Makes a root process that of a user with an id of its own, drops all capabilities, and returns the user as text."""
+    """Gives a process of root a user id from `FIRST_UID` on, drops all capabilities, and returns the user as text."""
     if os.geteuid() == 0:
         uid = FIRST_UID + os.getpid() % NUM_UIDS
         try:
@@ -150,7 +150,7 @@ def filter_of_calls(column: int) -> bytes:
 
 
 def read_through(folder: str) -> None:
-    """Makes Python import the standard library through an open descriptor: the new user may not enter paths like /root."""
+    """Makes Python import the standard library through an open descriptor, as the new user can't enter paths like /root."""
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     sys.path = [path.replace(STDLIB, folder) for path in sys.path]
     for module in list(sys.modules.values()):
@@ -159,7 +159,7 @@ def read_through(folder: str) -> None:
 
 
 def isolate(folder: str, limits: dict[str, int]) -> str:
-    """Confines this process to `folder`, and returns how, as text. Raises Refused or OSError if it can't."""
+    """Confines this process to `folder`. Returns a text that says how. Raises Refused or OSError if it can't."""
     os.closerange(3, 1 << 20)
     os.setsid()
     os.chdir(folder)

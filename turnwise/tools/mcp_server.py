@@ -18,7 +18,7 @@ INVALID_PARAMS = -32602
 
 
 class McpServer:
-    """All tools of a server. A tool file names it like one tool; iterating over it gives the tools.
+    """All tools of a server. A tool file names an McpServer like a single tool. Iterating over it gives the server's tools.
 
     Its config has `command`, the words that start a server on stdin and stdout (with `env`, variables of its environment), or
     `url`, the address of a server on streamable HTTP (with `headers`). `tools` names the tools to offer; without it all are

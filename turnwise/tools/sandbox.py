@@ -1,5 +1,5 @@
 """Runs untrusted Python code in a process without network, other processes, or files outside its own folder. A run ends with
-its process, which is killed when it reaches a limit. No wait here is without a deadline, and none is for the end of the output:
+its process, which is killed when it reaches a limit. Every wait here has a deadline, and none waits for the end of the output:
 a process that was forked elsewhere at the same moment may hold the pipe open."""
 
 import asyncio
@@ -65,8 +65,8 @@ class PythonResult(NamedTuple):
 
 
 class _Process:
-    """A started launcher: whether it has ended, and with which status (−n for signal n). It keeps the first line of the output,
-    and of the rest at most `size` bytes, the first and the last ones."""
+    """A started launcher: whether it has ended, and with which status (−n for signal n). It keeps the first line of the output.
+    Of the rest it keeps at most `size` bytes: half from the beginning, half from the end."""
 
     def __init__(self, pipe: int, size: int) -> None:
         self._pipe, self._half = pipe, max(size // 2, 1)
@@ -101,8 +101,8 @@ class _Process:
 
 
 async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
-    """Runs a program in a fresh process, which sees the standard library and a folder of its own, and which ends before the
-    call does, even a cancelled one. Raises NotAvailableError, which says what is missing, if this system can't isolate it."""
+    """Runs a program in a fresh process, which sees the standard library and a folder of its own. The process ends before this
+    call, even a cancelled one. Raises NotAvailableError, which says what is missing, if this system can't isolate it."""
     if not sys.platform.startswith("linux"):
         raise NotAvailableError(f"Python code of a model needs Linux (Landlock and seccomp), and this is {sys.platform}")
     limits = limits or Limits()
@@ -200,7 +200,7 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
 
 
 async def _watched(process: _Process, folder: str, limits: Limits) -> Literal["", "timeout", "disk"]:
-    """Waits until the process ends or reaches a limit. Returns the limit, "" if there was none."""
+    """Waits until the process ends or reaches a limit. Returns the limit that it reached, else ""."""
     deadline = time.monotonic() + limits.timeout_s
     while True:
         await _within(min(LOOK_S, max(deadline - time.monotonic(), 0)), process.has_ended)

@@ -114,7 +114,7 @@ class ToolBox:
         return [offered.tool.schema for offered in self.tools]
 
     def chosen(self, columns: Mapping[str, Any]) -> list[OfferedTool]:
-        """All tools, or those of the row's `extra_info.tool_selection`."""
+        """All tools, or only those that the row's `extra_info.tool_selection` names."""
         selection = (columns.get("extra_info") or {}).get("tool_selection")
         return [offered for offered in self.tools if not selection or offered.name in selection]
 
@@ -125,7 +125,7 @@ class ToolBox:
 
 class ToolSession:
     """The tools of one episode. Their states are created on entering, and always released on leaving. `metrics` has the
-    `calls`, `errors` and `seconds` of each tool, and `unknown_tools`, the calls of tools that don't exist."""
+    `calls`, `errors` and `seconds` of each tool, and `unknown_tools`, the number of calls of tools that don't exist."""
 
     def __init__(self, box: ToolBox, tools: Sequence[OfferedTool], task: Task) -> None:
         self._box, self._task = box, task
@@ -221,7 +221,7 @@ _ANSWER = "an interaction answers (should_terminate, text, score, metadata)"
 
 
 def interaction_kwargs(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The row's `extra_info.interaction_kwargs` without nulls, which tables hold where a row has no value; {} without any."""
+    """The row's `extra_info.interaction_kwargs` without nulls, which tables hold for missing values; {} if the row has none."""
     extra = columns.get("extra_info")
     kwargs = extra.get("interaction_kwargs") if isinstance(extra, Mapping) else None
     return {key: value for key, value in kwargs.items() if value is not None} if isinstance(kwargs, Mapping) else {}
@@ -238,8 +238,8 @@ class Interactions:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def open(self, task: Task, sibling: int, max_turns: int | None = None) -> "InteractionSession":
-        """The simulated user that the row names, or nobody; it sends at most `max_turns` messages. Raises ToolFault if
-        unknown."""
+        """The simulated user that the row names, or nobody. The user sends at most `max_turns` messages. Raises ToolFault if
+        the name is unknown."""
         kwargs = interaction_kwargs(task.payload)
         name = str(kwargs.get("name", ""))
         if name and name not in self.by_name:
@@ -249,10 +249,10 @@ class Interactions:
 
 
 class InteractionSession:
-    """The simulated user of one conversation, or nobody (`is_there`). Its state is made on entering and released on leaving."""
+    """The simulated user of one conversation, if any (`is_there`). Entering makes the user's state, and leaving releases it."""
 
     limit: Limit | None = None
-    """The limit that silenced the user; None if the user ended the conversation."""
+    """`max_steps` if the user wanted to go on and had sent `max_turns` messages, else None."""
     num_turns = 0
     """Number of messages that the user has sent."""
 
@@ -288,8 +288,8 @@ class InteractionSession:
 
     async def reply(self, messages: Sequence[Message], turn: Turn) -> list[Message]:
         """The user's next message after the model's answer in `turn`. Adds the user's score to the turn's reward, and the
-        user's numbers to its metrics. The list is empty if there is no user, the user ends the conversation, or has sent
-        `max_turns` messages (then `limit` is set). Raises ToolFault if the user takes too long or answers in another form;
+        user's numbers to its metrics. The list is empty if there is no user, the user ends the conversation, or the user has
+        sent `max_turns` messages (this sets `limit`). Raises ToolFault if the user takes too long or answers in another form;
         EnvironmentFault if the user raises an exception."""
         if not self.is_there:
             return []

@@ -24,7 +24,7 @@ T = TypeVar("T")
 NUM_REPLAYED = 8
 """Maximum episodes that are played again, to see whether they come out the same."""
 NUM_SIBLINGS = 4
-"""Environments that play one episode side by side."""
+"""Number of environments that play one episode side by side."""
 UNREADABLE = {"": "unparsed text", "no such action {%√\n": "an unknown action"}
 """Two texts that are no action, and what findings call them."""
 
@@ -58,7 +58,7 @@ class Report:
     env: str
     findings: tuple[Finding, ...]
     is_played: bool = True
-    """Whether any player has played; none can if no action is known."""
+    """Whether random or scripted play came to its end. Neither can without known actions or an expert."""
 
     @property
     def verdict(self) -> Verdict:
@@ -76,7 +76,7 @@ class Report:
 
 def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> Report:
     """Plays an environment and returns the findings. A call that hangs, or any fault in the first check, ends the examination;
-    other faults end their check. `takes_split`: whether the environment's constructor takes the split.
+    other faults end their check. `takes_split` says whether the constructor takes a split.
 
     >>> from turnwise.envs.frozen_lake.env import FrozenLakeEnv
     >>> report = check_env(lambda split: FrozenLakeEnv(split=split), True, CheckSettings(num_episodes=4))
@@ -137,7 +137,7 @@ class _Examination:
 
     @property
     def played(self) -> list[CheckedEpisode]:
-        """The episodes of both players; empty if no action is known."""
+        """The episodes of both players; empty if neither could play."""
         return [*self._random, *self._scripted]
 
     def _starts(self) -> Iterator[Finding]:
@@ -282,7 +282,7 @@ class _Examination:
         return episodes
 
     def _replayable(self) -> list[CheckedEpisode]:
-        """Up to `NUM_REPLAYED` episodes of a player; without one, episodes of one unparsed action."""
+        """Up to `NUM_REPLAYED` episodes of a player. If nobody played, new episodes of one unparsed action."""
         if not self.played:
             with self._opened() as env:
                 seeds = [_seed("train", index) for index in range(NUM_REPLAYED)]

@@ -59,7 +59,7 @@ class CheckedEpisode:
         return sum(step.reward for step in self.steps)
 
     def is_success(self, reductions: Mapping[str, Reduction]) -> bool:
-        """Whether the metric `success` says so, or without it, whether the score is positive: as `turnwise eval` counts."""
+        """Whether `success` is above ½ or, without this metric, the score is above 0. `turnwise eval` counts this way."""
         values = [value for step in self.steps for name, value in step.metrics if name == "success"]
         return reduce_metric(values, reductions["success"]) > 0.5 if values else self.score > 0
 
@@ -105,7 +105,7 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
-    """Whether texts that are no action earn more than most actions: training would learn them. `answers`: names and results."""
+    """Whether texts that are no action earn more than most actions: training would learn them. `answers` has (name, result)."""
     result = ", ".join(f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers)
     if not episodes:
         return judged("no action", f"{result}; what actions get wasn't examined")
@@ -137,7 +137,7 @@ def metrics(episodes: Sequence[CheckedEpisode], reductions: Mapping[str, Reducti
 def observations(
     episodes: Sequence[CheckedEpisode], count_tokens: Callable[[str], int] | None = None, budget: int | None = None
 ) -> Finding:
-    """Lengths of observations in characters and tokens. `budget`: the maximum tokens of a context."""
+    """The lengths of observations in characters and tokens, compared with `budget`, the maximum tokens of a context."""
     shown = [[" ".join((*m.prompt, m.text)) if i == 0 else m.text for i, m in enumerate(e.call_results)] for e in episodes]
     lengths = [len(text) for texts in shown for text in texts]
     result = f"{fmean(lengths):.0f} characters a turn, at most {max(lengths)}"

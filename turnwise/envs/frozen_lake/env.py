@@ -35,7 +35,7 @@ class FrozenLakeEnv(GridEnv):
         render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both modes.
         observation: the form of the text: a `grid` of symbols, `coordinates` (`P0,0 G3,3 O1,2`), or `both`.
         format_penalty: reward of an invalid action.
-        split: draws only maps whose *content* belongs to training or validation; None draws from all maps.
+        split: `train` or `val`: draws only maps whose *content* belongs to this split. None: draws from all maps.
         map_rows: one fixed map of the letters S, F, H, G, in place of `size`, `p` and `split`.
         grid_vocab: symbol → meaning, in the order of `GRID_VOCAB`.
         action_lookup: gymnasium's number → word, for each of 0 left, 1 down, 2 right, 3 up.
@@ -84,7 +84,7 @@ class FrozenLakeEnv(GridEnv):
         """The player's cell: row · width + column."""
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Draws the map of `seed`. Without a seed, the next one is derived from the last episode's."""
+        """Draws the map of `seed`. Without a seed, one is derived from the last episode's seed."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         self.rows = self._fixed_rows or random_map(self._seed, self._size, self._p, self._split)
         self._letters = "".join(self.rows)
@@ -112,7 +112,7 @@ class FrozenLakeEnv(GridEnv):
         return f"{self._map_id}:{self.position}"
 
     def expert_action(self) -> str:
-        """The first action of a shortest path to the goal on ice that isn't slippery. If there is no path, the first word."""
+        """The first action of a shortest path to the goal, as if no step slipped; `actions[0]` if there is no path."""
         return self.actions[(shortest_path(self.rows, self.position) or [0])[0]]
 
     def render(self) -> NDArray[np.uint8]:

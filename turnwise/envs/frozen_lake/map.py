@@ -97,7 +97,7 @@ def best_blind_path(maps: Sequence[Sequence[str]]) -> tuple[list[int], float]:
     """The sequence of right and down that reaches the goal of the most maps if the ice isn't slippery, and the share of these.
 
     A player reaches this share without looking at the maps, so a learnt policy must beat it. All C(2n−2, n−1) sequences of n×n
-    maps are tried, so n should be at most 8. Raises ValueError unless S and G lie in the corners, as in random maps.
+    maps are tried, so n should be at most 8. Raises ValueError unless all have one size, with S and G as in random maps.
 
     >>> best_blind_path([("SF", "HG"), ("SF", "HG"), ("SH", "FG")])
     ([2, 1], 0.6666666666666666)

@@ -42,12 +42,12 @@ class GymnasiumEnv(HeldOutEnv):
             drawing in text, with coloured parts in brackets), a name that turnwise knows for this environment, or
             `module:function` of `(observation, env)`. None: the first known name, else `space`.
         max_observation_chars: a longer text is cut at this length, and says so.
-        render_mode: what is observed, `text` or a picture (`rgb_array`). If a `renderer` is given too, picture and text.
+        render_mode: what is observed: `text`, or a picture (`rgb_array`), with the text of the `renderer` if one is given.
         success: what counts as success: `reward` (the last reward is above 0), `terminated`, `truncated`, or `info:KEY` (the
-            value of this key, which the last info must have, is true). None: as turnwise knows, else `reward`.
+            value of this key, which the last info must have, is true). None: what turnwise knows, else `reward`.
         format_penalty: reward of an invalid action.
         env_instruction: replaces the rules that open the first prompt; "" leaves them out.
-        split: plays only starts whose state belongs to training or validation; None plays all starts.
+        split: `train` or `val`: plays only starts whose state belongs to this split. None: plays all starts.
     """
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(

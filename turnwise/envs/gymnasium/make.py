@@ -18,7 +18,7 @@ Drawing = Literal["rgb_array", "ansi"]
 EXTRAS = {"minigrid": "minigrid"}
 """Package of environments → the extra of turnwise that installs it."""
 DRAWN_BY_PYGAME = ("gymnasium.envs.box2d", "gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
-"""Modules whose environments draw with pygame; they import it at their first picture."""
+"""Modules of environments that draw with pygame. They import pygame only for their first picture."""
 
 
 @runtime_checkable
@@ -62,7 +62,7 @@ def check_pictures(env: Any) -> None:
 
 
 def draw(env: Any) -> NDArray[np.uint8] | None:
-    """The environment's picture, uint8 [H, W, 3]; None if the package that it draws with isn't installed."""
+    """The environment's picture, uint8 [H, W, 3]; None if its drawing package isn't installed."""
     # pygame draws with SDL, which by default opens a window; arrays need no display.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:

@@ -49,7 +49,7 @@ def is_number(space: Any) -> bool:
 
 
 def describe(space: Any, value: Any) -> str:
-    """An element of a space as text: floats with four digits, an array's rows in a line each, parts of a Dict with their names.
+    """An element of a space as text: floats with four significant digits, a line per row of an array, parts of a Dict by name.
 
     >>> describe(spaces.Dict({"at": spaces.Box(0, 9, (2,)), "left": spaces.Discrete(3)}), {"at": np.array([1, 2.5]), "left": 2})
     'at: 1 2.5\\nleft: 2'

@@ -1,5 +1,5 @@
-"""Sokoban: push every box onto a target. Rules and rewards are those of the package gym-sokoban (Schrader 2018). It isn't
-needed, since rooms are generated here; a step takes microseconds."""
+"""Sokoban: push every box onto a target. Rules and rewards are those of the package gym-sokoban (Schrader 2018). The package
+isn't needed, and a step takes microseconds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -47,11 +47,11 @@ class SokobanEnv(GridEnv):
     Args:
         dim_room: height and width in cells, outer walls included, each at least 3.
         num_boxes: number of boxes, and of targets.
-        search_depth: steps of the backward game (`random_room`) that finds the start; fewer make easier rooms.
+        search_depth: steps of the backward game (`random_room`) that finds the start; fewer steps make easier rooms.
         render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both modes.
         observation: the form of the text: a `grid` of symbols, `coordinates` (`#1,1 O3,4 X2,3 P2,2`), or `both`.
         format_penalty: reward of an invalid action, on top of the step's.
-        split: draws only rooms whose *content* belongs to training or validation; None draws from all rooms.
+        split: `train` or `val`: draws only rooms whose *content* belongs to this split. None: draws from all rooms.
         room_rows: one fixed room in the letters of Sokoban collections (`# .*$@+`), in place of `dim_room`, `num_boxes`,
             `search_depth` and `split`.
         grid_lookup: number → symbol, for each of 0 wall, 1 floor, 2 target, 3 box on target, 4 box, 5 player, 6 player on
@@ -121,7 +121,7 @@ class SokobanEnv(GridEnv):
         return shortest_solution(self.layout, self.state) is not None
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Draws the room of `seed`. Without a seed, the next one is derived from the last episode's."""
+        """Draws the room of `seed`. Without a seed, one is derived from the last episode's seed."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         self._layout, self.state = self._fixed_room or random_room(
             self._seed, self._dim_room, self._num_boxes, self._search_depth, self._split
@@ -146,7 +146,7 @@ class SokobanEnv(GridEnv):
         return f"{self._room_id}:{self.state.player}:{','.join(map(str, sorted(self.state.boxes)))}"
 
     def expert_action(self) -> str:
-        """The first action of a shortest solution. If none is found, as with a stuck box, the first word."""
+        """The first action of a shortest solution. The first of `actions` if none is found, as with a stuck box."""
         if self.state not in self._plan:
             state = self.state
             for number in shortest_solution(self.layout, state) or [0]:

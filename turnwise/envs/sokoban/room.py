@@ -15,7 +15,7 @@ LETTERS = "# .*$@+"
 WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)  # indices of LETTERS
 
 FLOOR_SHARE = (0.5, 0.9)
-"""Each room draws the share of its inner cells that are floor from this range."""
+"""The range from which each room draws the share of floor among its inner cells."""
 MAX_DRAWS = 5_000
 """Maximum rooms drawn for one seed: some arguments (almost) never yield a room."""
 
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
 
 class State(NamedTuple):
-    """The part of a room that moves can change."""
+    """The part of a room that actions can change."""
 
     player: int
     boxes: frozenset[int]

@@ -7,7 +7,7 @@ from turnwise.envs.grid import fewest_actions
 from turnwise.envs.sokoban.room import Layout, State, move
 
 MAX_STATES = 200_000
-"""Maximum states searched, in about a second. An 8×8 room with two boxes has fewer."""
+"""Maximum states searched. Searching them takes about a second. An 8×8 room with two boxes has fewer."""
 
 
 def shortest_solution(layout: Layout, state: State, max_states: int = MAX_STATES) -> list[int] | None:
