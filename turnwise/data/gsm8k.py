@@ -86,11 +86,15 @@ def generate_problems(
 
 
 def _problem(drawn: random.Random, num_steps: int, largest: int, operations: str, is_test: bool) -> dict[str, str] | None:
-    """A problem. None if a training problem would use held-out operands, or a test problem would begin with others."""
+    """A problem. None if a training problem would use held-out operands, a test problem would begin with others, or nothing is
+    left to be taken away."""
     name, things, total = drawn.choice(_NAMES), drawn.choice(_THINGS), drawn.randint(1, largest)
     question, lines = [f"{name} has {total} {things}."], []
     for number in range(num_steps):
-        operation = drawn.choice(operations if total > 1 else "+")
+        possible = operations if total > 1 else operations.replace("-", "")
+        if not possible:
+            return None
+        operation = drawn.choice(possible)
         other = drawn.randint(1, largest if operation == "+" else min(largest, total - 1))
         is_held_out = derive_seed("operands", *sorted((total, other))) % _TEST_SHARE == 0
         if is_held_out is not is_test and (is_held_out or number == 0):

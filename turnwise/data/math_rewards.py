@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from inspect import Signature, signature
 from typing import Any, Literal, NamedTuple
 
 from turnwise.errors import ConfigError, nearest
@@ -195,6 +196,10 @@ PARTS: dict[str, Callable[..., list[float]]] = {
     "format": format_reward,
 }
 """The rewards that `combined` can add up, by their registered names."""
+_OPTIONS = {p.name: p for part in PARTS.values() for p in signature(part).parameters.values() if p.kind is p.KEYWORD_ONLY}
+_OWN = [p for p in signature(combined).parameters.values() if p.kind is not p.VAR_KEYWORD]
+# The parameters of `combined` include those of its parts: a wrong argument is refused, and no other column is passed.
+combined.__signature__ = Signature([*_OWN, *_OPTIONS.values()])  # type: ignore[attr-defined]
 
 
 def _length(text: str, unit: str, tokenizer: str | None) -> int:

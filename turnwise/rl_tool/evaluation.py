@@ -1,6 +1,7 @@
 """The action `evaluate`. A model answers rows whose true answers are known, and its answers are measured."""
 
 import json
+import math
 import operator
 import re
 import time
@@ -180,8 +181,13 @@ def _majority_is_correct(answers: Sequence[Answer]) -> bool:
 
 def _write_worst(file: Path, rows: Sequence[Sequence[Answer]]) -> None:
     """Writes the first wrong answer to each of the `NUM_WORST` worst rows. The worst have the smallest share of right
-    answers and, among equals, the first answer that is farthest from the truth (an answer without a number counts as near)."""
-    ordered = sorted(rows, key=lambda of_row: (_mean(a.is_correct for a in of_row) or 0.0, -(of_row[0].distance or 0.0)))
+    answers and, among equals, the first answer that is farthest from the truth; an answer without a number is farthest."""
+
+    def badness(answers: Sequence[Answer]) -> tuple[float, float]:
+        distance = 0.0 if answers[0].is_correct else answers[0].distance
+        return _mean(not answer.is_correct for answer in answers) or 0.0, math.inf if distance is None else distance
+
+    ordered = sorted(rows, key=badness, reverse=True)
     wrong = [next(a for a in of_row if not a.is_correct) for of_row in ordered if not all(a.is_correct for a in of_row)]
     lines = [json.dumps({**answer._asdict(), "error": answer.error}, ensure_ascii=False) for answer in wrong[:NUM_WORST]]
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

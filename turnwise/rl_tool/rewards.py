@@ -34,9 +34,7 @@ def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str
 
 
 def _parameters(function: Callable[..., Any]) -> list[str] | None:
-    """The names of a reward's parameters except `COLUMNS`; None if it takes any. `combined` has those of its parts too."""
-    if function is combined:
-        return ["weights", *dict.fromkeys(name for part in PARTS.values() for name in part.__kwdefaults__ or ())]
+    """The names of a reward's parameters except `COLUMNS`; None if it takes any."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return None
@@ -101,5 +99,5 @@ def _on_its_columns(
 ) -> Any:
     """The rewards of completions. The function gets only the columns of the rows that it has parameters for."""
     parameters = inspect.signature(function).parameters
-    takes_all = function is not combined and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return function(completions, **{k: v for k, v in columns.items() if takes_all or k in parameters}, **arguments)

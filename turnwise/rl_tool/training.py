@@ -272,16 +272,16 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> float:
-    """Roughly how many seconds a training run takes here if all answers have `max_new_tokens` tokens, or 256 if that is unset.
-    Assumes 6 operations per parameter and token to train, 2 to sample and 2 for a reference, at a third of a matrix product's
-    speed, and four characters per token. 0 if the model's size is unknown."""
+    """Roughly how many seconds a training run takes here if all answers are as long as they may be. Assumes 6 operations per
+    parameter and token to train, 2 to sample, 2 for a reference and 8 for ppo's critic, at a third of a matrix product's speed,
+    and four characters per token. 0 if the model's size is unknown."""
     import torch
 
     shape = read_model_shape(asked.model_name)
     if shape is None:
         return 0.0
     is_sft, size = asked.algorithm == "sft", 512
-    sampled = 0 if is_sft else (asked.max_new_tokens or 256) * num_answers
+    sampled = 0 if is_sft else new_tokens(asked.model_name, asked.max_new_tokens) * num_answers
     tokens = asked.num_epochs * sum(len(text) // 4 + sampled for text in texts)
     matrix = torch.ones(size, size, device="cuda" if torch.cuda.is_available() else "cpu")
     product_s = math.inf
@@ -289,5 +289,5 @@ def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> fl
         started = time.perf_counter()
         float((matrix @ matrix)[0, 0])
         product_s = min(product_s, time.perf_counter() - started)
-    operations = 6 if is_sft else 10 if asked.kl_coef else 8
+    operations = 6 if is_sft else 8 + 2 * bool(asked.kl_coef) + 8 * (asked.algorithm == "ppo")
     return 3 * product_s / (2 * size**3) * operations * shape.num_parameters * tokens

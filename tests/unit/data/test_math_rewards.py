@@ -8,6 +8,7 @@ import pytest
 
 from turnwise.data.gsm8k import generate_problems, rl_row, sft_row
 from turnwise.data.math_rewards import FORMULAS, accuracy, answer_of, combined, format_reward, is_correct, length_penalty, step
+from turnwise.data.rewards import FunctionReward
 from turnwise.errors import ConfigError, DataError
 
 
@@ -103,3 +104,18 @@ def test_demonstrations_and_tasks_have_one_prompt():
     for make in (sft_row, rl_row):
         with pytest.raises(DataError, match="line 3 has the columns text"):
             make({"text": "a"}, "line 3")
+
+
+def test_problems_have_the_operations_asked_for():
+    for operations in "+-":
+        questions = [problem["question"] for problem in generate_problems(20, steps=(3,), operations=operations)]
+        assert all(
+            (" finds " in question, " gives " in question) == (operations == "+", operations == "-") for question in questions
+        )
+
+
+def test_who_asks_for_the_parameters_of_combined_gets_those_of_its_parts():
+    reward = FunctionReward("combined", combined, str, "prompt", {"penalty_weight": 0.5})
+    assert not reward.wanted.takes_all and {"ground_truth", "answer", "step_bonus"} < set(reward.wanted.optional)
+    with pytest.raises(ConfigError, match=r"args.penalty_wieght isn't a parameter; it has .*penalty_weight"):
+        FunctionReward("combined", combined, str, "prompt", {"penalty_wieght": 0.5})

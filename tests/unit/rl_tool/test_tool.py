@@ -17,7 +17,7 @@ from chat_server import ChatServer
 from turnwise import RLTrainingTool
 from turnwise.config.model_shape import read_model_shape
 from turnwise.data.gsm8k import generate_problems
-from turnwise.rl_tool import training
+from turnwise.rl_tool import evaluation, training
 from turnwise.rl_tool.evaluation import Answer, measure
 from turnwise.rl_tool.parameters import Train, parse
 from turnwise.rl_tool.training import rl_config, sft_config, with_preset
@@ -274,10 +274,15 @@ def test_gsm8k_by_name_is_never_the_generated_problems(monkeypatch):
 
 @pytest.mark.parametrize(
     ("more", "operations", "sampled"),
-    [({"algorithm": "sft"}, 6, 0), ({"kl_coef": 0.5}, 10, 8 * 16), ({"kl_coef": 0.0, "num_generations": 2}, 8, 2 * 16)],
+    [
+        ({"algorithm": "sft"}, 6, 0),
+        ({"kl_coef": 0.5}, 10, 8 * 16),
+        ({"kl_coef": 0.0, "num_generations": 2}, 8, 2 * 16),
+        ({"algorithm": "ppo", "kl_coef": 0.0, "num_generations": 1, "max_new_tokens": None}, 16, 128),
+    ],
 )
 def test_a_training_is_estimated_by_the_speed_of_a_product(word_model, monkeypatch, more, operations, sampled):
-    """Where a product of 512² by 512² takes a millisecond."""
+    """Where a product of 512² by 512² takes a millisecond. Half of the model's context is 128 tokens."""
     clock = itertools.count()
     monkeypatch.setattr(training.time, "perf_counter", lambda: next(clock) * 1e-3)
     given = {"model_name": word_model, "algorithm": "grpo", "num_epochs": 2, "max_new_tokens": 16}
@@ -285,3 +290,13 @@ def test_a_training_is_estimated_by_the_speed_of_a_product(word_model, monkeypat
     tokens, parameters = 2 * (10 + 20 + 2 * sampled), read_model_shape(word_model).num_parameters
     seconds = training.estimate_seconds(asked, texts, training.num_generations(asked))
     assert seconds == pytest.approx(3 * operations * parameters * tokens / (2 * 512**3 / 1e-3))
+
+
+def test_the_worst_answers_come_first(tmp_path):
+    def answers(*texts):
+        return [Answer("?", "7", text, text == "#### 7", 1, is_cut=False, difficulty=1) for text in texts]
+
+    texts = ("#### 7", "#### 8"), ("#### 8",), ("#### 9",), ("#### 7",), ("nothing",)
+    evaluation._write_worst(tmp_path / "worst.jsonl", [answers(*of_row) for of_row in texts])
+    rows = map(json.loads, (tmp_path / "worst.jsonl").read_text().splitlines())
+    assert [row["completion"] for row in rows] == ["nothing", "#### 9", "#### 8", "#### 8"]
