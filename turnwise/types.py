@@ -102,7 +102,8 @@ class Turn:
     metrics: dict[str, float] = field(default_factory=dict)
     starts_context: bool = False
     parent: int | None = None
-    """Index of the turn whose context this one continues; None = the turn before."""
+    """Index of the turn whose context this one continues, None for the turn before. With `starts_context` nothing is continued:
+    it is the turn that the new context branches off."""
     is_greedy: bool = False
     generate_s: float = 0.0
     step_s: float = 0.0
