@@ -109,7 +109,8 @@ class Conversation(Protocol):
 
 class OpenConversation(Protocol):
     """Opens a context. It is called once per episode in trajectory mode, once per turn in step mode, and once per sub-agent.
-    `parent` is the turn that an agent's rewritten history branches off; the first Turn records it. `tools` are the prompt's schemas.
+    `parent` is the turn that an agent's rewritten history branches off; the first Turn records it. `tools` are the schemas that
+    the prompt shows.
     Without `encode_special_tokens`, special tokens that are spelt out in messages of users and tools stay ordinary text."""
 
     def __call__(
