@@ -57,7 +57,7 @@ class ReplayLog:
 
     @property
     def admissions(self) -> Admissions | None:
-        """Admissions of the engine's next step. None if a weight update comes first, at the end, or without a record."""
+        """Admissions of the next engine step. None before a weight update, at the record's end, or without a record."""
         return self._next.admissions if isinstance(self._next, EngineSteps) else None
 
     @property
@@ -113,7 +113,7 @@ class ReplayLog:
     # What has happened
 
     def begin(self, conditions: Mapping[str, Any]) -> None:
-        """Writes the machine's properties. Raises DataError if those in the record differ, since results would differ too."""
+        """Writes what results depend on besides the config. Raises DataError if it differs from the record's."""
         others = {name: value for name, value in self._conditions.items() if conditions.get(name) != value}
         if others:
             parts = [f"{name} {value}, and here it is {conditions.get(name)}" for name, value in others.items()]

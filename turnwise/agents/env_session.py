@@ -130,7 +130,7 @@ class ThreadSession(EnvSession):
         self._thread.end()
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a call in the environment's thread, as soon as the limit on concurrent calls allows it."""
+        """Calls in the environment's thread once the limit on calls allows it; a coroutine runs on the event loop."""
         waiter, its_turn, timeout_s = f"an episode of {self.tag}", f"its turn to call {name}", self.settings.place_timeout_s
         async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
             await self._places.acquire()

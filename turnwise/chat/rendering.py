@@ -249,7 +249,8 @@ def _shape(message: Message) -> tuple[Any, ...]:
 
 
 def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dict[str, Any]:
-    """A message or schema with made-up words for everything that must show. `words` gets each word → what it stands for."""
+    """A message or schema with made-up words for everything that must show. Adds each word and the kind of
+    text that it replaces to `words`."""
 
     def word(_: str, what: str = what) -> str:
         made = f"turnwiseword{len(words)}x"
@@ -265,7 +266,8 @@ def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dic
     def called(call: Any) -> Any:
         function = call.get("function", call)
         arguments = function.get("arguments")
-        shown = dict.fromkeys(arguments, word("", "a tool call")) if isinstance(arguments, Mapping) else arguments
+        has_some = isinstance(arguments, Mapping) and arguments
+        shown = dict.fromkeys(arguments, word("", "a tool call")) if has_some else arguments
         named = {**function, "name": word("", "a tool call"), "arguments": shown}
         return {**call, "function": named} if "function" in call else named
 

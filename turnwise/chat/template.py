@@ -268,8 +268,8 @@ class ChatTemplate:
 
     @cached_property
     def _ends(self) -> _Ends:
-        """How answers end. If the same ids follow an answer before a message and the last answer, up to a special token (an EOS
-        token, if possible), these ids are both ends."""
+        """How answers end. If the ids after an answer in mid-conversation and after the last one agree up to a special token
+        (an EOS token if possible), both ends are these ids."""
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)

@@ -54,8 +54,9 @@ def run_sft(options: argparse.Namespace) -> int:
 
 
 def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
-    """The config file of the run to replay, and overrides. They give the replay another experiment name, so that no run resumes
-    from the replay's checkpoints. Raises ConfigError if an override on the command line could change results."""
+    """The config file of the run to replay, and overrides: another experiment name, so that no run resumes from the replay's
+    checkpoints, then those of the command line. Raises ConfigError if one of these could change results; DataError if `run`
+    isn't the folder of a run."""
     overrides = [text for text in (options.config, *options.overrides) if text is not None]
     for text in overrides:
         if "=" not in text:
@@ -73,4 +74,5 @@ def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
     values = load_yaml(read_yaml(file), str(file))
     if not isinstance(values, dict) or not isinstance(values.get("exp_name"), str):
         raise DataError(f"--replay {run}: its config.yaml holds no exp_name, so no run wrote it; restore the run's own")
-    return str(file), [f"exp_name={values['exp_name']}-replay", "resume_from_checkpoint=false", *overrides]
+    name = values["exp_name"].replace("'", "\\'")
+    return str(file), [f"exp_name='{name}-replay'", "resume_from_checkpoint=false", *overrides]

@@ -73,7 +73,7 @@ class CustomEnv(Section):
     {max_response_length} {suffix} are filled in, and in mode step also {history} {history_length} {step_count} {current_step}
     {current_observation}. The environment's rules replace {env_instruction}; without it they open a context's first message."""
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
-    """Regular expression whose first group is the action; `null` takes the whole response."""
+    """Regular expression whose last group is the action; `null` takes all outside `<think>`."""
     encode_special_tokens: bool | None = None
     """Whether special tokens that a user message or an observation spells out become those tokens; false = they stay ordinary
     text, so that no environment can forge a turn [true; false for environments that relay foreign text]."""

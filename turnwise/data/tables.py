@@ -148,20 +148,18 @@ def _numbered(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str
 
 
 def _plain(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The columns as a dict. Raises DataError for a value that JSON can't hold, because rows are saved as JSON."""
-    plain = dict(columns)
-    try:
-        json.dumps(plain)
-    except (TypeError, ValueError, RecursionError):
-        for name, value in plain.items():
-            try:
-                json.dumps(value)
-            except (TypeError, ValueError, RecursionError) as fault:
-                raise DataError(
-                    f"{place}: column {name!r} is a {type(value).__name__}, which JSON can't hold; make it a string or number, "
-                    "or leave the column out"
-                ) from fault
-    return plain
+    """The columns as a dict. Raises DataError for a name or value that JSON can't hold, because rows are saved as JSON."""
+    for name, value in columns.items():
+        if not isinstance(name, str):
+            raise DataError(f"{place}: the column name {name!r} is of type {type(name).__name__}; it must be a string")
+        try:
+            json.dumps(value, sort_keys=True)
+        except (TypeError, ValueError, RecursionError) as fault:
+            raise DataError(
+                f"{place}: column {name!r} is a {type(value).__name__}, which JSON can't hold ({fault}); make it a string or "
+                "number, or leave the column out"
+            ) from fault
+    return dict(columns)
 
 
 def noting(rows: Iterable[T], what: str) -> Iterator[T]:

@@ -28,7 +28,7 @@ class OpenAIChat:
 
     def call(self) -> None:
         """Checks the URL and the key by asking for the list of models. Raises NoAnswerError if nobody answers at the URL,
-        NotAllowedError if the key is refused. Any other refusal passes the check."""
+        NotAllowedError for 401. Any other refusal passes the check, as a key may lack the right to list models."""
         try:
             self._http.ask_now("/models", is_read=False, timeout_s=_CALL_S)
         except (NoAnswerError, NotAllowedError):

@@ -37,7 +37,7 @@ _NO_CONTEXT = Context()
 
 
 class Interrupt(asyncio.CancelledError):
-    """Raised inside a call that is past its deadline; the wait around it turns it into a DeadlineError. Like any cancellation
+    """Raised inside a call that is past its deadline; the wait around it raises its `error` instead. Like any cancellation
     it isn't an `Exception`, so that code that retries after failures doesn't swallow it."""
 
 

@@ -1,1 +1,1 @@
-"""Functions that a model may call, and their calls: with limits, deadlines, metrics and state."""
+"""Tools that a model may call, and simulated users, with limits, deadlines, metrics and state."""

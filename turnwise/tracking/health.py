@@ -30,7 +30,7 @@ NUM_ERRORS, NUM_RISE_ERRORS, NUM_FOR_NOISE = 5.0, 2.0, 50
 """Standard errors that a fall of success must exceed (the best of hundreds of steps is high by chance too), those that a rise
 must exceed, and the number of recent steps that a standard error is estimated from."""
 LOST_SHARE, LOST_SUCCESS = 0.25, 0.1
-"""Success counts as lost only if it fell by more than the first, as a share of its best value, and by more than the second."""
+"""Success counts as lost only if it fell by more than LOST_SHARE × its best value, and by more than LOST_SUCCESS."""
 FELL_BY = 0.05
 """Held-out success must fall by more than this, however narrow its confidence interval."""
 DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
@@ -217,7 +217,7 @@ def validation_falls(history: History) -> str | None:
 
 
 def _no_better_than(play: Callable[[], Outcomes | None]) -> Check:
-    """The check against a random player, which plays at most once, and only if success surely hasn't risen since the start."""
+    """The check against a random player. Calls `play` at most once, and only if a rise by `RISE_MARGIN` is ruled out."""
     played: list[Outcomes | None] = []
 
     def no_better_than_random(history: History) -> str | None:

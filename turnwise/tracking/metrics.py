@@ -50,5 +50,5 @@ def _reduce(measurements: Sequence[tuple[Any, float]], reduction: Reduction | Po
 
 
 def _pooled(measurements: Sequence[tuple[Any, float]]) -> NDArray[np.float64]:
-    """All values of the measurements as one array. A tensor's `tolist` reads it from any device, without knowing torch."""
+    """All values of the measurements as one array. `tolist` reads tensors of any device, without importing torch."""
     return np.concatenate([np.asarray(value.tolist(), np.float64) for value, _ in measurements])

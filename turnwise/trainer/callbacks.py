@@ -1,5 +1,5 @@
-"""Callbacks after each step, for runs without a loop over `Trainer.steps`: objects with at least one method of `EVENTS`. Each
-method is called with a StepReport. If one returns "stop", the run ends with a checkpoint and the final validation."""
+"""Callbacks: objects with at least one method of `EVENTS`. `Trainer.steps` calls them with a StepReport after each step. If one
+returns "stop", the run ends with a checkpoint and, if it validates, the final validation."""
 
 from collections.abc import Sequence
 

@@ -69,8 +69,8 @@ def load_state(
 ) -> None:
     """Copies what `save_state` wrote into the live objects. Their tensors stay where they are, since an engine may share them.
     `restore` loads the optimiser's moments; None leaves them out. Sharded parameters are whole within the context `gathered`.
-    Raises ModelError if the folder holds no training state, or none of an optimiser although there is a `restore`; if tensors
-    have other names or shapes; or if adapters belong to another base model."""
+    Raises ModelError if the folder holds no training state, or no optimiser's state and `restore` is given; if tensors have
+    other names or shapes; or if adapters belong to another base model."""
     file = folder / TRAINER_FILE
     if not file.is_file():
         raise ModelError(f"{folder} holds no training state ({TRAINER_FILE}); `pretrain` loads plain model folders")

@@ -111,6 +111,15 @@ def test_calls_are_taught_as_the_template_writes_them_and_read_again(name):
     assert np.array_equal(np.concatenate(ids), sample.token_ids), "the demonstration has the ids of the rollout"
 
 
+@pytest.mark.parametrize("arguments", [{}, "{}"])
+def test_a_call_without_arguments_is_taught(arguments):
+    template = ChatTemplate(byte_tokenizer(), CHAT_TEMPLATE)
+    asked = assistant(None) | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": arguments}}]}
+    sample = encode_demonstration(template, [user("Add."), asked, result("0"), assistant("0")], [ADD])
+    said = template.decode(sample.token_ids[slice(sample.turn_spans[0].start, sample.turn_spans[0].stop)].tolist())
+    assert '"add"' in said
+
+
 def test_a_template_that_shows_no_calls_is_refused():
     with pytest.raises(ChatTemplateError, match="doesn't show a tool call"):
         encode_demonstration(ChatTemplate(byte_tokenizer()), [user("a"), assistant("") | {"tool_calls": [call(1, 2)]}])

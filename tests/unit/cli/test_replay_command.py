@@ -20,11 +20,12 @@ def job(job):
 
 
 def test_a_run_is_repeated_with_its_config(job, capsys):
-    assert main(["train", job]) == 0
-    [first] = Path("runs/job").iterdir()
+    name = "it's a job (2), again"
+    assert main(["train", job, "exp_name=" + repr(name)]) == 0
+    [first] = Path("runs", name).iterdir()
     assert main(["train", "--replay", str(first), "track_with=[stdout]"]) == 0
-    [second] = Path("runs/job-replay").iterdir()
-    assert [first] == list(Path("runs/job").iterdir()), "it is no run that the experiment goes on from"
+    [second] = Path("runs", f"{name}-replay").iterdir()
+    assert [first] == list(Path("runs", name).iterdir()), "it is no run that the experiment goes on from"
     sampled = [
         [[turn["response_ids"] for turn in json.loads(line)["turns"]] for line in (run / "rollouts.jsonl").open()]
         for run in (first, second)

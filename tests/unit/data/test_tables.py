@@ -105,6 +105,21 @@ def test_a_column_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
         read_tables([str(tmp_path / "rows.parquet")], "data.train_files")
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({("a", 1): "x"}, r"row 1: the column name \('a', 1\) is of type tuple; it must be a string"),
+        ({"prompt": "x", "extra": {1: "x", "a": "y"}}, "row 1: column 'extra' is a dict, which JSON can't hold"),
+    ],
+)
+def test_a_name_that_json_cannot_hold_is_said(monkeypatch, row, message) -> None:
+    module = ModuleType("own_rows")
+    module.ROWS = [row]
+    monkeypatch.setitem(sys.modules, "own_rows", module)
+    with pytest.raises(DataError, match=message):
+        read_tables(["own_rows:ROWS"], "data.train_files")
+
+
 def test_columns_arrive_under_their_names_and_those_of_their_leaves() -> None:
     row = {"prompt": "?", "reward_model": {"ground_truth": "4", "style": {"kind": "rule"}}}
     found = arguments_of(row)

@@ -58,7 +58,7 @@ class Report:
     env: str
     findings: tuple[Finding, ...]
     is_played: bool = True
-    """Whether random or scripted play came to its end. Neither can without known actions or an expert."""
+    """Whether random play (needs known actions) or scripted play (needs an expert) came to its end."""
 
     @property
     def verdict(self) -> Verdict:

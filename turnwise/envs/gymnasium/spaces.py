@@ -10,7 +10,7 @@ from turnwise.errors import EnvironmentFault
 
 MAX_ACTIONS = 256
 MAX_NUMBERS = 256
-"""Maximum size of an array whose numbers are listed one by one."""
+"""Maximum numbers of an array observation; more are refused."""
 
 
 def action_numbers(space: Any, env_name: str) -> range:
