@@ -10,7 +10,7 @@ import numpy as np
 
 from turnwise.errors import EnvironmentFault, nearest
 from turnwise.protocols import Env, HasStateKey
-from turnwise.types import Media, Observation, Reduction
+from turnwise.types import Media, Observation, Reduction, Trajectory
 
 PROMPT_KEYS = ("env_instruction", "suffix")
 """Keys of `info` whose texts go into prompts."""
@@ -104,6 +104,17 @@ def ask_state_key(env: HasStateKey) -> Hashable:
 def is_picture(value: Any) -> bool:
     """Whether a value is an RGB array: uint8 [H, W, 3]."""
     return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.shape[2:] == (3,)
+
+
+def check_numbers(trajectory: Trajectory, where: str) -> None:
+    """Makes the rewards and metrics of an agent's trajectory floats. Raises EnvironmentFault if one isn't a finite number."""
+    for number, turn in enumerate(trajectory.turns, start=1):
+        turn.reward = _number(turn.reward, f"{where}, turn {number}: the reward")
+        turn.metrics = {
+            name: _number(value, f"{where}, turn {number}: metric {name!r}") for name, value in turn.metrics.items()
+        }
+    for part in (trajectory.outcome_rewards, trajectory.metrics):
+        part.update({name: _number(value, f"{where}: {name!r}") for name, value in part.items()})
 
 
 def reduce_metric(values: list[float], reduction: Reduction) -> float:

@@ -55,8 +55,8 @@ class Collection:
             self._groups[group.rejected] += 1
             self.num_written += len(played_of(group))
             ended = [trajectory for trajectory in group.trajectories if trajectory.status != "failed"]
-            if ended:
-                self._outcomes.setdefault(group.task.tag, []).append([EpisodeResult.of(trajectory) for trajectory in ended])
+            if played := EpisodeResult.of_group(group):
+                self._outcomes.setdefault(group.task.tag, []).append(played)
             self._limits.update(trajectory.limit for trajectory in ended if trajectory.limit)
             self._failures.update(kind_of_failure(t.error, group.task) for t in played_of(group) if t.error is not None)
             for turn in (turn for trajectory in played_of(group) for turn in trajectory.turns):

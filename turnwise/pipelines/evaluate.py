@@ -21,15 +21,23 @@ class EpisodeResult(NamedTuple):
     is_truncated: bool = False
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> "EpisodeResult":
-        """An episode succeeds if its environment's `success` metric says so; without that metric, if its score is positive."""
-        return cls(
-            is_success=trajectory.metrics.get("success", float(trajectory.score > 0)) > 0.5,
-            score=trajectory.score,
-            num_turns=len(trajectory.turns),
-            num_tokens=sum(len(turn.response_ids) for turn in trajectory.turns),
-            is_truncated=trajectory.status == "truncated",
-        )
+    def of_group(cls, group: Group) -> "list[EpisodeResult]":
+        """The results of the group's episodes that didn't fail. An episode may have several trajectories, all with its score.
+        It succeeds if its environment's `success` metric says so; without that metric, if its score is positive."""
+        episodes: dict[int, list[Trajectory]] = {}
+        for trajectory in group.trajectories:
+            episodes.setdefault(trajectory.sibling, []).append(trajectory)
+        return [
+            cls(
+                is_success=parts[0].metrics.get("success", float(parts[0].score > 0)) > 0.5,
+                score=parts[0].score,
+                num_turns=sum(len(part.turns) for part in parts),
+                num_tokens=sum(len(turn.response_ids) for part in parts for turn in part.turns),
+                is_truncated=any(part.status == "truncated" for part in parts),
+            )
+            for parts in episodes.values()
+            if all(part.status != "failed" for part in parts)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +120,9 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
     """The evaluation of these groups. Episodes that failed are only counted."""
     by_tag: dict[str, list[list[EpisodeResult]]] = {}
     for group in groups:
-        played = [EpisodeResult.of(trajectory) for trajectory in group.trajectories if trajectory.status != "failed"]
-        if played:
+        if played := EpisodeResult.of_group(group):
             by_tag.setdefault(group.task.tag, []).append(played)
-    num_failed = sum(trajectory.status == "failed" for group in groups for trajectory in group.trajectories)
+    num_failed = sum(len({t.sibling for t in group.trajectories if t.status == "failed"}) for group in groups)
     return Evaluation.of(by_tag, num_failed)
 
 

@@ -67,7 +67,11 @@ class RunFolder:
                 raise ConfigError(f"output_dir {output_dir}: there is a file in the way of {path}") from None
             except OSError as fault:
                 raise ConfigError(f"output_dir {output_dir}: {path} can't be made: {fault}") from fault
-            return cls(path, is_new=True)._locked()
+            try:
+                return cls(path, is_new=True)._locked()
+            except ConfigError:
+                shutil.rmtree(path)
+                raise
         raise FileExistsError(f"{output_dir / exp_name} holds 1000 runs that started at {stamp}")
 
     @classmethod
@@ -87,6 +91,9 @@ class RunFolder:
                 f"{self.path} is in use by process {owner}; wait for it, stop it, or start a new run "
                 "with resume_from_checkpoint=false"
             ) from fault
+        except OSError as fault:
+            lock.close()
+            raise ConfigError(f"output_dir: {self.path} can't be locked ({fault}); choose a file system with locks") from fault
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()

@@ -22,7 +22,7 @@ _TRAIN, _VAL = "#6baed6", "#08519c"
 _COLORS = ("#4c9085", "#c26a3d", "#7b6ba8", "#9a9a9a", "#b8a13c", "#a04d6e")
 _MARGINS = {"left": 0.1, "right": 0.98, "top": 0.94, "bottom": 0.1, "hspace": 0.32, "wspace": 0.32}
 _PHASES = ("rollout", "train", "val", "checkpoint")
-_SHARES = {"groups alike": r"rollout/zero_variance_groups", "parsed": r"rollout/parsed", "valid": r"env/[^/]+/action_is_valid"}
+_SHARES = {"groups alike": r"rollout/zero_variance_groups", "parsed": r"rollout/parsed", "valid": r"env/.+/action_is_valid"}
 _KL = {"in the reward": "critic/kl", "in the loss": "actor/kl_loss", "of an update": "actor/approxkl"}
 
 
@@ -99,7 +99,7 @@ def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Seq
 
 
 def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, float]) -> None:
-    train, held_out = _series(rows, r"env/[^/]+/success"), _series(rows, r"val/env/[^/]+/success")
+    train, held_out = _series(rows, r"env/.+/success"), _series(rows, r"val/env/.+/success")
     is_success = bool(train or held_out)
     if not is_success:
         train, held_out = _series(rows, r"rollout/score/mean"), _series(rows, r"val/score/mean")

@@ -16,7 +16,7 @@ def wilson_interval(num_successes: float, num_trials: float, z: float = 1.959964
     """
     if num_trials == 0:
         return 0.0, 1.0
-    p, n = num_successes / num_trials, num_trials
+    p, n = min(max(num_successes / num_trials, 0.0), 1.0), num_trials
     centre = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n

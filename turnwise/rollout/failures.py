@@ -24,11 +24,11 @@ class Failures:
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
         """Counts the failed trajectories among these. Raises RolloutError, with the most frequent error, if too many failed."""
-        for trajectory in trajectories:
-            if trajectory.error is not None:
-                kind = kind_of_failure(trajectory.error, trajectory.task)
-                self._counts[kind] += 1
-                self._examples.setdefault(kind, trajectory.error)
+        errors = {(t.task.id, t.sibling): (t.error, t.task) for t in trajectories if t.error is not None}
+        for error, task in errors.values():
+            kind = kind_of_failure(error, task)
+            self._counts[kind] += 1
+            self._examples.setdefault(kind, error)
         if (total := self._counts.total()) > self.allowed:
             kind, count = self._counts.most_common(1)[0]
             raise RolloutError(
@@ -52,5 +52,8 @@ def kind_of_failure(error: str, task: Task) -> str:
 
 
 def headline(error: str) -> str:
-    """The line with the message in an error's text or traceback: the last line that isn't indented."""
-    return next((line for line in reversed(error.splitlines()) if not line.startswith(" ")), "")
+    """The line with the message in an error's text or traceback: the last line that isn't indented. All lines of an exception
+    group are: there it is the last one with a text, which belongs to one of its exceptions."""
+    lines = error.splitlines()[::-1]
+    told = next((line for line in lines if not line.startswith(" ")), "")
+    return told or next((text for line in lines if (text := line.strip(" |+-"))), "")

@@ -66,9 +66,10 @@ def validation_metrics(groups: Sequence[Group]) -> list[Metric]:
     """`val/score/…`, `val/{tag}/score/…` and `val/env/{tag}/…`; failed episodes are counted, not scored."""
     trajectories = [t for g in groups for t in g.trajectories]
     played = [t for t in trajectories if t.status != "failed"]
+    num_played = sum(len({t.sibling for t in g.trajectories if t.status != "failed"}) for g in groups)
     metrics = [
         *_mean("val/failed", [t.status == "failed" for t in trajectories]),
-        Metric("val/num_episodes", len(played), "sum"),
+        Metric("val/num_episodes", num_played, "sum"),
         *_spread("val/score", [t.score for t in played]),
     ]
     return metrics + _scores_by_tag("val", played) + _env_metrics(played, prefix="val/env", rewards="val")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from turnwise.batching.samples import build_samples
+from turnwise.envs.contract import check_numbers
 from turnwise.errors import (
     BlockingFault,
     ConfigError,
@@ -103,7 +104,10 @@ class GroupPlayer:
                     with Foreign(f"the agent of {task.tag}"):
                         trajectories = await self.agents(task).run(task, sibling, contexts, sampling)
                 contexts.verify()
+                if not trajectories:
+                    raise EnvironmentFault(f"the agent of {task.tag} returned no trajectory; its `run` returns at least one")
                 for trajectory in trajectories:
+                    check_numbers(trajectory, f"the agent of {task.tag}")
                     trajectory.samples = build_samples(trajectory, self.sampling.temperature)
                 return trajectories
             except (ConfigError, DeadlineError, ReplicasDeadError):

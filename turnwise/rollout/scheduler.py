@@ -137,7 +137,7 @@ class RolloutScheduler:
 
     def _allow_failures(self, num_episodes: int) -> None:
         """Sets how many episodes of the batch may fail: never all episodes of a validation, which would measure nothing."""
-        allowed = self.settings.max_failed_fraction * num_episodes
+        allowed = round(self.settings.max_failed_fraction * num_episodes, 6)  # 0.29 × 100 is a little less than 29 in binary
         self._failures.num_episodes = num_episodes
         self._failures.allowed = min(allowed, num_episodes - 1) if self._is_fixed else allowed
 

@@ -206,7 +206,7 @@ def validation_falls(history: History) -> str | None:
     # Two in a row: the best of many is high by chance, too.
     fell = min(best.success - before.success, best.success - now.success)
     pooled = fmean((best.success, before.success, now.success))
-    error = math.sqrt(pooled * (1 - pooled) * (1 / max(best.num_episodes, 1) + 1 / max(now.num_episodes, 1)))
+    error = math.sqrt(max(pooled * (1 - pooled), 0.0) * (1 / max(best.num_episodes, 1) + 1 / max(now.num_episodes, 1)))
     then, lately = history.successes(max(best.num_steps - BLOCK, 0), best.num_steps or BLOCK), history.successes(-BLOCK)
     if fell <= max(FELL_BY, 2 * error) or min(len(then), len(lately)) < SOME:
         return None

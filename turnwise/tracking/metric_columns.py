@@ -10,7 +10,7 @@ from turnwise.package_tables import read_table
 
 
 class MetricColumn(NamedTuple):
-    """One metric to show: its title, the format of its value, and its name, where `*` stands for any part between slashes."""
+    """One metric to show: its title, the format of its value, and its name, where `*` stands for any tag."""
 
     title: str
     form: str
@@ -20,7 +20,7 @@ class MetricColumn(NamedTuple):
         """The mean over the matching metrics, None without a match.
 
         >>> column = MetricColumn("success", "{:.2f}", "env/*/success")
-        >>> column.read({"env/A/success": 1.0, "env/B/success": 0.5, "env/A/score": 0.0})
+        >>> column.read({"env/A/success": 1.0, "env/openai/gsm8k/success": 0.5, "env/A/score": 0.0})
         0.75
         """
         values = [value for name, value in metrics.items() if self._fits(name)]
@@ -30,10 +30,9 @@ class MetricColumn(NamedTuple):
         return self.form.format(value)
 
     def _fits(self, name: str) -> bool:
-        if "*" not in self.name:
-            return name == self.name
-        parts, wanted = name.split("/"), self.name.split("/")
-        return len(parts) == len(wanted) and all(w in ("*", p) for p, w in zip(parts, wanted, strict=True))
+        start, tag, end = self.name.partition("*")
+        has_tag = len(name) > len(start + end) and name.startswith(start) and name.endswith(end)
+        return has_tag if tag else name == self.name
 
 
 @dataclass(frozen=True, slots=True)

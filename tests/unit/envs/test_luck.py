@@ -50,6 +50,20 @@ class NamelessEnv(DoorEnv):
     actions = ()
 
 
+class BoardEnv(DoorEnv):
+    """Has actions from its first reset on."""
+
+    actions = property(lambda self: tuple(self.doors))
+
+    def reset(self, *, seed=None):
+        self.doors = "abcd"
+        return super().reset(seed=seed)
+
+
+class LostBoardEnv(BoardEnv):
+    actions = property(lambda self: tuple(None))
+
+
 class ScorelessEnv(DoorEnv):
     metric_reductions: ClassVar = {}
 
@@ -57,13 +71,13 @@ class ScorelessEnv(DoorEnv):
         return (*super().step(action)[:4], {})
 
 
-@pytest.mark.parametrize(("max_steps", "expected"), [(1, 0.25), (3, 1 - 0.75**3)])
-def test_the_share_is_that_of_the_limit(max_steps, expected):
-    outcomes = random_outcomes(DoorEnv, range(400), max_steps, budget_s=60)
+@pytest.mark.parametrize(("env", "max_steps", "expected"), [(DoorEnv, 1, 0.25), (BoardEnv, 3, 1 - 0.75**3)])
+def test_the_share_is_that_of_the_limit(env, max_steps, expected):
+    outcomes = random_outcomes(env, range(400), max_steps, budget_s=60)
     assert len(outcomes) == 400 and sum(outcomes) / 400 == pytest.approx(expected, abs=4 * (0.25 / 400) ** 0.5)
 
 
-@pytest.mark.parametrize("env", [HungEnv, BrokenEnv, NamelessEnv, ScorelessEnv, LettersEnv])
+@pytest.mark.parametrize("env", [HungEnv, BrokenEnv, NamelessEnv, LostBoardEnv, ScorelessEnv, LettersEnv])
 def test_nothing_is_claimed_where_it_cannot_be_measured(env, nothing_stays_stuck):
     assert random_outcomes(env, range(100), 3, budget_s=60) == []
 

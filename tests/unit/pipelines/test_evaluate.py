@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -9,13 +10,15 @@ import pytest
 
 from turnwise.pipelines.evaluate import Score, evaluate, pass_at_k, score_table, success_table
 from turnwise.report.intervals import clustered_interval, wilson_interval
+from turnwise.rollout.failures import Failures
+from turnwise.rollout.measure import validation_metrics
 from turnwise.types import Group, Task, Trajectory, Turn
 
 
 def group(tag, successes, failed=0):
     task = Task(id=tag, tag=tag, split="val", seed=0)
     trajectories = [Trajectory(task=task, sibling=i, metrics={"success": float(s)}) for i, s in enumerate(successes)]
-    trajectories += [Trajectory(task=task, sibling=9, status="failed", error="boom") for _ in range(failed)]
+    trajectories += [Trajectory(task=task, sibling=9 + i, status="failed", error="boom") for i in range(failed)]
     return Group(task=task, trajectories=trajectories)
 
 
@@ -43,6 +46,20 @@ def test_without_a_success_metric_a_positive_score_counts():
     overall = evaluate([Group(task=task, trajectories=[won, lost])]).overall
     assert (overall.success, overall.mean_score) == (0.5, 0.25)
     assert (overall.mean_turns, overall.mean_tokens, overall.truncated) == (0.5, 1.0, 0.5)
+
+
+def test_an_episode_of_several_trajectories_is_one_episode():
+    whole, failed = group("A", [1, 0]), group("A", [], failed=1)
+    turn = Turn(prompt_ids=[], response_ids=[1, 2], logprobs=[])
+    for each in (whole, failed):
+        each.trajectories = [replace(part, weight=1 / 3, turns=[turn]) for part in each.trajectories for _ in range(3)]
+    evaluation = evaluate([whole, failed])
+    assert (evaluation.overall.num_episodes, evaluation.overall.mean_turns, evaluation.num_failed) == (2, 3.0, 1)
+    assert list(evaluation.overall.pass_at) == [1, 2]
+    assert {m.name: m.value for m in validation_metrics([whole, failed])}["val/num_episodes"] == 2
+    failures = Failures()
+    failures.allowed = 1
+    failures.add(failed.trajectories)
 
 
 def test_table_has_a_row_a_player():
@@ -96,3 +113,7 @@ def test_the_interval_covers_the_truth_where_samples_of_a_task_are_alike():
 @pytest.mark.parametrize("rate", [0, 8])
 def test_tasks_that_all_end_alike_count_once_each(rate):
     assert clustered_interval([rate] * 20, [8] * 20) == pytest.approx(wilson_interval(20 * (rate > 0), 20))
+
+
+def test_a_success_outside_0_and_1_has_an_interval():
+    assert wilson_interval(16, 8) == wilson_interval(8, 8) and wilson_interval(-4, 8) == wilson_interval(0, 8)

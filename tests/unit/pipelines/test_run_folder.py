@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -87,3 +89,13 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"output_dir .*file"):
         RunFolder.create(tmp_path / "file", "exp")
+
+
+def test_a_file_system_without_locks_is_refused_with_a_sentence(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ConfigError, match=r"output_dir: .* can't be locked .*Function not implemented.*with locks"):
+        RunFolder.create(tmp_path, "exp")
+    assert not list((tmp_path / "exp").iterdir())

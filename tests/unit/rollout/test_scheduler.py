@@ -7,6 +7,7 @@ import signal
 import threading
 from collections import Counter
 
+import numpy as np
 import pytest
 from toy_agents import Agent, make_scheduler as make, number
 
@@ -128,6 +129,35 @@ def test_stacks_are_not_the_headline_of_an_error(runner, caplog):
     with pytest.raises(RolloutError, match=r"most frequent error \(2×\)"):
         make(runner, Agent(fails=lambda *_: fault), max_env_retries=0, max_failed_fraction=0.5).get_batch(2)
     assert [record.getMessage().partition("failed: ")[2] for record in caplog.records] == ["an episode waited"] * 2
+
+
+def test_an_exception_group_has_the_headline_of_one_of_its_exceptions(runner, caplog):
+    fault = ExceptionGroup("unhandled errors in a TaskGroup", [ValueError("the lake is dry")])
+    with pytest.raises(RolloutError, match=r"(?s)most frequent error \(2×\).*ValueError: the lake is dry"):
+        make(runner, Agent(fails=lambda *_: fault), max_env_retries=0, max_failed_fraction=0.5).get_batch(2)
+    assert [r.getMessage().partition("failed: ")[2] for r in caplog.records] == ["ValueError: the lake is dry"] * 2
+
+
+@pytest.mark.parametrize("reward", [float("nan"), "1", None])
+def test_a_reward_of_an_agent_that_is_no_number_fails_its_episode(runner, reward):
+    message = r"the agent of [AB], turn 1: the reward is .* must be a finite number"
+    with pytest.raises(RolloutError, match=message):
+        make(runner, Agent(reward=lambda *_: reward), max_env_retries=0).get_batch(2)
+
+
+def test_numbers_of_numpy_are_an_agent_s_rewards_too(runner):
+    groups = make(runner, Agent(reward=lambda *_: np.float32(0.5))).get_batch(4)
+    assert {type(turn.reward) for g in groups for t in g.trajectories for turn in t.turns} == {float}
+
+
+def test_an_agent_that_returns_nothing_fails_its_episode(runner):
+    class Silent(Agent):
+        async def run(self, *arguments):
+            await super().run(*arguments)
+            return []
+
+    with pytest.raises(RolloutError, match=r"the agent of [AB] returned no trajectory; its `run` returns at least one"):
+        make(runner, Silent(), max_env_retries=0).get_batch(2)
 
 
 def press_ctrl_c(task, sibling, attempt):
@@ -281,6 +311,13 @@ def test_the_share_of_failures_is_of_the_episodes_that_are_played(runner, fracti
     agent = Agent(fails=lambda task, *_: ValueError("no key") if task.payload["prompt"] in bad[1:] else None)
     scheduler = make(runner, agent, tasks=ROWS, is_fixed=True, group_size=1, max_failed_fraction=fraction)
     assert [t.status for g in scheduler.get_batch(128) for t in g.trajectories].count("failed") == len(bad) - 1
+
+
+def test_a_share_that_binary_rounds_down_allows_as_many_failures_as_it_says(runner):
+    agent = Agent(fails=lambda task, *_: ValueError("no key") if number(task) < 29 else None)
+    scheduler = make(runner, agent, is_fixed=True, group_size=1, max_env_retries=0, max_failed_fraction=0.29)
+    groups = scheduler.get_batch(100)
+    assert [t.status for g in groups for t in g.trajectories].count("failed") == 29
 
 
 def test_a_fault_of_a_reward_is_not_blamed_on_the_environment(runner):

@@ -154,6 +154,7 @@ def test_validation_falls_while_training_rises():
     one_bad = validated(0.5, 0.7)
     one_bad[40]["val/env/A/success"] = 0.3
     assert said(one_bad) == {}
+    assert said(validated(2.0, 2.0)) == {}, "a success that is a count has no error of a share"
 
 
 def test_a_success_that_a_random_player_has_too():

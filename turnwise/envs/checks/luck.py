@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from turnwise.envs.checks.session import CallTimes, CheckedEnv, Timings
 from turnwise.envs.contract import reduce_metric
@@ -39,10 +40,10 @@ def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: in
 def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
     """Whether one episode succeeded; None if the environment has no `actions` or doesn't report `success`."""
     with CheckedEnv(make, CALL_TIMEOUT_S, CallTimes(Timings)) as env:
-        player = RandomPlayer(env.env, derive_seed(seed, "random player"))
+        env.reset(seed)
+        player: RandomPlayer = env.call("actions", partial(RandomPlayer, env.env, derive_seed(seed, "random player")))
         if not player.actions or "success" not in env.reductions:
             return None
-        env.reset(seed)
         told: list[float] = []
         for _ in range(max_steps):
             call_result = env.step(player.act())
