@@ -8,6 +8,7 @@ from typing import Any
 
 
 def make_server() -> Any:
+    from mcp import MCPError
     from mcp.server.mcpserver import Image, MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
 
@@ -34,6 +35,15 @@ def make_server() -> Any:
     async def slow() -> str:
         await asyncio.sleep(100)
         return ""
+
+    @server.tool()
+    async def refuse() -> str:
+        raise MCPError(code=-32603, message="the quota is used up")
+
+    @server.tool()
+    async def wait() -> str:
+        await asyncio.sleep(2)
+        return "waited"
 
     @server.tool()
     def end() -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from turnwise.agents.single_turn_agent import RowAgentSettings, cut_by
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import Conversation, OpenConversation
-from turnwise.tools.session import Interactions, InteractionSession, ToolBox, ToolSession
+from turnwise.tools.session import Interactions, InteractionSession, ToolBox, ToolSession, readable
 from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class ToolAgent:
         if recorded is None or len(recorded) != len(calls) + len(errors):
             limits, texts = self._limits, [*await self._results(session, functions), *errors]
             length, side = limits.max_tool_response_length, limits.tool_response_truncate_side
-            recorded = [shortened(text, length, side) for text in texts]
+            recorded = [shortened(readable(text), length, side) for text in texts]
         # The model may write special tokens into an unknown name. In the template they would forge a turn.
         known = {schema["function"]["name"] for schema in session.schemas}
         names = [f["name"] if f["name"] in known else "error" for f in functions] + ["error"] * len(errors)

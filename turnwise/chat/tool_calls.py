@@ -163,7 +163,7 @@ class PythonTagParser(MarkedCallParser):
             return [_python_call(said)], end
         except _Unreadable:
             for schema in tools:
-                parameters = schema["function"].get("parameters", {}).get("properties", {})
+                parameters = (schema["function"].get("parameters") or {}).get("properties") or {}
                 if schema["function"]["name"] in ("python", "code_interpreter") and parameters:
                     return [ToolCall(schema["function"]["name"], {next(iter(parameters)): said.strip()}, "")], end
             raise
@@ -200,7 +200,7 @@ class Qwen3CoderParser(MarkedCallParser):
         arguments, end = dict[str, Any](), mark.end()
         while parameter := self._PARAMETER.match(text, end):
             key, value = parameter.group(1).strip(), parameter.group(2).removeprefix("\n").removesuffix("\n")
-            arguments[key], end = _typed(value, types.get(key, "string")), parameter.end()
+            arguments[key], end = _typed(value, types.get(key, {"string"})), parameter.end()
         return [ToolCall(mark.group(1).strip(), arguments, "")], end
 
 
@@ -292,17 +292,35 @@ def _python_call(code: str) -> ToolCall:
     return ToolCall(function.id, arguments, "")
 
 
-def _types(name: str, tools: Tools) -> Mapping[str, Any]:
+def _types(name: str, tools: Tools) -> Mapping[str, set[str]]:
+    """The types that the schema of the tool `name` allows for each parameter."""
     for schema in tools:
         if schema["function"]["name"] == name:
-            properties = schema["function"].get("parameters", {}).get("properties", {})
-            return {key: wanted.get("type", "string") for key, wanted in properties.items()}
+            properties = (schema["function"].get("parameters") or {}).get("properties") or {}
+            return {key: _allowed(wanted) for key, wanted in properties.items()}
     return {}
 
 
-def _typed(text: str, wanted: Any) -> Any:
-    """Converts an unquoted value by the type `wanted` in its schema; a value that isn't JSON stays text."""
-    if wanted == "string":
+def _allowed(wanted: Any) -> set[str]:
+    if not isinstance(wanted, Mapping):
+        return {"string"}
+    own = wanted.get("type") or ()
+    found = {own} if isinstance(own, str) else set(own)
+    for choice in [*(wanted.get("anyOf") or ()), *(wanted.get("oneOf") or ())]:
+        found |= _allowed(choice)
+    return (found | ({"null"} if wanted.get("nullable") is True else set())) or {"string"}
+
+
+_WORDS = {"True": ("boolean", True), "False": ("boolean", False), "None": ("null", None), "null": ("null", None)}
+
+
+def _typed(text: str, wanted: set[str]) -> Any:
+    """Converts an unquoted value by the types `wanted` of its schema: words as Python writes them (templates do, too), text
+    where it may be text, else JSON. A value that isn't JSON stays text."""
+    kind, value = _WORDS.get(text.strip(), ("", None))
+    if kind in wanted:
+        return value
+    if "string" in wanted:
         return text
     try:
         return _JSON.decode(text)

@@ -23,11 +23,15 @@ FORMULAS = {
 _MARKER = re.compile(
     r"(?:final answer|the answer is|\banswer(?=\s*[:：=])|\btherefore\b|答案是?|####)\s*(?:is\b)?[\s:：=,*]*", re.I
 )
-_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _NUMBER = re.compile(
-    r"(?P<sign>(?<![\d.)])-)?\s?[$€£¥₹]?\s?(?P<sign2>(?<![\d.)])-)?(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+    r"(?P<sign>(?<![\d.)])-)?\s?[$€£¥₹]?\s?(?P<sign2>(?<![\d.)])-)?(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+)"
     r"(?:\s*/\s*(?P<under>\d+(?:\.\d+)?))?\s*(?P<percent>%|percent)?"
 )
+_ONLY_NUMBER = re.compile(rf"[\s(]*{_NUMBER.pattern}[\s.)]*(?:\s[a-z][a-z\s./]*|[a-z]{{2,}})?")
+"""A number, perhaps in parentheses, and words such as a unit after it."""
+_UNIT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
+_SIGNS = re.compile(r"\\(?=[%$])|\\[,;! ]|\*|(?<=\d)\$$|^\s*\$(?=.*\$\s*$)")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([^{}]+?)\s*\}\s*\{\s*([^{}]+?)\s*\}")
 
 
@@ -85,13 +89,19 @@ def is_correct(completion: str, truth: object) -> bool:
     """
     text = stated_answer(str(truth)) or str(truth).strip()
     right, got = read_number(text), answer_of(completion)
-    if right is None or not re.fullmatch(r"[-\s\d.,/$€£¥₹%()\\{}a-z]*", text.rpartition("=")[2]):
+    if right is None or not _is_number(text):
         return _folded(stated_answer(completion) or completion) == _folded(text)
     if got is None:
         return False
     # If only one of the two is a percentage, 50% counts as 50 and as 0.5.
     share = 1.0 if got.is_percent == right.is_percent else 0.01 if right.is_percent else 100.0
     return any(abs(got.value - value) < TOLERANCE for value in (right.value, right.value * share))
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is one number after its last `=`, not a formula such as `3x`, `(1, 2)` or a root."""
+    plain = _SIGNS.sub("", _FRACTION.sub(r"\1/\2", _UNIT.sub(r" \1", text.rpartition("=")[2])))
+    return _ONLY_NUMBER.fullmatch(plain.replace("{,}", ",").replace("−", "-").strip()) is not None
 
 
 def _folded(text: str) -> str:

@@ -5,6 +5,7 @@ import inspect
 import logging
 import math
 import re
+import reprlib
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,8 +136,8 @@ class GroupReward:
         scores = _numbers(result.scores, num_runs, self.name)
         if result.turn_rewards is None:
             return RewardResult(scores)
-        if len(result.turn_rewards) != num_runs:
-            raise RewardFault(f"data.reward {self.name}: turn_rewards covers {len(result.turn_rewards)} of {num_runs} runs")
+        if not isinstance(result.turn_rewards, Collection) or len(result.turn_rewards) != num_runs:
+            raise RewardFault(f"data.reward {self.name}: turn_rewards must be a list for each of {num_runs} runs")
         turns = [sum(len(t.turns) for t in run) for run in runs_of(group)]
         per_turn = [_numbers(of_run, n, self.name) for of_run, n in zip(result.turn_rewards, turns, strict=True)]
         return RewardResult(scores, per_turn)
@@ -172,8 +173,8 @@ def _numbers(values: Any, num_wanted: int, name: str) -> list[float]:
         raise RewardFault(f"data.reward {name} returned {len(values)} values; {form}")
     try:
         numbers = [float(value) for value in values]
-    except (TypeError, ValueError) as fault:
-        raise RewardFault(f"data.reward {name} returned {values!r:.80}; {form}") from fault
+    except (TypeError, ValueError, OverflowError) as fault:
+        raise RewardFault(f"data.reward {name} returned {reprlib.repr(values)}; {form}") from fault
     for number in numbers:
         if not math.isfinite(number):
             raise RewardFault(f"data.reward {name} returned {number}; {form}")

@@ -15,6 +15,8 @@ CONNECT_S = 60.0
 """Seconds within which a server must start and list its tools."""
 KEYS = {"command": list, "url": str, "env": dict, "headers": dict, "tools": list}
 INVALID_PARAMS = -32602
+NO_CONNECTION = (-32000, -32600, -32700)
+"""Codes of a closed connection, of an ended session, and of an answer that can't be read."""
 
 
 class McpServer:
@@ -95,6 +97,7 @@ class _Connection:
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
         client = await self._connected()
+        is_lost = self._is_lost  # of this client: meanwhile there may be another one
         from mcp import MCPError
 
         try:
@@ -102,7 +105,8 @@ class _Connection:
         except MCPError as fault:
             if fault.code == INVALID_PARAMS:
                 raise ToolError(str(fault)) from fault
-            self._is_lost.set()
+            if fault.code in NO_CONNECTION:
+                is_lost.set()
             raise EnvironmentFault(f"the MCP server {self} failed in a call of {name}: {fault}") from fault
 
     async def _listed(self) -> list[Any]:

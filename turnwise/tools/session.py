@@ -4,8 +4,8 @@ import asyncio
 import inspect
 import json
 import logging
-import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -77,8 +77,9 @@ class OfferedTool:
         for section, name in re.findall(r'"\$ref": "#/(\$defs|definitions)/([^"/]+)"', text):
             if name not in parameters.get(section, {}):
                 raise ConfigError(f"{what}: $ref names {name}, which its {section} don't have; add it")
-        if isinstance(parameters, Mapping) and "additionalProperties" not in parameters:
-            parameters = {**parameters, "additionalProperties": False}
+        if isinstance(parameters, Mapping):
+            properties = {name: _with_null(wanted) for name, wanted in (parameters.get("properties") or {}).items()}
+            parameters = {"additionalProperties": False, **parameters, "properties": properties}
         self._arguments = Draft202012Validator(parameters)
         if self.max_concurrency:
             self.places = asyncio.Semaphore(self.max_concurrency)
@@ -205,9 +206,17 @@ def _undecoded(text: str) -> ToolResult:
     return ToolResult(text, is_error=True)
 
 
+def _with_null(wanted: Any) -> Any:
+    """The schema of a parameter, with null as a type where it is `nullable`, a word that validators of JSON schemas ignore."""
+    if not isinstance(wanted, Mapping) or wanted.get("nullable") is not True or "type" not in wanted:
+        return wanted
+    own = wanted["type"] if isinstance(wanted["type"], list) else [wanted["type"]]
+    return {**wanted, "type": [*own, "null"]} | ({"enum": [*wanted["enum"], None]} if "enum" in wanted else {})
+
+
 def finite(number: Any, what: str) -> float:
     """The number that `what` returned, as a float. Raises ToolFault if it isn't a finite number."""
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+    if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
         raise ToolFault(f"{what} returned {number!r:.80}; it must be one finite number")
     return float(number)
 
@@ -302,7 +311,7 @@ class InteractionSession:
             raise ToolFault(f"{what} answered a {type(text).__name__} as its text; {_ANSWER}")
         turn.reward += 0.0 if score is None else finite(score, f"{what}.generate_response (score)")
         numbers = metadata.items() if isinstance(metadata, Mapping) else ()
-        known = ((key, value) for key, value in numbers if isinstance(value, int | float) and math.isfinite(value))
+        known = ((key, value) for key, value in numbers if isinstance(value, int | float) and abs(value) <= sys.float_info.max)
         turn.metrics |= {f"interaction/{key}": float(value) for key, value in known}
         if is_over:
             return []
@@ -319,7 +328,7 @@ class InteractionSession:
         score = finite(await self._ask("calculate_score", self._state), f"the interaction {self._name}.calculate_score")
         return {"user_turns": float(self.num_turns), f"interaction/{self._name}/score": score}
 
-    async def _ask(self, method: str, *arguments: Any, **kwargs: Any) -> Any:
+    async def _ask(self, method: str, /, *arguments: Any, **kwargs: Any) -> Any:
         box, what = self._box, f"the interaction {self._name}.{method}"
         waiter = f"an episode of {self._task.tag}"
         limit = box.watchdog.waiting(waiter, what, box.timeout_s, "agent.tool_timeout_s", ToolFault)

@@ -86,13 +86,14 @@ def test_a_call_beyond_is_answered_and_not_executed() -> None:
 
 def test_what_can_not_be_read_is_answered_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    conversation = Calling([["the call isn't closed"], [call("nothing")], []])
+    conversation = Calling([["the call isn't closed"], [call("nothing")], ["half a \ud83d"], []])
     trajectory = play(conversation)
     assert results(conversation) == [
         ("error", "error0000", "the call isn't closed"),
         ("error", "a", "Unknown function 'nothing'. Available tools: divide, note"),
+        ("error", "error0000", "half a ?"),
     ]
-    assert trajectory.metrics["unreadable_calls"] == 1 and trajectory.metrics["tool_calls"] == 2
+    assert trajectory.metrics["unreadable_calls"] == 2 and trajectory.metrics["tool_calls"] == 3
     assert trajectory.metrics["unknown_tools"] == 1
     assert "Failed to decode tool call: the call isn't closed" in caplog.text
     assert "Failed to decode tool call: Unknown function 'nothing'" in caplog.text

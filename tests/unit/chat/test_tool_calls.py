@@ -358,3 +358,30 @@ def test_thinking_that_the_header_has_opened_and_nobody_ends_holds_no_calls():
     assert parser.parse(f"hm {call}", []).tool_calls == ()
     [read] = parser.parse(f"hm</think>{call}", []).tool_calls
     assert read.arguments == {"town": "Rome"}
+
+
+OPTIONAL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("True", {"type": "boolean"}, True),
+        ("None", OPTIONAL, None),
+        ("5", OPTIONAL, 5),
+        ("None", {"type": "integer", "nullable": True}, None),
+        ("5", {"type": ["string", "null"]}, "5"),
+        ("null", {"type": ["string", "null"]}, None),
+        ("None", {"type": "string"}, "None"),
+        ("5", True, "5"),
+        ("5", {}, "5"),
+    ],
+)
+def test_an_unquoted_value_has_a_type_that_its_schema_allows(text, schema, value):
+    said = f"<tool_call>\n<function=f>\n<parameter=n>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    [read] = (
+        Qwen3CoderParser().parse(said, [{"function": {"name": "f", "parameters": {"properties": {"n": schema}}}}]).tool_calls
+    )
+    assert read.arguments == {"n": value}
+    [read] = Qwen3CoderParser().parse(said, [{"function": {"name": "f", "parameters": None}}]).tool_calls
+    assert read.arguments == {"n": text}

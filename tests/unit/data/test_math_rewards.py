@@ -119,3 +119,44 @@ def test_who_asks_for_the_parameters_of_combined_gets_those_of_its_parts():
     assert not reward.wanted.takes_all and {"ground_truth", "answer", "step_bonus"} < set(reward.wanted.optional)
     with pytest.raises(ConfigError, match=r"args.penalty_wieght isn't a parameter; it has .*penalty_weight"):
         FunctionReward("combined", combined, str, "prompt", {"penalty_wieght": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("completion", "truth"),
+    [
+        (r"\boxed{2}", r"\sqrt{2}"),
+        ("Final Answer: 2", r"2\pi"),
+        (r"\boxed{3}", "3x"),
+        (r"\boxed{(1, 3)}", "(1, 2)"),
+        ("#### 1", "1,2"),
+        (r"\boxed{3\sqrt{5}}", r"3\sqrt{2}"),
+        (r"\boxed{3}", r"\frac{\sqrt{3}}{2}"),
+        ("#### 1", 1e-05),
+    ],
+)
+def test_a_formula_is_no_number_and_only_equals_itself(completion, truth):
+    assert not is_correct(completion, truth) and is_correct(rf"\boxed{{{truth}}}", truth)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("5", r"5\text{ cm}"),
+        ("5", "5cm"),
+        ("5 cm", "5"),
+        ("5", "$5$"),
+        ("5", "$5."),
+        ("-5", "$-5$"),
+        ("50%", r"50\%"),
+        ("1000", "1{,}000"),
+        ("-0.5", r"-\frac{1}{2}"),
+        ("0.5", r"$\frac{1}{2}$"),
+        ("5", "5 dollars per day."),
+        ("5", "**5**"),
+        ("5", "(5)"),
+        ("1200", 1.2e3),
+        ("0.00001", 1e-05),
+    ],
+)
+def test_a_number_is_one_with_its_unit_and_signs(answer, truth):
+    assert is_correct(f"#### {answer}", truth) and not is_correct("#### 77", truth)

@@ -117,6 +117,7 @@ def test_messages_of_an_environment_have_its_templates_and_the_system_message_on
         (toy_rewards.not_finite, "data.reward not_finite returned nan; return one finite number"),
         (lambda completions: "no list", "returned a str"),
         (lambda completions: [None, None], "returned [None, None]"),
+        (lambda completions: [10**400, 1], "returned [1000"),
     ],
 )
 def test_a_broken_reward_fails_its_group_with_a_sentence(function, said: str) -> None:

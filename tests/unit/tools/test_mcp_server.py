@@ -14,7 +14,7 @@ from toy_tools import called
 
 from turnwise.build.tools import _of_entry
 from turnwise.config.tools import ToolEntry
-from turnwise.errors import ConfigError, NotAvailableError, ToolError
+from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, ToolError
 from turnwise.tools import mcp_server
 from turnwise.tools.mcp_server import McpServer
 from turnwise.tools.session import ToolBox, ToolFault
@@ -57,7 +57,7 @@ def answer(config: dict, name: str, timeout_s: float | None = 60, **arguments) -
 
 def test_its_tools_have_the_schemas_of_the_server(config):
     schemas = {tool.schema["function"]["name"]: tool.schema["function"] for tool in McpServer(config, None)}
-    assert list(schemas) == ["add", "variable", "fail", "picture", "slow", "end"]
+    assert list(schemas) == ["add", "variable", "fail", "picture", "slow", "refuse", "wait", "end"]
     assert schemas["add"]["description"] == "Adds two numbers."
     assert schemas["add"]["parameters"]["required"] == ["a", "b"]
 
@@ -97,6 +97,20 @@ def test_a_call_has_a_deadline_and_others_go_on(config):
 def test_a_program_has_its_variables_and_chosen_tools(stdio):
     assert answer(stdio, "variable", key="TOY") == ("red", False)
     assert [tool.schema["function"]["name"] for tool in McpServer(stdio | {"tools": ["end", "add"]}, None)] == ["end", "add"]
+
+
+def test_an_error_of_one_call_leaves_the_others_their_connection(config):
+    server = McpServer(config, None)
+    wait, refuse = (next(tool for tool in server if tool.schema["function"]["name"] == name) for name in ("wait", "refuse"))
+
+    async def main():
+        waiting = asyncio.create_task(wait.execute(None, {}))
+        await asyncio.sleep(0.5)
+        with pytest.raises(EnvironmentFault, match="failed in a call of refuse: the quota is used up"):
+            await refuse.execute(None, {})
+        return await waiting
+
+    assert asyncio.run(main()) == "waited"
 
 
 def test_a_server_that_ended_fails_the_call_and_is_started_again(stdio):

@@ -6,7 +6,7 @@ import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from toy_tools import TASK, Notebook, blocking, called, divide, greet, leaving, schema
@@ -195,13 +195,31 @@ def test_rewards_of_tools_are_those_of_their_states() -> None:
     assert asyncio.run(main()) == [{"note": 0.5}, {}]
 
 
-def test_a_reward_that_is_no_number_is_a_fault_of_the_tool() -> None:
+@pytest.mark.parametrize("reward", [float("nan"), 10**400], ids=["nan", "huge"])
+def test_a_reward_that_is_no_number_is_a_fault_of_the_tool(reward: float) -> None:
     async def main() -> None:
-        async with box_of(Notebook({"reward": float("nan")})).open(TASK) as session:
+        async with box_of(Notebook({"reward": reward})).open(TASK) as session:
+            await session.call("note", {"text": "1.0"})
             await session.rewards()
 
-    with pytest.raises(ToolFault, match=r"note.calc_reward returned nan"):
+    with pytest.raises(ToolFault, match=r"note.calc_reward returned (nan|10+);"):
         asyncio.run(main())
+
+
+def test_a_parameter_that_may_be_none_takes_null() -> None:
+    def look(n: int | None = None, where: Literal["a", "b"] | None = None) -> str:
+        """Looks.
+
+        Args:
+            n: A number.
+            where: A place.
+        """
+        return f"{n} {where}"
+
+    box = box_of(look)
+    assert called(box, "look", n=None, where=None)[0] == ToolResult("None None")
+    assert called(box, "look", n=3, where="a")[0] == ToolResult("3 a")
+    assert called(box, "look", n="3")[0].is_error
 
 
 def test_a_row_may_select_tools() -> None:
