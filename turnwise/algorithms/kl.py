@@ -70,7 +70,8 @@ class KLController:
         """Adapts β. `kl` is in nats per token: the mean over the batch's trajectories of the mean over their tokens."""
         if self.target is not None:
             error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-            self.coef *= 1.0 + error * num_trajectories / self.horizon
+            # Beyond 5 horizons β would change its sign.
+            self.coef *= 1.0 + error * min(num_trajectories / self.horizon, 4.0)
 
     def state_dict(self) -> dict[str, float]:
         return {"coef": self.coef}

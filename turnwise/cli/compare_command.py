@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     differing = list(_differences(runs))
     if differing:
         print("\nsettings that differ\n" + _table([["", *(f"[{n}]" for n, _ in enumerate(runs, 1))], *differing]))
-    elif len(runs) > 1:
+    elif sum(bool(run.settings) for run in runs) > 1:
         print("\nthe runs have the same settings")
     if out is not None and columns:
         with ends_at_once():
@@ -143,10 +143,10 @@ def _is_step(row: Mapping[str, float]) -> bool:
 
 
 def _differences(runs: Sequence[Run]) -> Iterator[list[str]]:
-    """Yields one line per setting in which runs differ: its key, and its value in each run."""
+    """Yields one line per setting in which runs differ: its key, and its value in each run, "?" if its config can't be read."""
     for key in dict.fromkeys(key for run in runs for key in run.settings if key not in RESUMED["places"]):
-        values = ["-" if key not in run.settings else str(run.settings[key]) for run in runs]
-        if len(set(values)) > 1:
+        values = [str(run.settings.get(key, "-")) if run.settings else "?" for run in runs]
+        if len({*values} - {"?"}) > 1:
             yield [key, *(value if len(value) <= _MAX_WIDTH else f"{value[: _MAX_WIDTH - 1]}…" for value in values)]
 
 

@@ -115,12 +115,11 @@ def _of_config(
     found = config.custom_envs[tag].env_type
     if env_type not in (None, found):
         raise ConfigError(f"custom_envs.{tag} of {file} is a {found}, not a {env_type}; name one of them, or another --tag")
-    parse_arguments(arguments)
-    # As overrides, so that they are checked like the rest of the file.
-    changes = [f"custom_envs.{tag}.env_config.{text}" for text in arguments]
-    changes += [] if max_steps is None else [f"custom_envs.{tag}.max_steps={max_steps}"]
+    # As values of the file, so that they are checked like the rest of it.
+    changes: dict[str, Any] = {"env_config": given} if (given := parse_arguments(arguments)) else {}
+    changes |= {} if max_steps is None else {"max_steps": max_steps, "max_actions_per_traj": None}
     if changes:
-        config, _ = load_config(file, [*overrides, *changes], AgenticConfig, purpose="play")
+        config, _ = load_config(file, overrides, AgenticConfig, purpose="play", values={"custom_envs": {tag: changes}})
     return EnvTarget(config, tag, file)
 
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turnwise.data.math_rewards import TOLERANCE, answer_of, has_format, is_correct, num_steps, stated_answer
@@ -67,6 +68,10 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
     model = base if base is not None and asked.use_lora is False else asked.model_path
     name, rows, _ = loaded = data.load(asked, "rl", datasets, split="test", number=100)
     data.require_truths(loaded, ["ground_truth"])
+    beside = Path(asked.model_path) if Path(asked.model_path).is_dir() else Path("output")
+    worst = Path(asked.output_dir or beside / "evaluation")
+    worst.mkdir(parents=True, exist_ok=True)
+    TemporaryDirectory(dir=worst).cleanup()  # A folder that can't be written is refused before the answers are sampled.
     started = time.perf_counter()
     groups = _answers(model, asked, rows)
     seconds = time.perf_counter() - started
@@ -74,9 +79,6 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
     if not answers:
         raise DataError(f"dataset {name}: no prompt was answered; they are too long for the model")
     measured = measure(answers)
-    beside = Path(asked.model_path) if Path(asked.model_path).is_dir() else Path("output")
-    worst = Path(asked.output_dir or beside / "evaluation")
-    worst.mkdir(parents=True, exist_ok=True)
     _write_worst(worst / "worst_samples.jsonl", answers)
     details = {"details": [answer._asdict() for of_row in answers for answer in of_row]} if asked.return_details else {}
     return {

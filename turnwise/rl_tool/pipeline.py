@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ class AgenticRLPipeline:
             self.check_gate(self.stage3_sft_evaluation(sft_model))
             self.stage5_grpo_evaluation(self.stage4_grpo_training(sft_model))
         except (TurnwiseError, OSError) as error:
-            self.stage6_save_results()
+            with suppress(OSError):  # the folder may be what can't be written
+                self.stage6_save_results()
             return error_answer(error, "pipeline")
         self.stage6_save_results()
         return {"status": "success", "action": "pipeline", "output_dir": str(self.output_dir), **self.results}
@@ -103,7 +105,7 @@ class AgenticRLPipeline:
             return dict(recorded)
         print(f"{name}: begins", flush=True)
         out = Path(asked.get("output_dir", ""))
-        goes_on = action == "train" and any((out / "run").glob("*/checkpoints/checkpoint-*"))
+        goes_on = action == "train" and not asked.get("overwrite") and any((out / "run").glob("*/checkpoints/checkpoint-*"))
         result = json.loads(self.rl_tool.run({**asked, **({"resume": True} if goes_on else {})}))
         if result["status"] != "success":
             raise StageError(f"{name}: {result['message']}")
@@ -136,6 +138,8 @@ def _sections(found: Any, file: str) -> dict[str, Any]:
             raise ConfigError(f"{file}: {name} is {section!r:.60}; it is a section with its own keys")
     if list(found.get("model") or ()) != ["base_model"]:
         raise ConfigError(f"{file}: the section model has the key base_model, a folder or a name of the hub, and no other")
+    if not isinstance(found.get("output_dir", ""), str):
+        raise ConfigError(f"{file}: output_dir is {found['output_dir']!r:.60}; it is the name of a folder")
     least = (found.get("eval") or {}).get(THRESHOLD, 0.0)
     if not isinstance(least, int | float) or not 0 <= least <= 1:
         raise ConfigError(f"{file}: eval.{THRESHOLD} is {least!r:.60}; it is an accuracy from 0 to 1")

@@ -116,8 +116,14 @@ def _source(value: Any) -> str:
 def plain_values(value: Any, objects: Objects, key: str) -> Any:
     """The value as a YAML file could hold it, with classes and functions as strings. Raises ConfigError for other objects."""
     match value:
-        case None | bool() | int() | float() | str():
+        case None | bool():
             return value
+        case float():  # numpy's float64 and members of enums are subclasses, which no YAML file holds
+            return float(value)
+        case int():
+            return int(value)
+        case str():
+            return str.__str__(value)
         case Path():
             return str(value)
         case type() | FunctionType():

@@ -73,9 +73,11 @@ class Trainer:
                 config[key] = value
         if env is not None:
             config["custom_envs"] = custom_envs(env)
+        if not isinstance(config.get("data") or {}, Mapping):
+            raise ConfigError(f"data: got {str(config['data'])[:60]}; it is a section: a dict of its keys")
         data = data_section(train_dataset, eval_dataset, reward_funcs, reward_weights, self._objects)
         if data:
-            config["data"] = {**config.get("data", {}), **data}
+            config["data"] = {**(config.get("data") or {}), **data}
         if config_file is None:
             _require_enough(config)
         self._values = {key: plain_values(value, self._objects, key) for key, value in config.items()}
@@ -215,7 +217,7 @@ def _require_enough(config: Mapping[str, Any]) -> None:
             "a Trainer needs a model: model='runs/model', a folder or a name of the Hugging Face hub; "
             "`turnwise make-model --size tiny --out runs/model` makes a small one with random weights"
         )
-    data = config.get("data", {})
+    data = config.get("data") or {}
     if "custom_envs" not in config and not data.get("train_files"):
         reason = "reward_funcs score what was played, and there is nothing to play" if "reward" in data else "nothing to play"
         raise ConfigError(f"{reason}: give env=YourEnv, env='frozen_lake', or train_dataset=rows with reward_funcs")
@@ -229,7 +231,7 @@ def _demonstrations(messages: Any, values: Mapping[str, Any]) -> list[str]:
     if rows and all(isinstance(row, str | Path) for row in rows):
         return [str(row) for row in rows]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    folder = Path(values.get("output_dir", "runs")) / values.get("exp_name", "turnwise")
+    folder = Path(values.get("output_dir") or "runs") / (values.get("exp_name") or "turnwise")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"messages-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
     file.write_text(text, encoding="utf-8")

@@ -16,6 +16,13 @@ def test_adaptive_worked_numbers():
     assert coefs == pytest.approx([0.204, 0.19992, 0.2001758976], abs=1e-12)
 
 
+def test_a_batch_of_many_horizons_keeps_the_coefficient_positive():
+    controller = KLController(0.1, target=0.1, horizon=100.0)
+    for _ in range(3):
+        controller.update(0.0, 1024)
+    assert controller.coef == pytest.approx(0.1 * 0.2**3)
+
+
 def test_a_resumed_controller_goes_on_where_it_was():
     whole = KLController(0.2, 6.0, 10_000)
     for batch in BATCHES:

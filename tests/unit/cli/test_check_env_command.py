@@ -134,6 +134,13 @@ def test_a_config_gives_arguments_and_limits(examined, lake, tiny_model):
     assert "tokens" not in said, "the config names no model whose tokenizer could count"
 
 
+def test_a_tag_and_an_argument_may_hold_what_overrides_do_not(examined, folder):
+    env = {"env_type": "frozen_lake", "max_actions_per_traj": 5, "env_config": {"is_slippery": False}}
+    (folder / "odd.yaml").write_text(yaml.safe_dump({"sequence_length": 512, "custom_envs": {"my.lake, 4x4": env}}))
+    status, said = examined("frozen_lake", "env_instruction=go left, then right", "--config", "odd.yaml", "--max-steps", "2")
+    assert status == 0 and "by max_steps 2" in said and "env_instruction=go left, then right" in said
+
+
 def test_actions_are_named_on_the_command_line(examined):
     _, without = examined(f"{TOYS}:LettersEnv")
     assert "nobody says which actions there are" in without and "--actions" in without

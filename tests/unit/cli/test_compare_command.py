@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,9 @@ def test_settings_that_can_t_be_read_are_said_and_the_rest_is_compared(make_run,
     assert main(["compare", run, other]) == 0
     captured = capsys.readouterr()
     assert "config.yaml can't be read" in captured.err and "[2]" in captured.out
+    assert "settings that differ" not in captured.out
+    assert main(["compare", run, other, make_run("c", trained([0.5]), {"seed": 2})]) == 0
+    assert re.search(r"\nseed +\? +1 +2\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,25 @@ def test_a_pipeline_that_ended_in_a_training_goes_on_in_it(write, fragile):
     assert Path("out/grpo/adapter_model.safetensors").read_bytes() == weights
 
 
+def test_a_training_is_overwritten_where_the_file_says_so(write):
+    model = Path(AgenticRLPipeline(write()).stage2_sft_training(), "adapter_model.safetensors")
+    before = model.read_bytes()
+    Path("out/training_results.json").unlink()
+    AgenticRLPipeline(write(sft={"overwrite": True, "seed": 7})).stage2_sft_training()
+    assert model.read_bytes() != before
+
+
+def test_a_folder_that_cannot_be_written_is_the_answer(write, monkeypatch):
+    Path("taken").write_text("")
+    file = write()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"output_dir": "taken/out"}))
+    answer = AgenticRLPipeline(file).run()
+    assert answer["status"] == "error" and "taken" in answer["message"]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"output_dir": None}))
+    with pytest.raises(ConfigError, match="output_dir is None; it is the name of a folder"):
+        AgenticRLPipeline(file)
+
+
 def test_a_model_below_the_gate_isn_t_trained_on(write):
     answer = AgenticRLPipeline(write(eval={"sft_accuracy_threshold": 1.0})).run()
     assert answer["status"] == "error" and answer["code"] == "stage" and "sft_accuracy_threshold" in answer["message"]

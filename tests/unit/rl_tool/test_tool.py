@@ -300,3 +300,10 @@ def test_the_worst_answers_come_first(tmp_path):
     evaluation._write_worst(tmp_path / "worst.jsonl", [answers(*of_row) for of_row in texts])
     rows = map(json.loads, (tmp_path / "worst.jsonl").read_text().splitlines())
     assert [row["completion"] for row in rows] == ["nothing", "#### 9", "#### 8", "#### 8"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_answers_are_sampled(word_model, tmp_path, monkeypatch):
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setattr(evaluation, "_answers", pytest.fail)
+    answer = ask("evaluate", model_path=str(word_model), dataset="generated", output_dir=str(tmp_path / "taken"))
+    assert answer["status"] == "error" and "taken" in answer["message"]

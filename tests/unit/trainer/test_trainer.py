@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -16,6 +18,7 @@ from turnwise.cli.main import main
 from turnwise.envs.base import TextEnv
 from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, TurnwiseError
 from turnwise.tracking.jsonl import read_metrics
+from turnwise.trainer.objects import Objects, plain_values
 
 
 class OwnEnv(TextEnv):
@@ -257,6 +260,7 @@ REFUSED = {
     "an unknown keyword": ({"rollout_batch": 2}, "rollout_batch: unknown key. Did you mean 'rollout_batch_size'"),
     "an instance": ({"env": OwnEnv()}, r"custom_envs.OwnEnv.env_type: got .*OwnEnv.*, an instance of OwnEnv; .*'env_config'"),
     "an unknown environment": ({"env": "frozen_lak"}, "unknown env_type 'frozen_lak'.* Did you mean 'frozen_lake'"),
+    "data that is no section": ({"data": ["a.jsonl"]}, r"data: got \['a.jsonl'\]; it is a section"),
     "a number as a data set": ({"train_dataset": 3}, "a data set is a list of dicts"),
     "a wrong class": ({"env": {"A": {"env_type": int}}}, "has no `step`|int"),
 }
@@ -266,6 +270,20 @@ REFUSED = {
 def test_bad_input_is_refused_when_the_trainer_is_made(changes, sentence, keys):
     with pytest.raises(TurnwiseError, match=sentence):
         Trainer(**{key: value for key, value in (keys | changes).items() if value is not None})
+
+
+def test_a_section_that_is_none_is_one_that_is_not_given():
+    with pytest.raises(ConfigError, match="there is nothing to play"):
+        Trainer(model="runs/model", data=None, reward_funcs=[len])
+
+
+def test_values_of_numpy_and_enums_are_plain_values():
+    class Mode(enum.StrEnum):
+        FAST = "fast"
+
+    given = {"penalty": np.float64(-0.5), "mode": Mode.FAST, "size": enum.IntEnum("Size", {"SMALL": 3}).SMALL, "is": True}
+    plain = plain_values(given, Objects(), "env_config")
+    assert yaml.safe_load(yaml.safe_dump(plain)) == {"penalty": -0.5, "mode": "fast", "size": 3, "is": True}
 
 
 def test_save_before_training_and_over_something_else_is_refused(keys, tmp_path):
