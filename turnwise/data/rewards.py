@@ -56,9 +56,12 @@ def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
 
 
 def prompt_of(columns: Mapping[str, Any], prompt_key: str) -> list[Message]:
-    """The messages of a row's prompt; a string is one user message."""
+    """The messages of a row's prompt; a string is one user message. Keys that are null, as Parquet writes those that other rows
+    have, are left out."""
     prompt = columns[prompt_key]
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return [{key: value for key, value in message.items() if value is not None or key == "content"} for message in prompt]
 
 
 @dataclass(slots=True)

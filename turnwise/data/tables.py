@@ -82,7 +82,7 @@ def _rows(name: str, key: str, shown: str) -> Iterator[tuple[str, Mapping[str, A
         return _numbered(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
     if ":" in name and not path.exists():
         rows = load_object(name, key, DataError)
-        if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
+        if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping | Iterator):
             raise DataError(f"{key} {shown} is a {type(rows).__name__}; rows are a list of mappings, or a Dataset")
         return _numbered(rows, shown)
     reason = "has another form" if path.exists() else "there is no such file"
@@ -104,7 +104,7 @@ def _of_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
-    except (arrow.ArrowException, OSError) as fault:
+    except (arrow.ArrowException, OSError, ValueError) as fault:
         raise DataError(f"{path} isn't a readable Parquet file ({fault})") from fault
 
 
@@ -132,8 +132,8 @@ def _hub_dataset(name: str, subset: Sequence[str], split: str, key: str) -> Any:
     datasets = _datasets(f"{key} {name}: a data set of the hub")
     try:
         return datasets.load_dataset(name, *subset, split=split)
-    except (ConnectionError, FileNotFoundError, ValueError, OSError) as fault:
-        line = str(fault).strip().splitlines()[0]
+    except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as fault:
+        line = next(iter(str(fault).strip().splitlines()), type(fault).__name__)
         raise DataError(
             f"{key} {name}: the hub doesn't give its split {split} ({line}); without network, download it where there is one, "
             f"`hf download --repo-type dataset {name}`, and name its files"

@@ -12,7 +12,7 @@ import toy_rewards
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.build.reward_model import ModelReward
 from turnwise.chat.conversation import TextAnswer, TextConversation
-from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, messages_of
+from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, messages_of, prompt_of
 from turnwise.data.tables import TableRow
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.errors import ConfigError, DataError
@@ -176,3 +176,8 @@ def test_what_cannot_be_called_so_is_refused() -> None:
         of(lambda texts: [])
     with pytest.raises(ConfigError, match=r"args.weight isn't a parameter; it has completions, power"):
         of(toy_rewards.length, weight=1)
+
+
+def test_keys_of_messages_that_are_null_are_left_out() -> None:
+    said = [{"role": "assistant", "content": None, "tool_calls": [{}]}, {"role": "user", "content": "a", "tool_calls": None}]
+    assert prompt_of({"prompt": said}, "prompt") == [said[0], {"role": "user", "content": "a"}]

@@ -98,6 +98,31 @@ def test_the_hub_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "train")]
 
 
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (RuntimeError("Dataset scripts are no longer supported"), "Dataset scripts are no longer supported"),
+        (datasets.exceptions.DatasetGenerationError("half"), "half"),
+        (ConnectionError(), "ConnectionError"),
+    ],
+)
+def test_any_fault_of_the_hub_is_said(monkeypatch: pytest.MonkeyPatch, fault: Exception, said: str) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(DataError, match=f"the hub doesn't give its split train \\({said}"):
+        read_tables(["owner/name"], "data.train_files")
+
+
+def test_rows_that_can_be_read_only_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("rows_once")
+    module.ROWS = iter(ROWS)
+    monkeypatch.setitem(sys.modules, "rows_once", module)
+    with pytest.raises(DataError, match="is a list_iterator; rows are a list of mappings"):
+        read_tables(["rows_once:ROWS"], "data.train_files")
+
+
 def test_a_column_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
     table = pyarrow.Table.from_pylist([{"prompt": "x", "picture": b"\x00\x01"}])
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
