@@ -32,8 +32,10 @@ def start(tmp_path, tiny_model, monkeypatch) -> Iterator[Callable[..., subproces
         command = [sys.executable, *launcher, "-m", "turnwise.cli.main", "train", "train.yaml", *words]
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
         started.append(run)
+        end = time.monotonic() + TIMEOUT_S
         while not any(path.read_text() for path in Path("runs").glob("*/*/metrics.jsonl")):
             assert run.poll() is None, run.communicate()[0]
+            assert time.monotonic() < end, "no step has ended"
             time.sleep(0.1)
         return run
 
