@@ -92,6 +92,7 @@ class ToolAgent:
     ) -> list[Message]:
         """A message of role `tool` per call, in the order of the calls; unreadable calls come last. In a replay, `recorded`
         holds the messages' texts, and no call is executed."""
+        errors = [readable(error) for error in errors]
         for error in errors:
             logger.info("Failed to decode tool call: %s", error)
         functions = [call["function"] for call in calls]
