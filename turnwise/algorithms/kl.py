@@ -51,7 +51,8 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
 class KLController:
     """Holds β (`coef`), the coefficient of the KL in the reward; checkpoints save it. With a `target`, each batch adapts it:
 
-    e = clip(KL / target − 1, −0.2, 0.2); β ← β·(1 + e·n / horizon) (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
+    e = clip(KL / target − 1, −0.2, 0.2); β ← β·(1 + e·min(n / horizon, 4)) (Ziegler et al. 2019, arXiv:1909.08593,
+    section 2.2, without the bound 4, which keeps β positive).
 
     >>> controller = KLController(0.2, target=6.0, horizon=10_000)
     >>> for kl, num_trajectories in ((12.0, 1000), (3.0, 1000), (6.3, 256)):
@@ -70,7 +71,6 @@ class KLController:
         """Adapts β. `kl` is in nats per token: the mean over the batch's trajectories of the mean over their tokens."""
         if self.target is not None:
             error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-            # Beyond 5 horizons β would change its sign.
             self.coef *= 1.0 + error * min(num_trajectories / self.horizon, 4.0)
 
     def state_dict(self) -> dict[str, float]:

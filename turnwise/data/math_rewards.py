@@ -25,7 +25,8 @@ _MARKER = re.compile(
 )
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _NUMBER = re.compile(
-    r"(?P<sign>(?<![\d.)])-)?\s?[$€£¥₹]?\s?(?P<sign2>(?<![\d.)])-)?(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+)"
+    r"(?P<sign>(?<![\d.)])-)?\s?[$€£¥₹]?\s?(?P<sign2>(?<![\d.)])-)?"
+    r"(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+)"
     r"(?:\s*/\s*(?P<under>\d+(?:\.\d+)?))?\s*(?P<percent>%|percent)?"
 )
 _ONLY_NUMBER = re.compile(rf"[\s(]*{_NUMBER.pattern}[\s.)]*(?:\s[a-z][a-z\s./]*|[a-z]{{2,}})?")

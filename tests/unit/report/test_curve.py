@@ -28,6 +28,8 @@ def test_curve_is_a_picture_of_its_rows(tmp_path):
     whole = drawn(SUCCESS, tmp_path)
     assert not np.array_equal(whole, drawn(SUCCESS[:5], tmp_path))
     assert not np.array_equal(whole, drawn(SUCCESS, tmp_path, baselines={"random player": 0.1}))
+    of_a_path = [{name.replace("/A/", "/openai/gsm8k/"): value for name, value in row.items()} for row in SUCCESS]
+    assert np.array_equal(whole, drawn(of_a_path, tmp_path)), "a tag may hold slashes"
 
 
 def test_validation_is_called_validation_since_nothing_need_be_held_out(tmp_path, monkeypatch):
