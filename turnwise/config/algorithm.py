@@ -22,7 +22,7 @@ from turnwise.spec import (
 
 
 class Statistics(NamedTuple):
-    """The scores over which a mean and a standard deviation are taken."""
+    """What a mean and a standard deviation are taken over: `group`, `batch`, `running` or `none`."""
 
     mean: str
     std: str

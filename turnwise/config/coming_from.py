@@ -35,7 +35,7 @@ class Retired:
 
 @cache
 def vocabulary() -> Mapping[str, Any]:
-    """The parts of `published.yaml` by name."""
+    """The top-level sections of `published.yaml` by name."""
     return read_table(__file__, "published.yaml")
 
 
@@ -48,7 +48,7 @@ def retired_keys() -> Mapping[str, Retired]:
 
 PUBLISHED = "ROLL"
 """The system whose files are translated (`config.published`)."""
-_SHORTEST = 6  # a shorter name alone isn't taken for the end of another system's key
+_SHORTEST = 6  # minimum characters of a top-level key that is compared with the ends of other systems' keys
 
 
 def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:

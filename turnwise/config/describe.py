@@ -285,7 +285,7 @@ def _optimizer(arguments: TrainingArgs, max_grad_norm: float) -> str:
 
 
 def _asynchronous(config: AgenticConfig) -> str:
-    """What happens to running responses when weights change, when groups are trained on, and how stale tokens are treated."""
+    """A text: what a weight update does to running responses, when groups are trained on, and how stale tokens are treated."""
     fates = {
         "finish": "are finished",
         "abort_continue": "continue with them",

@@ -46,7 +46,7 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
             section, _, last = key.rpartition(".")
             (values[name][section] if section else values[name]).pop(last, None)
     for split in get_args(Split):
-        # Resolved, so that sampling stays the same when this is loaded without actor_infer's keys.
+        # Resolved: when the YAML is loaded, the split's defaults would count as set and override actor_infer's values.
         values[f"{split}_env_manager"]["generating_args"] = _without_null(config.sampling(split).model_dump())
     for key in ("data", "agent"):
         if not config.is_set(key):
@@ -71,7 +71,7 @@ RESUMED: dict[str, Any] = read_table(__file__, "resume.yaml")
 
 
 class Difference(NamedTuple):
-    """A setting that differs between a saved run and this one. The value is None for a run that doesn't use the setting."""
+    """A setting whose value in a saved run (`saved`) differs from its value `now`. None = the run doesn't use the setting."""
 
     key: str
     saved: Any

@@ -26,7 +26,7 @@ AnyConfig = AgenticConfig | SFTConfig
 C = TypeVar("C", AgenticConfig, SFTConfig, default=AgenticConfig)
 MAX_CHARACTERS = 100_000
 """Maximum characters of a string: more than any context holds."""
-_LIKENESS = 0.75  # keys share many of their parts, so a less similar key may well be another setting
+_LIKENESS = 0.75  # minimum similarity of a suggested key; names share many words, so a less similar key may be another setting
 Purpose = Literal["train", "play", "show"]
 """What the config is read for: training, playing without training (groups may have one episode), or printing it."""
 Examine = Callable[[Any], Iterable[Problem]]
@@ -128,7 +128,7 @@ def _parse(
 
 
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
-    """Problems of groups of one episode. With "show", a published file gets notes instead: it may be meant only for playing."""
+    """Problems of groups of one episode. To "show" a published file, notes are enough: it may be meant only for playing."""
     found = [] if purpose == "play" else list(sibling_problems(config))
     if purpose == "show" and translation.is_published:
         translation.notes += [f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)]
@@ -137,7 +137,7 @@ def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purp
 
 
 def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
-    """Strings that no file name, terminal or tokenizer can take, and values nested too deep, such as a list in itself."""
+    """Problems of strings that are too long or aren't text, and of values nested too deep, such as a list in itself."""
     if len(path) > MAX_DEPTH:
         yield Problem(path[:4], f"holds more than {MAX_DEPTH} nested sections; a config has a few")
     elif isinstance(value, str) and len(value) > MAX_CHARACTERS:

@@ -1,4 +1,4 @@
-"""Finds what a valid config needs and this version, installation or machine lacks. Only `turnwise config` still accepts it."""
+"""Finds what a valid config needs but this version, installation or machine lacks. Then only `turnwise config` accepts it."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,12 +39,12 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
 
 def not_here(config: AgenticConfig | SFTConfig) -> list[str]:
     """A sentence for every model that is incomplete, or that is neither on this machine nor named like a model on the hub, and
-    for every folder that can't be written. (`build.placement` counts the devices.)"""
+    for every folder that can't be written to. (`build.placement` counts the devices.)"""
     return [*dict.fromkeys(_models(config)), *_places(config)]
 
 
 def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str]:
-    """A sentence for all that is missing to play a split's tasks with a saved model. Playing needs less than training."""
+    """A sentence for each feature or library that is missing to play a split with a saved model. Training needs more."""
     return [*_role("actor_infer.", config.actor_infer), *_environments(config, config.env_manager(split).tags)]
 
 

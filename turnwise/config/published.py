@@ -21,7 +21,7 @@ _SECOND_SYSTEM = (
     ((*_MULTI_TURN, "tool_config_path"), ("agent", "tool_config_path")),
     ((*_MULTI_TURN, "interaction_config_path"), ("agent", "interaction_config_path")),
 )
-"""`(verl's key, our key)` for the translated keys of verl. Its other keys are refused."""
+"""`(verl's key, our key)` for the keys of verl that are translated."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
 
 
@@ -161,7 +161,7 @@ def _answer_idle_sections(translation: Translation) -> None:
 
 
 def _read_grpo_of_plain_scores(translation: Translation) -> None:
-    """Reads `grpo` on plain scores as `reinforce`. In published configs only the normalisation compares siblings."""
+    """Reads `grpo` without normalisation as `reinforce`. In published configs only the normalisation compares siblings."""
     normalization = translation.section("reward_normalization")
     own = any(normalization.get(f"norm_{part}_type") for part in ("mean", "std"))
     if translation.raw.get("adv_estimator") == "grpo" and normalization.get("method") == "identity" and not own:
@@ -207,7 +207,7 @@ def _translate_manager(translation: Translation, manager: str) -> None:
     filter_class = section.get("group_filter_cls")
     if isinstance(filter_class, str):
         if filter_class.startswith("roll."):
-            del section["group_filter_cls"]  # it keeps every group
+            del section["group_filter_cls"]  # ROLL's own class keeps every group
         else:
             module, _, name = filter_class.rpartition(".")
             translation.move((manager, "group_filter_cls"), ("group_filter",), f"{module}:{name}")
@@ -251,7 +251,7 @@ def _translate_env(translation: Translation, tag: str) -> None:
 
 
 def _translate_built_in(translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]) -> None:
-    """Drops keys that the framework decides on. The tag's `max_steps` becomes the smaller of its own and the environment's."""
+    """Drops keys of `env_config` that the framework decides on. The smaller `max_steps`, that of `env_config` or the tag, holds."""
     for key, reason in vocabulary()["built_in_env_config"].items():
         if config.pop(key, None) is not None:
             translation.ineffective.append(Problem((*path, "env_config", key), f"has no effect: {reason}"))

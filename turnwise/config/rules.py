@@ -49,7 +49,7 @@ def phrases(row: str, config: Section) -> list[str]:
 
 
 def without_effect(rows: Iterable[Requirement], section: Section, *prefix: str) -> Iterator[Problem]:
-    """A problem for each key that is set in a section although none of its conditions holds. `prefix` is the section's path."""
+    """A problem for each key of a section that departs from its default without effect. `prefix` is the section's path."""
     for row in rows:
         if not any(holds(condition, section) for condition in row.needs):
             for key in filter(section.departs, row.keys):
@@ -57,7 +57,7 @@ def without_effect(rows: Iterable[Requirement], section: Section, *prefix: str) 
 
 
 def holds(condition: str, section: Any) -> bool:
-    """Whether a condition, as `rules.yaml` explains them, is true of the section."""
+    """Whether a condition is true of the section. The head of `rules.yaml` explains conditions."""
     word, _, rest = condition.partition(" ")
     if word == "not":
         return not holds(rest, section)

@@ -93,7 +93,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def names_devices(self) -> bool:
-        """Whether the run has several servers, or a `device_mapping` names devices."""
+        """Whether the run has several servers, or one of `device_mappings` names devices."""
         return self.num_replicas > 1 or any(self.device_mappings.values())
 
     @property
@@ -119,7 +119,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def num_task_versions(self) -> int:
-        """Number of versions of the curriculum's state from which groups that still wait for training may come."""
+        """Number of newest curriculum states to keep: a group may still be drawn or restarted with any of them."""
         return self.async_generation_ratio + 2
 
     @property
@@ -204,7 +204,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return GeneratingArgs(**shared.model_dump(exclude_unset=True) | own.model_dump(exclude_unset=True))
 
     def max_new_tokens(self, split: Split, tag: str) -> int:
-        """Maximum tokens of a response: the smaller of the split's max_new_tokens and the tag's max_tokens_per_step, or 128."""
+        """Maximum tokens of a response: the smaller of max_new_tokens and the tag's max_tokens_per_step; 128 without both."""
         env = self.custom_envs.get(tag)
         limits = (self.sampling(split).max_new_tokens, env.max_tokens_per_step if env else None)
         given = [limit for limit in limits if limit is not None]
@@ -232,5 +232,5 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return self.actor_infer.strategy_args.strategy_config.get("kv_cache_bytes", KV_CACHE_BYTES)
 
     def model_shape(self) -> ModelShape | None:
-        """The policy's sizes; None as in `read_model_shape`."""
+        """The policy's sizes; None if `read_model_shape` can't read them."""
         return read_model_shape(self.actor_train.model_args.model_name_or_path)

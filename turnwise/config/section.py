@@ -1,4 +1,4 @@
-"""The base of every section of a config: a strict, frozen pydantic model in which `null` means "not set"."""
+"""The base of every section of a config: a strict, frozen pydantic model in which `null` means "not set" for most keys."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -44,7 +44,7 @@ def is_entry_point(name: str) -> bool:
     module, _, attribute = name.partition(":")
     if attribute and module.split(".")[0] in sys.stdlib_module_names:
         raise ValueError(f"{name!r} names a module of Python itself; your own plug-in needs a module with another name")
-    return all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")])  # Class.method, from a Trainer
+    return all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")])  # an attribute may be Class.method
 
 
 def aliased(names: Mapping[str, str]) -> BeforeValidator:
@@ -74,7 +74,7 @@ class OneOf:
 
 
 class Section(BaseModel):
-    """Base of all sections. Unknown keys and values of another type are errors, and `null` leaves a key at its default."""
+    """Base of all sections. Unknown keys and wrong types are errors. `null` means the default, unless the type allows None."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     _derived: dict[str, Any] = PrivateAttr(default_factory=dict)

@@ -56,5 +56,5 @@ class SFTConfig(PlacedModel, RunKeys):
         return self.cluster.name == "process" or len(self.device_mapping or ()) > 1
 
     def model_shape(self) -> ModelShape | None:
-        """The model's sizes; None as in `read_model_shape`."""
+        """The model's sizes; None if `read_model_shape` can't read them."""
         return read_model_shape(self.model_args.model_name_or_path)

@@ -41,7 +41,7 @@ def _smaller(config: AgenticConfig) -> list[str]:
 
 
 def _critic_shape(config: AgenticConfig, policy: ModelShape) -> ModelShape:
-    """The critic's sizes; those of the policy if they aren't known."""
+    """The critic's sizes, or the policy's if the critic's aren't known."""
     return read_model_shape(config.critic.model_args.model_name_or_path) or policy
 
 
@@ -51,8 +51,8 @@ def _num_adapter(arguments: ModelArgs, shape: ModelShape) -> int:
 
 
 def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
-    """The size of one checkpoint on the disk, and of all that are kept. A checkpoint holds fp32 weights and Adam's two
-    moments: those of the adapter if there is one, else those of the whole model."""
+    """A text: the size of one checkpoint on the disk, and of all of them while a new one is written. A checkpoint holds fp32
+    weights and Adam's two moments: those of the adapter if there is one, else those of the whole model."""
     saved = [(config.actor_train.model_args, shape)]
     if config.needs_critic:
         saved.append((config.critic.model_args, _critic_shape(config, shape)))

@@ -78,13 +78,13 @@ def read_tool_file(path: str) -> list[ToolEntry]:
 
 
 def read_interaction_file(path: str) -> list[InteractionEntry]:
-    """The simulated users of the file that `agent.interaction_config_path` names; raises as `read_tool_file`."""
+    """The simulated users of the file that `agent.interaction_config_path` names. Raises ConfigError like `read_tool_file`."""
     form = "interaction, a list of {name, class_name, config}"
     return _read("interaction_config_path", path, _InteractionFile, form).interaction
 
 
 def read_loop_file(path: str) -> dict[str, LoopEntry]:
-    """The loops of the file that `agent.agent_config_path` names, by name; raises as `read_tool_file`."""
+    """The loops of the file that `agent.agent_config_path` names, by name. Raises ConfigError like `read_tool_file`."""
     found = _read("agent_config_path", path, _LoopFile, "a list of {name, _target_}")
     return {loop.name: loop for loop in found.loops}
 

@@ -10,7 +10,7 @@ from turnwise.package_tables import read_table
 
 
 class Usual(NamedTuple):
-    """One row of `unusual.yaml`, which says what its fields mean."""
+    """One row of `unusual.yaml`. The head of that file explains the fields."""
 
     keys: str
     usual: str

@@ -13,9 +13,9 @@ from turnwise.config.problems import Path as KeyPath
 from turnwise.errors import ConfigError
 
 MAX_BYTES = 2**20
-"""Largest size of a YAML file."""
+"""Maximum bytes of a YAML file."""
 MAX_SIZE = 100_000
-"""Maximum number of values of a file, in which a long text counts as several."""
+"""Maximum number of values in a file. A long text counts as several values."""
 MAX_DEPTH = 64
 """Maximum levels of nested sections."""
 _TEXT_UNIT = 64  # characters of a text that count as one value
@@ -43,7 +43,7 @@ def read_yaml(file: Path, name: str = "") -> str:
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """The value of a YAML text. Raises ConfigError as `require_bounded` does, or for a malformed value (a date in month 13).
+    """The value of a YAML text. Raises ConfigError if `require_bounded` does, or for a malformed value (a date in month 13).
 
     >>> load_yaml("a: &a {b: *a}", "own.yaml")
     Traceback (most recent call last):
@@ -160,7 +160,7 @@ _INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}")
 
 
 def display(path: Path) -> str:
-    """The path, relative to the working directory if it lies in there."""
+    """The path, made relative to the working directory if it lies inside that."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
@@ -182,7 +182,7 @@ class KeyLocations:
             self._places[key] = place
 
     def of(self, key: KeyPath) -> str:
-        """The place of a key, of what it interpolates, or of the nearest section around it; empty without files."""
+        """The place of a key, of what it interpolates, or of the nearest section around it; else the last file, if any."""
         for _ in range(MAX_LINKS):
             length = next((n for n in range(len(key), 0, -1) if key[:n] in self._places), 0)
             head, tail = key[:length], key[length:]
