@@ -220,7 +220,7 @@ def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:
 
 
 def correction_settings(config: AgenticConfig) -> Correction:
-    """The parts of `train_infer_correction` that are enabled."""
+    """The enabled weights and filters of `train_infer_correction`."""
     asked = config.train_infer_correction
     if asked is None:
         return Correction()

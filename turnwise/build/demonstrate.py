@@ -71,7 +71,7 @@ def demonstrate(
 
 
 def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) -> list[Task]:
-    """The first tasks of an environment's tag. A run has the same ones if this is the only tag of the split."""
+    """The first tasks of an environment's tag. A run plays the same tasks if the split has no other tag."""
     manager = config.env_manager(split)
     shares = dict(zip(manager.tags, manager.num_groups_partition, strict=True))
     source = SeededTasks(config.seed, split, (tag,), (shares.get(tag) or manager.num_env_groups,))

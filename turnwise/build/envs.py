@@ -76,7 +76,7 @@ def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[Ke
 
 
 def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """Yields each fault of plug-ins once. Then raises NotAvailableError if a part is missing. `may_miss`: as for `plug_ins`."""
+    """Yields each fault of plug-ins once. Then raises the first NotAvailableError, if any. `may_miss` allows missing files."""
     missing, wrong, said = None, set(), set()
     for path, check in plug_ins(config, may_miss):
         section = path[:2]

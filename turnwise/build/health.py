@@ -26,8 +26,8 @@ def build_health(config: AgenticConfig, is_playing: bool) -> Health:
 
 
 def _play_at_random(config: AgenticConfig) -> Outcomes | None:
-    """Success of a random player on the first training tasks of each tag; None if it can't be measured for a tag. Keeps the
-    state of the global random generators."""
+    """Success of a random player on the first training tasks of each tag; None if it can't be measured for a tag. Leaves
+    the state of the global random generators unchanged."""
     manager, source, drawn = config.env_manager("train"), seeded_tasks(config, "train"), GlobalRandomState()
     seeds: dict[str, list[int]] = {tag: [] for tag in manager.env_tags}
     for index in range(NUM_EPISODES * len(seeds)):

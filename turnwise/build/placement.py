@@ -86,7 +86,7 @@ def set_torch_threads(num_threads: int) -> None:
     """Sets the number of threads of torch operators that this thread calls."""
     import torch
 
-    # A thread that needs a number for the first time takes the last that any thread has set. So it has to need one before.
+    # At its first use of torch, a thread takes over the number that any thread has set last. So that use must come first.
     torch.get_num_threads()
     torch.set_num_threads(num_threads)
 

@@ -31,8 +31,8 @@ Say = Callable[[], str]
 
 
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:
-    """Responses of a person: each is the next line that `read` returns, written in a form in which `pattern` finds the action.
-    A line that fits no form, and the text after a leading `!`, are responses as they stand. Empty lines are skipped. A response
+    """A function that returns a person's responses: each is the next line of `read`, wrapped so that `pattern` finds an action.
+    A line for which no wrapping fits, and the text after a leading `!`, stay as they are. Empty lines are skipped. The function
     raises PlayStopped at the line `q`, or if `read` returns None (end of input)."""
 
     def say() -> str:
@@ -49,7 +49,7 @@ def person(read: Callable[[], str | None], pattern: str | None) -> Say:
 
 
 def player(choose: Callable[[], str], pattern: str | None) -> Say:
-    """Responses of a scripted player: the actions that `choose` returns, in a form in which `pattern` finds them."""
+    """A function that returns a scripted player's responses: the actions of `choose`, wrapped so that `pattern` finds them."""
 
     def say() -> str:
         action = choose()
@@ -83,8 +83,8 @@ def model_at(policy: str, model_name: str, config: AgenticConfig) -> OpenAIChat:
 
 
 class PlayerServer:
-    """Answers with a player's responses. `generate` returns the tokens that a model would sample to write them, with log-prob 0
-    and cut at `max_new_tokens`; it needs a template. `complete` returns texts. `choose` makes the player of an environment."""
+    """Answers with a player's responses. `generate` returns the tokens that a model would sample for a response, at log-prob 0
+    and cut at `max_new_tokens`; this needs a template. `complete` returns the text. `choose` makes an environment's player."""
 
     def __init__(self, choose: Callable[[Env | None], Say], template: ChatTemplate | None) -> None:
         self._choose = choose
@@ -113,4 +113,4 @@ class PlayerServer:
         )
 
     async def release(self, request_id: str) -> None:
-        """Does nothing, since a player keeps nothing."""
+        """Does nothing: a player has no cache to free."""

@@ -19,7 +19,7 @@ from turnwise.runtime.rank import launched
 
 
 def prepare_run(config: AgenticConfig | SFTConfig) -> None:
-    """If this process will start others to train or serve, starts the imports of those now, while its own imports go on."""
+    """If this process will start others to train or serve, makes them begin their imports now, while its own imports go on."""
     has_replicas = config.num_replicas > 1
     if (config.trains_apart or has_replicas) and launched() == (0, 1):
         from turnwise.cluster.fork_server import prepare_processes
@@ -28,7 +28,7 @@ def prepare_run(config: AgenticConfig | SFTConfig) -> None:
 
 
 def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """The first fault in each file of demonstrations that can be found without a tokenizer. `may_miss` allows missing files."""
+    """In each file of demonstrations, the first fault that shows without a tokenizer. `may_miss` allows missing files."""
     for key, names in _files(config).items():
         for index, name in enumerate(names):
             if may_miss and not os.path.exists(name):

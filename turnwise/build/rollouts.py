@@ -209,7 +209,7 @@ def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
 
 
 def build_pictures(config: AgenticConfig, run: str) -> Pictures:
-    """Records pictures of the first validation tasks in `render_save_dir/exp_name/run`; idle without that key, or with rows."""
+    """Pictures of the first validation tasks in `render_save_dir/exp_name/run`; none without `render_save_dir` or with rows."""
     source, has_rows = seeded_tasks(config, "val"), config.val_env_manager.has_rows
     recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir and not has_rows else []
     return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)

@@ -49,7 +49,7 @@ _TEMPLATE_BYTES = 256  # more than a chat template adds to a message
 def rows_plug_ins(
     config: AgenticConfig, may_miss: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], Callable[[], object]]]:
-    """Yields `(key, check)` for rewards, tools and rows. A check raises TurnwiseError. `may_miss` allows missing files."""
+    """Yields `(config key, check)`, like `plug_ins`, for rewards, tools, users and rows. `may_miss` allows missing files."""
 
     def are_there(*paths: str | None) -> bool:
         return not may_miss or all(path is None or Path(path).expanduser().exists() for path in paths)
@@ -261,7 +261,7 @@ def build_row_agent(config: AgenticConfig, split: Split, name: str, event_loop: 
 
 def load_rewards(config: AgenticConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> list[WeightedReward]:
     """The entries of `data.reward` except the reward model, in the config's order. The name `module:function` is shortened to
-    `function` if no other reward has the same. `tokenizer` decodes the responses; without it their recorded texts are used."""
+    `function` if no other reward has that name. `tokenizer` decodes the responses; without it their recorded texts are used."""
     brief = [asked.name.rpartition(":")[2] for asked in config.data.reward]
     loaded: list[WeightedReward] = []
     for asked, name in zip(config.data.reward, brief, strict=True):

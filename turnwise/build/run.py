@@ -71,7 +71,7 @@ def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_
 
 
 def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: AgenticPipeline | SFTPipeline) -> None:
-    """Begins a run whose parts are built: restores the checkpoint if it is resumed, and only then changes the run's files."""
+    """Begins the run of a built pipeline: restores the checkpoint of a resumed run, and only then changes the run's files."""
     with ExitStack() as on_error:
         on_error.callback(pipeline.log.close)
         if folder.resumed_from is not None:

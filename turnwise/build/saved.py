@@ -82,7 +82,7 @@ def evaluate_modes(
 
 
 def _evaluation_settings(config: AgenticConfig, num_samples: int | None, mode: Mode) -> SchedulerSettings:
-    """Validation's settings with the mode's group size. No more episodes run at once, unless one group has more."""
+    """Validation's settings with the mode's group size, and at most as many episodes at once, unless one group has more."""
     own = scheduler_settings(config, "val")
     group_size = 1 if mode == "greedy" else num_samples or own.group_size
     return replace(own, group_size=group_size, max_concurrent_groups=max(1, own.num_concurrent_episodes // group_size))
@@ -125,7 +125,7 @@ def replay_rollouts(
 ) -> tuple[int, list[str]]:
     """Replays the trajectories of a `rollouts.jsonl`, or a split's episodes of a `turns.jsonl`, through their agents with the
     recorded tokens and no model. Leaves out failed trajectories. Returns the number of trajectories, and sentences about lost
-    turns and errors after the last recorded turn. Raises RolloutError at the first difference."""
+    turns and errors after the last recorded turn. Raises RolloutError at the first difference from the recording."""
     check_rollouts(config)
     is_whole, losses = not is_turn_journal(path), list[str]()
     if is_whole:

@@ -57,7 +57,7 @@ def build_servers(
     max_concurrency: int,
     neighbours: Mapping[str, Any],
 ) -> list[InferenceServer]:
-    """Starts one server per replica. A single one runs in this process, where it reads a neighbour's model if it can."""
+    """Starts one server per replica. A single one runs in this process, and reads the model of a neighbour if it can."""
     strategy = config.actor_infer.strategy_args
     found: Any = load_class(STRATEGIES[strategy.strategy_name].entry, "actor_infer.strategy_args.strategy_name", ConfigError)
     options = dict(strategy.strategy_config)
