@@ -29,8 +29,8 @@ def clip_cov(
     clip_low: float,
     clip_high: float,
 ) -> Index:
-    """Indices drawn among tokens with a covariance in [covariance_low, covariance_high]: `fraction` of all tokens, or all
-    there are. The clip bounds are for `variants.clip_cov` alone."""
+    """Indices drawn among tokens with a covariance in [covariance_low, covariance_high]: `fraction` of all tokens, or every such
+    token if they are fewer. The clip bounds are for `variants.clip_cov` alone."""
     eligible = np.flatnonzero((covariances >= covariance_low) & (covariances <= covariance_high))
     number = min(_number(fraction, len(covariances)), len(eligible))
     return np.random.default_rng(seed).choice(eligible, number, replace=False)
@@ -43,7 +43,7 @@ def kl_cov(covariances: Array, seed: int, *, fraction: float, coef: float) -> In
 
 
 def _number(fraction: float, num_tokens: int) -> int:
-    """`fraction` of the tokens, but at least 1: a small step has fewer than 1 / fraction tokens. 0 for a fraction of 0."""
+    """`fraction` of the tokens, but at least 1, since a step may have fewer than 1 / fraction tokens; 0 for a fraction of 0."""
     return max(1, int(fraction * num_tokens)) if fraction > 0 else 0
 
 

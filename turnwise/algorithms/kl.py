@@ -52,7 +52,7 @@ class KLController:
     """Holds β (`coef`), the coefficient of the KL in the reward; checkpoints save it. With a `target`, each batch adapts it:
 
     e = clip(KL / target − 1, −0.2, 0.2); β ← β·(1 + e·min(n / horizon, 4)) (Ziegler et al. 2019, arXiv:1909.08593,
-    section 2.2, without the bound 4, which keeps β positive).
+    section 2.2). The bound 4 isn't in the paper; it keeps β positive.
 
     >>> controller = KLController(0.2, target=6.0, horizon=10_000)
     >>> for kl, num_trajectories in ((12.0, 1000), (3.0, 1000), (6.3, 256)):
@@ -83,8 +83,8 @@ class KLController:
 
 
 def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController) -> tuple[Array, list[Metric]]:
-    """β·KL_t(old ‖ ref) of each token [R], to be subtracted from its reward, and metrics; 0 without `add_token_level_kl`. With
-    this setting, a `controller` with a target then adapts β. Without old or ref log-probs no KL is logged, not even as 0.
+    """β·KL_t(old ‖ ref) of each token [R], to be subtracted from its reward, and metrics; 0 without `add_token_level_kl`. If
+    that is set, a `controller` with a target then adapts β. Without old or ref log-probs no KL is logged, not even as 0.
     Raises ValueError if `add_token_level_kl` is set and one of them doesn't exist."""
     full = [sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs for sample in tokens.samples]
     old = tokens.gather(full)

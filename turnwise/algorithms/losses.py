@@ -34,10 +34,10 @@ def tokens_per_sequence(mask: Tensor, sequence_id: Tensor, num_sequences: int) -
 def token_factors(
     mask: Tensor, weights: Tensor, sequence_id: Tensor, num_sequences: int, denominators: Denominators, mode: LossAggMode
 ) -> Tensor:
-    """The factor of each token's loss [N]; 0 outside the mask. With weight w, mask m, and, in the whole step, N = Σw over the
+    """The factor of each token's loss [N]; 0 outside the mask. With weight w, mask m and, in the whole step, W = Σw over the
     tokens of the mask and B = Σw over the sequences with such a token:
 
-    - `token-mean`: w·m / N
+    - `token-mean`: w·m / W
     - `seq-mean-token-sum`: w·m / B
     - `seq-mean-token-mean`: w·m / (B·Σm of its sequence), exact because a sequence is never split over micro-batches
     - `seq-mean-token-sum-norm`: w·m / (B·T_max), T_max a constant (Liu et al. 2025, "Dr. GRPO")"""
@@ -51,7 +51,7 @@ def token_factors(
 
 
 def step_denominator(denominators: Denominators, mode: LossAggMode) -> float:
-    """N for `token-mean`, else B, as in `token_factors`; the constant T_max is left out."""
+    """The W (`token-mean`) or B (other modes) of `token_factors`, without the constant T_max."""
     return denominators.num_tokens if mode == "token-mean" else denominators.num_sequences
 
 

@@ -1,4 +1,4 @@
-"""Means and sums of token quantities over turns and sequences, the exponents of probability ratios."""
+"""Means and sums of token quantities over turns and sequences, such as those in the exponents of probability ratios."""
 
 from dataclasses import dataclass
 

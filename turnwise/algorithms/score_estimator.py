@@ -103,8 +103,8 @@ class GRPOPassK(ScoreEstimator):
 
 class GPG(ScoreEstimator):
     """A = α(s − μ) over the siblings. α = B / (B − M) makes up for groups that teach nothing: of B trajectories in the batch, M
-    are in groups without variance (Chu et al. 2025, arXiv:2504.02546). M leaves out scores at the mean of a group with
-    variance."""
+    are in groups of equal scores (Chu et al. 2025, arXiv:2504.02546). A trajectory with s = μ in any other group doesn't count
+    in M, although its advantage is 0, too."""
 
     spec = ESTIMATORS["gpg"]
 

@@ -106,7 +106,7 @@ def agent_name(config: AgenticConfig, row: TableRow) -> str:
 
 
 def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Raises DataError if a row lacks a simulated user that its agent needs, or the arguments of that user."""
+    """Raises DataError if a row names an unknown simulated user, or none although some are configured, or wrong arguments."""
     users = build_interactions(config).by_name
     names = list(users)
     for row in rows:

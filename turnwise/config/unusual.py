@@ -10,7 +10,7 @@ from turnwise.package_tables import read_table
 
 
 class Usual(NamedTuple):
-    """One row of `unusual.yaml`. The head of that file explains the fields."""
+    """A row of `unusual.yaml`: the usual range of some keys (a text), bounds far outside it, and what happens beyond these."""
 
     keys: str
     usual: str
