@@ -29,8 +29,8 @@ def clip_cov(
     clip_low: float,
     clip_high: float,
 ) -> Index:
-    """Indices drawn among tokens with a covariance in [covariance_low, covariance_high]: `fraction` of all tokens, or every such
-    token if they are fewer. The clip bounds are for `variants.clip_cov` alone."""
+    """Indices drawn among tokens with a covariance in [covariance_low, covariance_high]: `fraction` of all tokens, or all
+    such tokens if they are fewer. The clip bounds are for `variants.clip_cov` alone."""
     eligible = np.flatnonzero((covariances >= covariance_low) & (covariances <= covariance_high))
     number = min(_number(fraction, len(covariances)), len(eligible))
     return np.random.default_rng(seed).choice(eligible, number, replace=False)

@@ -1,4 +1,4 @@
-"""Plays with a saved model without training: evaluation and rollouts."""
+"""Plays tasks with a saved model and trains nothing: evaluation and rollouts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
