@@ -1,4 +1,4 @@
-"""Finds what a valid config needs but this version, installation or machine lacks. Then only `turnwise config` accepts it."""
+"""Finds what a valid config needs but this version, installation or machine lacks. `turnwise config` only reports that."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
