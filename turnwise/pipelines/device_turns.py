@@ -11,7 +11,7 @@ Move = Callable[[list[MemoryKind]], Awaitable[object]]
 
 @dataclass(slots=True)
 class Resident:
-    """A role, and the `kinds` of memory that it can move from its devices to the host. Weights that others read stay."""
+    """A role, and the `kinds` of memory that it can move from its devices to the host: no weights that other roles read."""
 
     devices: frozenset[int]
     kinds: frozenset[MemoryKind]
@@ -33,7 +33,7 @@ class DeviceTurns:
         self._lock = asyncio.Lock()
 
     async def take(self, role: str, kinds: Collection[MemoryKind] | None = None) -> None:
-        """Makes room for `role`, and brings back these kinds of its memory (default: all). Call it before the role computes."""
+        """Makes room for `role`, and brings back the `kinds` of its memory (default: all). Call it before the role computes."""
         own = self._residents.get(role)
         if own is not None:
             await self._share({role: own.kinds if kinds is None else frozenset(kinds)}, own.devices)
