@@ -143,8 +143,8 @@ class ModelRole:
         return metrics
 
     def optimizer_step(self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0) -> list[Metric]:
-        """Makes one optimiser step on all of the samples, or none if the loss counts none of their tokens. `position` is that
-        in the learning-rate schedule; `seed` seeds the loss's random draws. Returns metrics as `named` names them."""
+        """Makes one optimiser step on all of the samples, or none if the loss counts none of their tokens. `position` in
+        the schedule sets the learning rate; `seed` seeds the loss's random draws. Returns metrics as `named` names them."""
         samples, metrics = self.prepare(samples, loss, seed)
         divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens:

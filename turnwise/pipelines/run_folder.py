@@ -140,7 +140,7 @@ class RunFolder:
             os.truncate(file, length)
 
     def open_log(self, folder: Path | None) -> None:
-        """Logs turnwise's messages and Python's warnings to a file in `folder` (default: the run's). Prints the warnings, too."""
+        """Logs turnwise's messages and Python's warnings to a file in `folder` (default: the run's). Also prints warnings."""
         folder = folder or self.path
         folder.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(folder / f"{self.path.parent.name}-{self.path.name}.log", encoding="utf-8")
