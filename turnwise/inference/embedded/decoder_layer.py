@@ -1,4 +1,4 @@
-"""The operations of a decoder layer between its matrix products, in torch. Rows of similar lengths share one attention call."""
+"""A decoder layer's torch operations between matrix products. Rows with similarly many new tokens share an attention call."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -77,7 +77,7 @@ class Engine:
         return request_id in self._scheduler.waiting
 
     def add(self, request: Request) -> None:
-        """Queues a request that `check_request` has passed. Raises ServerError if its conversation has one in flight."""
+        """Queues a request that `check_request` has passed. Raises ServerError if its conversation has another in flight."""
         self._scheduler.add(request)
 
     def step(self) -> list[Finished]:
