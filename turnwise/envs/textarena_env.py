@@ -117,7 +117,7 @@ class TextArenaEnv(HeldOutEnv):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Surrounds a call of the game, which draws from Python's global random generator, but here in a state of its own."""
+        """Surrounds a call of the game, in which Python's global random generator has a state that only the game uses."""
         with alone():
             random.setstate(self._random)
             try:

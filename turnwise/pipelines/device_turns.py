@@ -11,7 +11,7 @@ Move = Callable[[list[MemoryKind]], Awaitable[object]]
 
 @dataclass(slots=True)
 class Resident:
-    """A role, and the `kinds` of memory that it can move from its devices to the host: no weights that other roles read."""
+    """A role, and the `kinds` of memory that it can move from its devices to the host. Weights that another role reads stay."""
 
     devices: frozenset[int]
     kinds: frozenset[MemoryKind]
