@@ -1,4 +1,4 @@
-"""Argument checks for constructors of environments. Each raises EnvironmentFault with what was got and what is allowed."""
+"""Argument checks for constructors of environments. Each raises EnvironmentFault, which names the value and what is allowed."""
 
 import math
 import numbers
@@ -48,7 +48,7 @@ def check_rows(name: str, rows: object, letters: str) -> None:
 def words_by_number(
     name: str, lookup: Mapping[Any, str], numbers: Sequence[int], *, is_case_sensitive: bool = False
 ) -> tuple[str, ...]:
-    """The stripped words of `lookup`, in the order of `numbers`. Its keys are the numbers, or the numbers as text. Each number
+    """The stripped words of `lookup`, in the order of `numbers`. Keys of `lookup` are numbers, or numbers as text. Each number
     must have its own word; case alone tells words apart only if `is_case_sensitive`.
 
     >>> words_by_number("action_lookup", {"2": "Down ", 1: "Up"}, (1, 2))

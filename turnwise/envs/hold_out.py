@@ -14,11 +14,11 @@ from turnwise.types import Split, derive_seed
 logger = logging.getLogger(__name__)
 
 MAX_DRAWS = 64
-"""Maximum seeds tried for one start. A quarter of all starts are for validation: 64 seeds miss them once in 10⁸ times."""
+"""Maximum seeds tried for one start. A quarter of all starts are for validation: 64 seeds all miss them once in 10⁸ times."""
 
 
 class HeldOutEnv(TextEnv):
-    """An environment whose tasks can only be chosen by a seed. It plays only starts of its `split`, or any if it finds none."""
+    """An environment whose tasks can only be chosen by a seed. It plays only starts of its `split`, or any if none is found."""
 
     plays_all = False
     """Whether the current episode may belong to the other split, because no start of the right split was found."""
@@ -55,7 +55,7 @@ def content_hash(text: str) -> int:
 
 
 def in_split(content: int, split: Split | None) -> bool:
-    """Whether a task with the content hash `content` belongs to `split`: a quarter of all hashes to `val`, all to None."""
+    """Whether the hash `content` of a task belongs to `split`: a quarter of hashes to `val`, others to `train`, all to None."""
     return split is None or (content % 4 == 0) == (split == "val")
 
 

@@ -31,7 +31,7 @@ def silenced() -> Iterator[None]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Like `silenced`, for a package that draws from the global streams of `random` and numpy: restores both afterwards."""
+    """Like `silenced`, for a package that draws from the global generators of `random` and numpy: restores them afterwards."""
     with silenced():
         python, numpy = random.getstate(), np.random.get_state()
         try:

@@ -79,7 +79,7 @@ class ReasoningGymEnv(HeldOutEnv):
         return self._task["question"], {"env_instruction": self._instruction}
 
     def _ask(self, seed: int) -> str:
-        # Some datasets seed numpy's global stream for each question, and some print.
+        # Some datasets seed numpy's global generator for each question, and some print.
         with alone():
             self._task = self._dataset[seed % len(self._dataset)]
         return str(self._task["question"])

@@ -19,7 +19,7 @@ _signature = lru_cache(inspect.signature)
 
 
 def register(env_type: str, entry_point: str) -> None:
-    """Makes `env_type` a name of the class `module:Class`, which isn't imported yet. Raises EnvironmentFault if it is taken."""
+    """Makes `env_type` a name of `module:Class`, without importing it. Raises EnvironmentFault if the name is taken."""
     if not all(entry_point.partition(":")):
         raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
     known = _entry_points.get(env_type, entry_point)

@@ -18,7 +18,7 @@ REFUSED: Mapping[str, str] = known_of("textarena")["refused"]
 
 
 class TextArenaEnv(HeldOutEnv):
-    """A game of `GAMES`. An action is any text. It is put in brackets if the game requires them and the text has none.
+    """A game of `GAMES`. An action is any text. It is put in brackets if the game requires brackets and the text has none.
 
     The reward comes at the end of the game, as the game reports it: usually 1 for a win, else the share completed. An action
     that couldn't be parsed doesn't reach the game: it costs `format_penalty` (≤ 0), the observation is repeated, and the
@@ -117,7 +117,7 @@ class TextArenaEnv(HeldOutEnv):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Surrounds a call of the game, which draws from Python's global random stream, and gives the game its own."""
+        """Surrounds a call of the game, in which Python's global random generator has a state that only the game uses."""
         with alone():
             random.setstate(self._random)
             try:

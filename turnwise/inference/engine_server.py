@@ -44,8 +44,8 @@ class Sampled(NamedTuple):
     logprobs: Sequence[float]
     reason: FinishReason
     versions: Sequence[tuple[str, int]] = ()
-    """`(label of the weights, number of consecutive tokens sampled with them)`, in order. The version that the request began
-    with sampled any tokens after these."""
+    """`(label of the weights, number of consecutive tokens sampled with them)`, in order. Tokens beyond these count as sampled
+    by the weights that the request began with."""
     kept: Sequence[Any] = ()
     """For each token, the ids that it was drawn from; empty if the engine doesn't return them."""
 
@@ -55,7 +55,7 @@ class _Running:
     """A request in the engine."""
 
     engine_id: str
-    """The request's own id, since a conversation's id recurs with each turn."""
+    """An id of this request alone. The conversation's id recurs with each turn."""
     version: int
     ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     is_aborted: bool = False
@@ -67,7 +67,7 @@ class RequestServer(ABC):
     refused."""
 
     name: str
-    """The server's name in messages."""
+    """The server's name in error messages."""
 
     def __init__(self, vocab_size: int, max_length: int, decode: Decode | None) -> None:
         self.version = 0
@@ -195,8 +195,8 @@ class RequestServer(ABC):
         return request.completion(reason, version, generate_s)
 
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
-        """If the request has partial tokens: the number of `token_ids` up to the end of the response's first stop string, or
-        None without one. The engine can't see a stop string that begins in the partial tokens."""
+        """The number of `token_ids` up to the end of the response's first stop string. None without a stop string, or if the
+        request has no partial tokens: the engine only misses a stop string that begins in the partial tokens."""
         start, ids = len(request.partial_ids), np.concatenate((request.partial_ids, token_ids))
         lengths = range(1, len(token_ids) + 1) if start else ()
         return next((length for length in lengths if request.hits_stop_string(ids[: start + length], self._decode)), None)
@@ -308,7 +308,7 @@ def write_folder(weights: NamedTensors) -> tuple[Path, int]:
 
 
 def require_version(name: str, found: str, known: str) -> None:
-    """Raises NotAvailableError unless the engine's version `found` is `known` or begins with it, as 0.32.1 with 0.32."""
+    """Raises NotAvailableError unless the engine's version `found` begins with the version `known`, as 0.32.1 with 0.32."""
     if not re.match(rf"{re.escape(known)}(?!\d)", found):
         raise NotAvailableError(
             f"{name} {found} is installed; turnwise works with {known}: install it, or sample with "

@@ -34,7 +34,7 @@ class HFServer(HoldsModel, RequestServer):
     ) -> None:
         super().__init__(model.config.vocab_size, max_length or model.config.max_position_embeddings, decode)
         self.model, self.reads_trainer = model, reads_trainer
-        self._turn = asyncio.Lock()  # held by the request that is sampled
+        self._turn = asyncio.Lock()  # held by the request that is being sampled
         self._has_changed = asyncio.Event()
         """Wakes a paused request, which then checks whether it may go on or has been aborted."""
         self._stopwatch = stopwatch or Stopwatch()

@@ -10,7 +10,7 @@ from turnwise.errors import ConfigError, ServerError, nearest
 from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.types import Message, SamplingParams, derive_seed
 
-_OPENING: Message = {"role": "user", "content": "Hello! How can I help you?"}  # the assistant's, since sides are exchanged
+_OPENING: Message = {"role": "user", "content": "Hello! How can I help you?"}  # said by the assistant: roles are exchanged
 _INSTRUCTION = (
     "You are a user who talks to an assistant. Write the user's next message and nothing else. When you have got what you came "
     "for, answer {end} alone."

@@ -37,7 +37,7 @@ class OpenAIChat:
             return
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
-        """The model's answer to a conversation; it may call `tools`. Raises ServerError for pictures or an invalid answer."""
+        """Returns the model's answer, which may call `tools`. Raises ServerError for pictures or an invalid answer."""
         if not all(isinstance(message["content"], str) for message in messages):
             raise ServerError(f"{self.url} takes no pictures from turnwise; use an environment that renders text")
         started = time.perf_counter()

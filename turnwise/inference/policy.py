@@ -19,7 +19,7 @@ from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 
 
 class HoldsModel:
-    """Base of servers whose model is in their own process. If `reads_trainer`, it is the trainer's own model."""
+    """Base of servers whose model is in their own process. If `reads_trainer`, the model is the trainer's own."""
 
     model: PreTrainedModel
     reads_trainer: bool
@@ -65,7 +65,7 @@ class HoldsModel:
         await HoldsModel.sleep(self, kinds)
 
     def describe(self, engine: str, **facts: Any) -> ServerInfo:
-        """The server's info; `facts` are further fields of it."""
+        """The server's info; `facts` are further fields of `ServerInfo`."""
         can: Any = {"sampling_mask": True, "weight_versions": True, "suspensions": EVERY_SUSPENSION}
         return ServerInfo(loaded_model(self.model), engine, needs_weights=not self.reads_trainer, **can, **facts)
 

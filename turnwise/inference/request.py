@@ -42,7 +42,7 @@ class Request:
         return np.concatenate((self.partial_ids, self.token_ids)) if len(self.partial_ids) else self.token_ids
 
     def hits_stop_string(self, response_ids: IntArray, decode: Decode | None) -> bool:
-        """Whether the text of a response to this request holds one of its stop strings."""
+        """Whether the text of a response holds one of this request's stop strings."""
         if not self.sampling.stop_strings:
             return False
         assert decode is not None, "checked with the request"

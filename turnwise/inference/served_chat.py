@@ -11,7 +11,7 @@ from turnwise.types import Message, SamplingParams
 
 
 class ServedChat:
-    """A model behind a server of this run, with a context of `max_length` tokens. `url` names it in messages."""
+    """A model behind a server of this run, with a context of `max_length` tokens. `url` names it in error messages."""
 
     def __init__(self, template: ChatTemplate, server: PolicyServer, url: str, max_length: int) -> None:
         self._template, self._server, self.url, self._max_length = template, server, url, max_length

@@ -25,9 +25,9 @@ _MAX_IMBALANCE = 1.1
 
 
 class LLMServerManager:
-    """Routes requests over replicas. A conversation stays with the replica that has its cache; a new one goes to the least
-    loaded replica. A conversation also moves to the least loaded replica, which computes its context again, if its own replica
-    has clearly more to do. Without moves, loads wouldn't even out, since response lengths differ (`benchmarks/balance.py`).
+    """Routes requests over replicas. A conversation stays with the replica that has its cache; a new conversation goes to the
+    least loaded replica. If its replica has clearly more to do than the least loaded one, a conversation also moves there, and
+    its context is computed again. Without moves, loads wouldn't even out: response lengths differ (`benchmarks/balance.py`).
 
     A replica's load is the sum of prompt length and `max_new_tokens` over its unfinished requests. A replica that raises any
     error but a TurnwiseError is dead: its requests are retried elsewhere with the same prompt and seed. If a replica takes
@@ -155,14 +155,14 @@ class LLMServerManager:
         return await asyncio.gather(*(self._ask(replica, who, what, ask) for replica in self._servers))
 
     async def _ask(self, replica: int | None, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[T]]) -> T | None:
-        """The replica's answer; None if it is dead, or dies now. `who` and `what` name the wait if it takes too long."""
+        """The replica's answer; None if the replica is dead or dies now. `who` and `what` are for a DeadlineError's message."""
         if replica not in self._servers:
             return None
         try:
             async with self._watchdog.waiting(who, f"inference replica {replica} to {what}", self._request_s, _SETTING):
                 return await ask(self._servers[replica])
         except DeadlineError:
-            # It gets no more calls: otherwise the end of the run would wait for it once per conversation.
+            # The replica gets no more calls: otherwise the end of the run would wait for it once per conversation.
             self._servers.pop(replica, None)
             raise
         except TurnwiseError:

@@ -26,8 +26,8 @@ from turnwise.runtime_info import PolicyInfo
 VERSION = "0.5.23"
 """The version of SGLang that this module works with."""
 _LOOK_S = 0.2  # seconds between two checks whether SGLang is ready
-_END_S = 20.0  # seconds that its process has to end
-_NUM_LINES = 5  # lines of its log that an error shows
+_END_S = 20.0  # seconds that SGLang's process has to end
+_NUM_LINES = 5  # lines of SGLang's log that an error shows
 
 _Process = tuple[subprocess.Popen[bytes], Path]
 

@@ -37,7 +37,7 @@ _SHUTDOWN_S = 60.0  # seconds that vLLM's processes have to end
 
 class VLLMServer(EngineServer):
     """Samples with `engine`, an `AsyncLLM`. Log-probs are those of the distribution that tokens are drawn from. Each request
-    has its own seed, and a new one after an interruption. Only responses of requests with stop strings are decoded."""
+    has its own seed, and another seed after an interruption. Only responses of requests with stop strings are decoded."""
 
     name = "vLLM"
 
@@ -175,13 +175,13 @@ class WeightReader:
         from safetensors.torch import load_file
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-        # vLLM warns at each update of modules without weights to load. The server has checked that every weight comes.
+        # At each update, vLLM warns about modules without weights. The server has checked that no weight is missing.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         runner = self.model_runner  # type: ignore[attr-defined]
         files = sorted(Path(folder).glob("*.safetensors"))
         runner.reload_weights(weights_iterator=(pair for file in files for pair in load_file(file).items()))
         for module in runner.get_model().modules():
-            # On a CPU the output layer computes with a packed copy. `reload_weights` never packs a tied one again (vLLM 0.32).
+            # On a CPU the output layer computes with a packed copy. `reload_weights` doesn't renew a tied layer's copy (0.32).
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
 

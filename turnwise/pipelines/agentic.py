@@ -62,8 +62,8 @@ class AgenticPipeline:
             pass
 
     def steps(self) -> Iterator[StepReport]:
-        """Makes steps: plays, assigns credit and trains. Yields a report of each finished step, and one of the final validation
-        if there is one. A step trains nothing if the group filter drops all its groups."""
+        """Makes steps: plays, assigns credit and trains. Yields a report of each finished step, and a last report if the run
+        ends with a validation. A step trains nothing if the group filter drops all its groups."""
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
         while True:
             step = self.checkpoints.num_done

@@ -38,8 +38,8 @@ class BestValue:
     """Number of validations since the best one."""
 
     def see(self, step: int, measured: Mapping[str, float]) -> bool:
-        """Returns whether a validation is the best so far, and notes it; NaN never is the best. Raises ConfigError if no
-        validation has had the metric."""
+        """Records a validation, and returns whether it is the best so far; NaN never is the best. Raises ConfigError if this
+        validation lacks the metric, and no earlier one had it."""
         if self.metric not in measured:
             if self.value is None:
                 raise ConfigError(
@@ -74,7 +74,7 @@ class ByValidation:
         self._folder = folder
 
     def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
-        """Saves the model if it is the best, ends the run after `patience` validations without gain, and adds `val/best`."""
+        """Saves the best model; ends the run after `patience` validations without gain. Returns the metrics and `val/best`."""
         measured = reduce_metrics(metrics)
         if self.best and self.best.see(step, measured):
             facts = {"step": step, "metric": self.best.metric, "value": self.best.value}

@@ -139,8 +139,8 @@ class Checkpoints:
         return next(reversed(all_checkpoints(self.path)), None)
 
     def save(self) -> Path:
-        """Writes a checkpoint of the finished steps, unless `path` holds this run's checkpoint of them already. Then removes
-        the oldest ones beyond `max_to_keep`. Returns the folder. Raises CheckpointError if it can't be written."""
+        """Writes a checkpoint of the finished steps and removes the oldest checkpoints beyond `max_to_keep`, unless this
+        run's checkpoint of these steps exists already. Returns its folder. Raises CheckpointError if it can't be written."""
         folder = self.path / f"checkpoint-{self.num_done}"
         if self._num_saved == self.num_done:
             return folder
@@ -159,7 +159,7 @@ class Checkpoints:
         return folder
 
     def save_model(self, folder: Path, notes: Mapping[str, str]) -> None:
-        """Writes the present model and its tokenizer without the training state, and `notes` (name → text) as text files. The
+        """Writes the current model and its tokenizer without the training state, and `notes` (name → text) as text files. The
         folder replaces an older one, whole or not at all. Raises CheckpointError if it can't be written."""
         with self._advising(folder), written_whole(folder) as partial:
             self.contents.model.gather("save", partial).result()

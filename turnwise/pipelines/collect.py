@@ -35,7 +35,7 @@ class Collection:
         num_trajectories: int,
         begin_phase: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Plays batches of `num_trajectories`; `begin_phase` is told of each. Ctrl-C or an error loses no finished group."""
+        """Plays batches of `num_trajectories`; `begin_phase` gets their names. Ctrl-C or an error loses no finished group."""
         for step in range(num_batches):
             begin_phase(f"batch {step + 1} of {num_batches}")
             started = time.perf_counter()

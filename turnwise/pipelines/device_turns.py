@@ -11,7 +11,7 @@ Move = Callable[[list[MemoryKind]], Awaitable[object]]
 
 @dataclass(slots=True)
 class Resident:
-    """A role, and the `kinds` of memory that it can move from its devices to the host. Weights that others read stay."""
+    """A role, and the `kinds` of memory that it can move from its devices to the host. Weights that another role reads stay."""
 
     devices: frozenset[int]
     kinds: frozenset[MemoryKind]
@@ -26,14 +26,14 @@ class Resident:
 
 class DeviceTurns:
     """Knows which roles' memory is on which device. Before a role computes, the other roles on its devices move their memory
-    away; then its own comes back. Optimiser state and KV cache are never on a device together."""
+    away, and its own memory comes back. Optimiser state and KV cache are never on a device together."""
 
     def __init__(self, residents: Mapping[str, Resident]) -> None:
         self._residents = residents
         self._lock = asyncio.Lock()
 
     async def take(self, role: str, kinds: Collection[MemoryKind] | None = None) -> None:
-        """Makes room for `role`, and brings back these kinds of its memory (default: all). Call it before the role computes."""
+        """Leaves only these `kinds` of the role's memory (default: all) on its devices. Call it before the role computes."""
         own = self._residents.get(role)
         if own is not None:
             await self._share({role: own.kinds if kinds is None else frozenset(kinds)}, own.devices)

@@ -94,7 +94,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, outcomes: Mapping[str, Sequence[Sequence[EpisodeResult]]], num_failed: int) -> "Evaluation":
-        """The evaluation of `outcomes`, which hold for each tag its tasks, and for each task its episodes."""
+        """The evaluation of `outcomes`: tag → tasks, where each task is a list of its episodes' results."""
         return cls(
             overall=Score.of_tasks([task for tasks in outcomes.values() for task in tasks]),
             by_tag={tag: Score.of_tasks(outcomes[tag]) for tag in sorted(outcomes)},
@@ -127,8 +127,8 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
 
 
 def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
-    """Chance that at least one of k samples of a task succeeds, from n samples of which c did: 1 − C(n−c, k)/C(n, k), which is
-    unbiased (Chen et al. 2021, arXiv:2107.03374, eq. 1). At least k samples are needed.
+    """Estimates the chance that at least one of k samples of a task succeeds, from c successes among n ≥ k samples:
+    1 − C(n−c, k)/C(n, k), which is unbiased (Chen et al. 2021, arXiv:2107.03374, eq. 1).
 
     >>> pass_at_k(4, 1, k=1), pass_at_k(4, 1, k=2), pass_at_k(4, 3, k=2)
     (0.25, 0.5, 1.0)
@@ -137,7 +137,7 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
 
 def _pass_at(successes: Sequence[int], trials: Sequence[int]) -> dict[int, float]:
-    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and the most samples of a task; {} if that is 1."""
+    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and m, the most samples of a task; {} if m is 1."""
     most = max(trials, default=1)
     if most == 1:
         return {}

@@ -1,4 +1,4 @@
-"""How Ctrl-C ends a program. If a weight update has begun, a run first finishes and saves it."""
+"""How Ctrl-C ends a program. If a weight update has begun, a run first finishes and saves the step."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ _LIKE_CTRL_C = ("SIGTERM", "SIGHUP")  # the signals of a cluster that ends a job
 class Interrupts:
     """Holds Ctrl-C back while a step is trained and saved, and lets it through everywhere else.
 
-    After `hold` a first Ctrl-C is remembered until `release`, which raises KeyboardInterrupt; a second one raises it at once.
+    After `hold` a first Ctrl-C is remembered until `release`, which raises KeyboardInterrupt. A second one raises it at once.
     Elsewhere Ctrl-C raises it as usual, and asyncio then cancels the running episodes. Outside the main thread, to which Python
     delivers no signals, `hold` and `release` do nothing."""
 

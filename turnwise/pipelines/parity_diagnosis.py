@@ -30,7 +30,7 @@ _ROUNDING_SPREAD = 3.0
 class Suspects:
     """The models and settings that a server can be compared with. `score` computes the trainer's log-probs; `without_adapter`
     does so with the LoRA adapter off (None without one). `weights` gives the trainer's `(Hugging Face name, tensor)` pairs.
-    `folders` maps each model folder of the config to the setting that names it. Training started from the first."""
+    `folders` maps each model folder of the config to the setting that names it. Training started from the first folder."""
 
     score: ScoreSamples
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
@@ -71,7 +71,7 @@ class Evidence:
 
 class Fault(NamedTuple):
     """A possible cause. `rest()` is the mean difference between its prediction and the server's log-probs. `rounding()` is the
-    mean difference that a dtype alone makes. If given, `rounding` decides instead of `rest`, which isn't exact for a dtype."""
+    mean difference that a dtype alone makes. If given, it decides instead of `rest`: a dtype's rounding can't be predicted."""
 
     cause: str
     rest: Callable[[], float]

@@ -62,7 +62,7 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True)
 class _RecordedAgent:
-    """Plays like `agent`. `start` says which episodes are recorded. Each gets its own agent, with recorded environments."""
+    """Plays like `agent`. `start` says which episodes are recorded. A recorded episode has its own agent and environment."""
 
     agent: AgentLoop
     build: Callable[[MakeEnv], AgentLoop]

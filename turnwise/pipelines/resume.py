@@ -47,7 +47,7 @@ def checkpoints_folder(config: Config, run: Path) -> Path:
 
 def find_resume_point(config: Config) -> ResumePoint | None:
     """The checkpoint that `resume_from_checkpoint` asks for; None if it is false, or if it is true and the experiment has no
-    checkpoint. Raises CheckpointError if no complete one is found."""
+    checkpoint. Raises CheckpointError if a named folder has none, or every checkpoint in question is damaged."""
     asked = config.resume_from_checkpoint
     if asked is False:
         return None
@@ -84,8 +84,8 @@ def check_resume(config: Config) -> None:
 
 def open_run(config: Config) -> tuple[RunFolder, list[str]]:
     """The folder that the run writes into, and notes for the log. A run that continues from its newest checkpoint keeps its
-    folder. If there are newer checkpoints, or the folder can't be written, a new one begins with a copy of the metrics and
-    trajectories up to that checkpoint. Raises CheckpointError if the run can't be continued."""
+    folder. If there are newer checkpoints, or the folder can't be written, a new folder begins with a copy of the metrics
+    and trajectories up to that checkpoint. Raises CheckpointError if the run can't be continued."""
     point = find_resume_point(config)
     if point is None:
         is_expected = config.resume_from_checkpoint is not False
@@ -210,7 +210,7 @@ def _load_yaml(file: Path) -> dict[str, Any]:
 
 
 def _run_of(config: Config, checkpoint: Path) -> Path | None:
-    """The folder of the run that saved a checkpoint: two levels up, or its namesake in `output_dir`; None if not found."""
+    """The folder of the run that saved a checkpoint: two levels up, or of that name in `output_dir`; None if not found."""
     around = checkpoint.parent.parent
     named = Path(config.output_dir) / config.exp_name / checkpoint.parent.name
     return next((run for run in (around, named) if RunFolder(run).config.is_file()), None)

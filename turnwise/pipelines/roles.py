@@ -109,7 +109,7 @@ class ModelRole:
         return metrics
 
     def compute_old_log_probs(self, samples: Sequence[Sample], version: int) -> list[Metric]:
-        """Sets `old_logprobs`, the log-probs of the policy at the start of an update, from the source `old_log_probs`. With
+        """Sets `old_logprobs`, the log-probs of the policy at the start of an update, as the setting `old_log_probs` says. With
         `if_needed` they are left out for a single optimiser step on samples of the current policy, `version`: its own forward
         pass computes the same numbers, and without `old_logprobs` the loss takes the ratio to be 1."""
         if self.old_log_probs == "rollouts":
@@ -143,8 +143,8 @@ class ModelRole:
         return metrics
 
     def optimizer_step(self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0) -> list[Metric]:
-        """Makes one optimiser step on all of the samples, or none if the loss counts no token of them. `position` is its
-        position in the learning-rate schedule; `seed` seeds the loss's random draws. Returns metrics as `named` names them."""
+        """Makes one optimiser step on all of the samples, or none if the loss counts none of their tokens. `position` in
+        the schedule sets the learning rate; `seed` seeds the loss's random draws. Returns metrics as `named` names them."""
         samples, metrics = self.prepare(samples, loss, seed)
         divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens:
@@ -162,7 +162,7 @@ class ModelRole:
         return [*results, *counted]
 
     def prepare(self, samples: Sequence[Sample], loss: Loss, seed: int) -> tuple[Sequence[Sample], list[Metric]]:
-        """The samples, or copies with the loss's annotations if it makes any (`NeedsWholeStep`), and the metrics of these."""
+        """The samples, or copies with the annotations that a `NeedsWholeStep` loss makes, and the metrics of its `prepare`."""
         divisors = denominators(samples, self.plan.max_length)
         if not isinstance(loss, NeedsWholeStep) or not divisors.num_tokens:
             return samples, []
@@ -173,8 +173,8 @@ class ModelRole:
         return [replace(sample, **fields) for sample, fields in zip(samples, own, strict=True)], metrics
 
     def named(self, metrics: Sequence[Metric], has_stepped: bool) -> list[Metric]:
-        """The metrics of an optimiser step and `backward_steps`. Names without `/` get this role's name before them, without
-        `_train` except for the gradient norm: `actor_train/grad_norm`, but `actor/lr`."""
+        """The metrics of an optimiser step, and `backward_steps`: 1 if `has_stepped`, else 0. A name without `/` gets the
+        role's name as a prefix, without `_train` except for the gradient norm: `actor_train/grad_norm`, but `actor/lr`."""
         own = {"grad_norm": self.name}
         short = self.name.removesuffix("_train")
         return [
@@ -183,7 +183,7 @@ class ModelRole:
         ]
 
     def forward(self, samples: Sequence[Sample], output: Output) -> list[FloatArray]:
-        """The output for each sample, an array [N]."""
+        """The model's `output` for each sample, an array [N]."""
         return [arrays[output] for arrays in self._forward(samples, frozenset({output}))[0]]
 
     def _cut(self, samples: Sequence[Sample], max_tokens: int | None) -> list[list[int]]:

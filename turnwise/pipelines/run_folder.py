@@ -35,7 +35,7 @@ class _Place:
 @dataclass(slots=True)
 class RunFolder:
     """The paths in a run's folder, and its log and lock. `create` makes a new folder, `reopen` opens that of an earlier run.
-    Both raise CheckpointError if another process holds its lock. `RunFolder(path)` only gives paths and opens nothing."""
+    Both raise CheckpointError if another process holds the lock. `RunFolder(path)` only gives paths and opens nothing."""
 
     path: Path
     resumed_from: Path | None = None
@@ -112,7 +112,7 @@ class RunFolder:
 
     @property
     def timeline(self) -> Path:
-        """The file of the timeline. A resumed run writes another one, and keeps that of the earlier steps."""
+        """The file of the timeline. A resumed run writes a new file, and keeps that of the earlier steps."""
         return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
 
     def go_on(self, checkpoint: Path, num_done: int) -> list[str]:
@@ -140,7 +140,7 @@ class RunFolder:
             os.truncate(file, length)
 
     def open_log(self, folder: Path | None) -> None:
-        """Logs turnwise's messages and Python's warnings to a file in `folder` (default: the run's). Prints all warnings."""
+        """Logs turnwise's messages and Python's warnings to a file in `folder` (default: the run's). Also prints warnings."""
         folder = folder or self.path
         folder.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(folder / f"{self.path.parent.name}-{self.path.name}.log", encoding="utf-8")

@@ -9,18 +9,17 @@ from turnwise.types import Group
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step of a run, numbered from 0, or the end of the run, with its final validation; there `step` is the number of steps
-    done."""
+    """The report of one step of a run, numbered from 0. In the final report, `step` is the number of steps done."""
 
     step: int
     metrics: Mapping[str, float]
     """All metrics, by the names of `docs/metrics.md`."""
     groups: Sequence[Group]
-    """The groups that the step trained on; empty at the end."""
+    """The groups that the step trained on; empty in the final report."""
     checkpoint: Path | None
     """The folder of the checkpoint that was saved after this step, if any."""
     is_final: bool = False
-    """Whether this is the report after the last step: of the final validation, if the run validates."""
+    """Whether this is the final report: after the last step, with the final validation if the run validates."""
 
     @property
     def validation(self) -> dict[str, float] | None:

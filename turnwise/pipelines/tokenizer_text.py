@@ -40,7 +40,7 @@ def message_text(rows: Iterable[Sequence[Message]]) -> Iterator[str]:
 
 
 def file_text(paths: list[str]) -> Iterator[str]:
-    """The lines of text files. Raises DataError for anything else."""
+    """The lines of UTF-8 text files. Raises DataError if a path is anything else."""
     for path in map(Path, paths):
         if not path.is_file():
             raise DataError(

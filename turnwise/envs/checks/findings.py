@@ -105,7 +105,7 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
-    """Whether texts that are no action earn more than most actions: training would learn them. `answers` has (name, result)."""
+    """Whether texts that are no action earn more than most actions: training would teach them. `answers` has (name, result)."""
     result = ", ".join(f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers)
     if not episodes:
         return judged("no action", f"{result}; what actions get wasn't examined")
@@ -178,7 +178,7 @@ def player(
     beaten: Sequence[CheckedEpisode] | None = None,
 ) -> Finding:
     """How often a player succeeds, and its mean score. `beaten`, for experts only, holds episodes of a random player: the
-    finding is a warning if the expert never succeeds, or if its mean score doesn't exceed theirs."""
+    finding is a warning if the expert never succeeds, or its mean score doesn't exceed the random player's."""
     num_successes, score = sum(e.is_success(reductions) for e in episodes), fmean(e.score for e in episodes)
     result = f"success {num_successes / len(episodes):.2f} ({num_successes} of {len(episodes)}), score {score:.3g} on average"
     is_weak = beaten is not None and (not num_successes or (beaten and score <= fmean(e.score for e in beaten)))

@@ -23,10 +23,10 @@ GRID_VOCAB = MappingProxyType(
 
 class FrozenLakeEnv(GridEnv):
     """A lake of `size` × `size` cells, drawn from the seed. The step that reaches the goal has reward 1, any other valid
-    one 0. Raises EnvironmentFault if an argument is out of range.
+    step 0. Raises EnvironmentFault if an argument is out of range.
 
     An action that isn't one of the four words (in any case) moves nothing and costs `format_penalty` (≤ 0); the episode
-    continues. The environment has no step limit of its own; the agent's `max_steps` is one.
+    continues. The environment has no step limit of its own; the agent has `max_steps`.
 
     Args:
         size: cells of a side, at least 2.
@@ -92,7 +92,7 @@ class FrozenLakeEnv(GridEnv):
         self._moves = neighbours(len(self.rows), len(self.rows[0]))
         letters = [(letter, place) for letter in "GH" for place, found in enumerate(self._letters) if found == letter]
         self._marks = [self._alone[letter] + self._place(place) for letter, place in letters]
-        # Slips are drawn from a seed of their own: from the map's seed, they would depend on where the holes are.
+        # Slips are drawn from a seed of their own: with the map's seed they would be correlated with the holes.
         self._slips = np.random.default_rng(derive_seed(self._seed, "slips")) if self.is_slippery else None
         self.position = self._letters.index("S")
         return self._observe(), {"env_instruction": self._instruction}

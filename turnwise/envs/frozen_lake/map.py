@@ -61,7 +61,7 @@ def map_hash(rows: Sequence[str]) -> int:
 def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = None) -> Rows:
     """A solvable map with S and G in the corners, whose other cells are ice with probability `p`. It depends on the arguments
     alone. Without `split` it is gymnasium's `generate_random_map(size, p, seed)`; with `split`, the first map of the same
-    random stream that belongs to the split. Raises EnvironmentFault if none is found."""
+    sequence of draws that belongs to the split. Raises EnvironmentFault if none is found."""
     check_map_arguments(size, p)
     rng = np.random.default_rng(seed)
     for _ in range(MAX_DRAWS):
@@ -94,10 +94,10 @@ def read_map(rows: Sequence[str]) -> Rows:
 
 
 def best_blind_path(maps: Sequence[Sequence[str]]) -> tuple[list[int], float]:
-    """The sequence of right and down that reaches the goal of the most maps if the ice isn't slippery, and the share of these.
+    """The sequence of right and down that reaches the goal of the most maps if the ice isn't slippery, and the share it solves.
 
     A player reaches this share without looking at the maps, so a learnt policy must beat it. All C(2n−2, n−1) sequences of n×n
-    maps are tried, so n should be at most 8. Raises ValueError unless all have one size, with S and G as in random maps.
+    maps are tried, so n should be at most 8. Raises ValueError unless all maps have one size, and S and G in the corners.
 
     >>> best_blind_path([("SF", "HG"), ("SF", "HG"), ("SH", "FG")])
     ([2, 1], 0.6666666666666666)

@@ -22,7 +22,7 @@ class Known:
     state_key: str = ""
     """`module:function` of `env` that returns a key of the state; "" = the observation is the key."""
     prints: bool = False
-    """Whether its `reset` prints messages."""
+    """Whether the environment's `reset` prints messages."""
 
 
 def known_class(env: Any) -> Known:

@@ -120,8 +120,7 @@ def check_room_arguments(dim_room: Sequence[int], num_boxes: int, search_depth: 
 
 
 def read_room(rows: Sequence[str]) -> tuple[Layout, State]:
-    """The layout and state of a room that is given in the letters of Sokoban collections. Raises
-    EnvironmentFault if it isn't a valid, unsolved room."""
+    """The layout and state of a room given in the `LETTERS`. Raises EnvironmentFault if it isn't a valid, unsolved room."""
     check_rows("room_rows", rows, LETTERS)
     letters = "".join(rows)
     border = rows[0] + rows[-1] + "".join(row[0] + row[-1] for row in rows)

@@ -17,8 +17,8 @@ _FIRST_LENGTH = 256
 class KVCache:
     """`keys[layer]` and `values[layer]` [slots, kv_heads, length, head_dim] in the model's dtype, on its device.
 
-    Slots and length start small and double as conversations need them, so the allocated memory follows the use. `num_bytes`
-    bounds the number of slots of `max_length` tokens. Raises ConfigError if there is no room for one."""
+    Slots and length start small and double as conversations need them, so the allocated memory follows the use. There are
+    at most as many slots of `max_length` tokens as `num_bytes` has room for. Raises ConfigError if not even one fits."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class KVCache:
         self.keys = [empty] * num_layers
         self.values = [empty] * num_layers
         self.prefixes = SharedPrefixes(self.copy)
-        """Which slots read the beginning of their context from another slot. Only turnwise's own kernels can do so."""
+        """Says which slots read the beginning of their context from another slot; none without turnwise's own kernels."""
 
     @property
     def num_slots(self) -> int:

@@ -1,4 +1,4 @@
-"""The operations of a decoder layer between its matrix products, in torch. Rows of similar lengths share one attention call."""
+"""A decoder layer's torch operations between matrix products. Rows with similarly many new tokens share an attention call."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from turnwise.types import IntArray
 
 _DECODE_SPREAD = 2
 """Decoding rows attend to the cache in place, together with the idle slots between them, if they span at most this many slots
-per row: reading an idle slot is cheaper than copying the others."""
+per row: reading an idle slot is cheaper than copying the rows' slots."""
 _PIECE = 512  # queries of one row that are computed together; a piece only reads the keys up to its own end
 _BLOCK = 2**22  # most pairs of queries and keys of one attention call, padding and masked pairs included
 _KEPT_MASK = 2**20  # most pairs of a call whose mask is kept for all layers instead of computed in each
@@ -34,7 +34,7 @@ class AttentionGroup:
     length: int
     tokens: Tensor | None  # [n] indices of the block's tokens among the packed ones; None = all of them, in order
     places: Tensor | None  # [n] their places in the flat block [R · width]; None = place i holds token i
-    positions: Tensor  # [R, 1, width, 1] of the queries in their contexts; 0 for padding
+    positions: Tensor  # [R, 1, width, 1] each query's position in its context; 0 for padding
     kept_mask: Tensor | None  # the mask, if it is small enough to keep
 
     def mask(self, dtype: torch.dtype) -> Tensor:

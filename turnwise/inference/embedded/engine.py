@@ -1,5 +1,5 @@
 """The synchronous core of the embedded server: requests in, tokens out, one step at a time. A row is a running request and its
-context. A step makes one forward pass over uncomputed tokens of the rows: the last sampled token, the new end of a prompt, or a
+context. A step makes one forward pass over uncomputed tokens of the rows: the last sampled token, the rest of a prompt, or a
 chunk of a long prompt. It samples a token for each row whose context is then fully computed."""
 
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ class Engine:
         return request_id in self._scheduler.waiting
 
     def add(self, request: Request) -> None:
-        """Queues a request that `check_request` has passed. Raises ServerError if its conversation has one in flight."""
+        """Queues a request that `check_request` has passed. Raises ServerError if its conversation has another in flight."""
         self._scheduler.add(request)
 
     def step(self) -> list[Finished]:
@@ -204,7 +204,7 @@ class Engine:
         num_partial = len(request.partial_ids)
         request.token_ids, request.logprobs = token_ids[num_partial:], logprobs[num_partial:]
         self._rows.state["is_running"][slot] = False
-        if request.versions:  # older weights computed a part of its cache
+        if request.versions:  # older weights computed some of the cached keys and values
             self._rows.state["cached"][slot] = 0
         self._prefill.slots.pop(slot, None)
         return Finished(request, reason, self.version)

@@ -19,7 +19,7 @@ from turnwise.kernels.build import LANES, load_kernels
 from turnwise.models.fused import FusedLinear, fuse_projections, fused, gate_up, qkv
 from turnwise.spec import MAX_PACKED_BYTES
 
-_BLOCK_TOKENS = 1024  # tokens that go through all layers together on a CPU, so that a layer's output stays in its caches
+_BLOCK_TOKENS = 1024  # tokens that pass all layers together on a CPU, so that a layer's output stays in the CPU's caches
 
 
 class FusedRunner:

@@ -70,7 +70,7 @@ class Prefill:
         self._runner = runner
         self._index = PrefixIndex()
         self.slots: dict[int, None] = {}
-        """The slots of these rows, in the same order."""
+        """The slots of the rows whose prompts aren't fully computed, in the order of admission."""
 
     def start(self, slot: int, request: Request, max_length: int) -> None:
         """Loads a request into a slot. As much of the slot's cache stays as the new context and the runner can use."""
@@ -90,7 +90,7 @@ class Prefill:
             del self.slots[slot]
 
     def forget(self, slot: int) -> None:
-        """Must be called when the slot's cache is lost."""
+        """Removes the slot. Must be called when its cache is lost."""
         self.slots.pop(slot, None)
         self._index.discard(slot)
 
@@ -105,7 +105,7 @@ class Prefill:
         return budget
 
     def plan_row(self, slot: int, budget: int) -> int:
-        """Sets how many tokens of its prompt one row computes next, and returns that number."""
+        """Sets how many tokens of its prompt one row computes next, at most `budget`. Returns that number."""
         state = self._rows.state
         count = 0
         if budget and not (self._runner.can_copy and self._waits(slot)):

@@ -12,7 +12,7 @@ ROW = np.dtype(
         ("length", np.int64),  # tokens of the context, sampled ones included
         ("num_new", np.int64),  # tokens that the next forward pass computes
         ("prompt_length", np.int64),
-        ("limit", np.int64),  # length at which the budget is spent
+        ("limit", np.int64),  # length of the context at which the request ends
         ("seed", np.uint64),
         ("temperature", np.float32),
         ("top_p", np.float32),

@@ -62,7 +62,7 @@ class PackedStep:
         return PackedStep(slots, positions, ones, order, positions, token_ids, ones.astype(np.bool_), order)
 
     def cut(self, max_tokens: int) -> "Iterator[PackedStep]":
-        """Cuts the rows, in order, into steps of at most `max_tokens` tokens. A row with more is a step of its own."""
+        """Groups the rows, in order, into steps of at most `max_tokens` tokens. A row with more tokens is a step of its own."""
         ends = np.cumsum(self.counts)
         first = begin = 0
         while first < len(ends):
@@ -100,7 +100,7 @@ class Runner(Protocol):
         them. The others will be overwritten."""
 
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copies the cache of positions `start` to `stop` from slot `source` to slot `target`, if `can_copy`."""
+        """Copies the cache of positions `start` to `stop` (exclusive) from slot `source` to `target`. Needs `can_copy`."""
 
     def forward(self, step: PackedStep) -> Tensor:
         """Logits [C, V] float32 after the contexts that end with this step."""
@@ -114,7 +114,7 @@ class Runner(Protocol):
 
 class GenericRunner:
     """Forward passes through `model(input_ids, past_key_values)`. Caches of some architectures (windows, recurrent states)
-    can't be cut back, so a prefix is used whole or not at all. The memory bound assumes as many key heads as query heads.
+    can't be cut back, so a slot's cache is used whole or not at all. The memory bound assumes as many key heads as query heads.
     Raises ConfigError if `kv_cache_bytes` has no room for one sequence of `max_length` tokens."""
 
     def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int) -> None:

@@ -25,7 +25,7 @@ class Scheduler:
         """A heap of the slots without an owner."""
 
     def add(self, request: Request) -> None:
-        """Queues a request. Raises ServerError if the conversation already has one that waits or runs."""
+        """Queues a request. Raises ServerError if another request of the conversation waits or runs."""
         if request.request_id in self.waiting or self.slots.get(request.request_id) in self.running:
             raise ServerError(
                 f"conversation {request.request_id!r} already has a request in flight; a conversation takes one at a time, "
@@ -36,7 +36,7 @@ class Scheduler:
             self._idle.move_to_end(request.request_id)
 
     def admit(self) -> tuple[int, Request] | None:
-        """Starts the next request. Returns its slot and the request; None if no request waits, or there is no room for one."""
+        """Starts the next request. Returns its slot and the request; None if no request waits, or the next one has no room."""
         if not self.waiting or len(self.running) >= self._max_concurrency:
             return None
         request_id = next(iter(self.waiting))

@@ -104,7 +104,7 @@ class EmbeddedServer(HoldsModel):
         return request.completion(reason, version, time.perf_counter() - started)
 
     async def abort(self, request_id: str) -> None:
-        """Ends the conversation's request, running or waiting, with the tokens sampled so far, if it has one."""
+        """If the conversation has a running or waiting request, ends it with the tokens sampled so far."""
         finished = self._engine.abort(request_id)
         if finished is not None:
             self._deliver(finished)
@@ -122,7 +122,7 @@ class EmbeddedServer(HoldsModel):
         for finished in self._engine.abort_running() if how == "abort" else ():
             self._deliver(finished)
         if self._driver is not None:
-            # The driver ends with the last running request, or at once if frozen. Cancelling this wait must not cancel it.
+            # The driver ends with the last running request, or at once if frozen. A cancelled wait mustn't cancel the driver.
             await asyncio.shield(self._driver)
 
     async def resume(self, version: int) -> None:
@@ -132,7 +132,7 @@ class EmbeddedServer(HoldsModel):
         self._drive_if_needed()
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """Frees the cache (`kv_cache`). Raises NotAvailableError for any other kind, since the weights are the trainer's."""
+        """Frees the cache (`kv_cache`). Raises NotAvailableError for any other kind: weights stay in memory."""
         await super().sleep(kinds)
         self._engine.free_cache()
 
@@ -178,14 +178,14 @@ class EmbeddedServer(HoldsModel):
 
     @property
     def _may_step(self) -> bool:
-        """Whether a step has work and, in a replay, all requests that it admits have arrived."""
+        """Whether a step has work; in a replay, whether all requests that the next step admits have arrived."""
         if not self._replay_log.is_followed:
             return self._engine.has_work
         admissions = self._replay_log.admissions
         return admissions is not None and all(self._engine.is_waiting(request_id) for request_id, _ in admissions)
 
     async def _update_is_due(self) -> None:
-        """Waits for the steps that the record has before its next weight update. Raises DataError if it has no update left."""
+        """Waits for the steps that the record has before its next weight update. Raises DataError if the record ends."""
         while self._replay_log.update is None:
             self._has_stepped.clear()
             await self._has_stepped.wait()

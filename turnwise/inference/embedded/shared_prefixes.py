@@ -46,11 +46,11 @@ class SharedPrefixes:
         self.bases, self.splits = np.arange(len(self.bases)), np.zeros_like(self.splits)
 
     def share(self, source: int, target: int, start: int, stop: int) -> None:
-        """Gives `target` the positions from `start` up to `stop` of `source`. Those before `start` are equal already."""
+        """Gives `target` the positions from `start` up to `stop` of `source`. Earlier positions are equal already."""
         split = int(self.splits[source])
         base = int(self.bases[source]) if split else source
         length = _whole_vectors(min(split or stop, stop))
-        # A target that already has as much keeps what it has. A slot that others read from must not read from another.
+        # A target that has `length` positions already keeps them. A slot that others read from must not read from another.
         if length > start and not self._borrowers(target, longer_than=0):
             self._borrow(base, target, length)
             start = length
