@@ -44,7 +44,7 @@ def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool =
     """
     sequences = [sequence.numpy() for sequence in token_ids.cpu().split(list(lengths))]
     starts = np.cumsum([0, *lengths[:-1]])
-    # In the order of their bytes, no earlier sequence shares a longer prefix with a sequence than the one right before it.
+    # Sorted by bytes, each sequence comes right after an earlier one with which it shares the longest prefix.
     order = sorted(range(len(sequences)), key=lambda index: sequences[index].tobytes())
     nodes = np.empty(len(token_ids), np.int64)
     if not reads_last:
