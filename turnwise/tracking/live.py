@@ -52,7 +52,7 @@ class Screen:
         for column in self._columns.all:
             if (value := column.read(metrics)) is not None:
                 self._history.setdefault(column.name, []).append((step, value))
-        # After the last step comes its validation: the phases shown stay the step's.
+        # The validation after the last step is logged as one more step: the phases shown stay those of the last step.
         if step < self.pace.num_steps or not self._phases:
             self._phases = _phases(metrics, interval_s)
 
@@ -110,7 +110,7 @@ def _phases(metrics: Mapping[str, float], interval_s: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The finite values as bars between their extremes. If there are more than `width`, each bar is the mean of one part.
+    """The finite values as bars between their extremes. If there are more than `width`, a bar is the mean of several values.
 
     >>> sparkline([0.0, 1.0, 2.0, 3.0, 7.0], 8), sparkline([0.0, 0.0, 7.0, 7.0], 2), sparkline([2.0, float("nan"), 2.0], 8)
     ('▁▂▃▄█', '▁█', '▄▄')
