@@ -1,4 +1,4 @@
-"""Decides which groups may be admitted and which groups each step trains on. Neither clock nor content of tasks matters."""
+"""Decides which groups may be admitted and which groups each step trains on, without a clock and without the tasks."""
 
 import math
 from collections import Counter
@@ -13,8 +13,8 @@ class GroupBuffer:
     """Holds groups from their admission until a step takes them. `docs/design/asynchronous.md` proves the bounds below.
 
     A group's index is the number of groups admitted before it. While a step of G groups is collected, the buffer has at most
-    (1 + ratio)·G groups, and during training at most ratio·G, where ratio is `async_generation_ratio`. Step s + ratio is the
-    last that may train on a group admitted in step s. At most `num_tasks` groups are admitted (None = no limit).
+    (1 + ratio)·G groups, and during training at most ratio·G, where ratio is `async_generation_ratio`. A group admitted in step
+    s has the last step s + ratio: no later step may train on it. At most `num_tasks` groups are admitted (None = no limit).
 
     >>> buffer = GroupBuffer(SchedulerSettings(group_size=4, max_concurrent_groups=8, async_generation_ratio=1))
     >>> buffer.begin(num_groups=2)

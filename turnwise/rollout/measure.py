@@ -9,9 +9,9 @@ from turnwise.types import Group, Metric, Sample, Trajectory, samples_of
 def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> list[Metric]:
     """Scores, lengths and environment metrics of a training batch, and what was lost to failed episodes and to the filter.
 
-    `rollout/failed` counts trajectories of episodes that failed after their retries; `rollout/rejected` counts siblings' too.
-    `rollout/filtered` counts trajectories of groups that the filter dropped; `rollout/stale_groups` counts groups that were
-    dropped as too old. All scores leave filtered groups out, except `rollout/unfiltered_score`.
+    `rollout/failed`, `rollout/rejected` and `rollout/filtered` count trajectories: of episodes that failed after their retries,
+    of these and their siblings, and of groups that the filter dropped. `rollout/stale_groups` counts groups dropped as too old.
+    All scores leave filtered groups out, except `rollout/unfiltered_score`.
 
     `rollout/parsed` covers only agents with the metric `num_actions`, since others may parse none. `rollout/log_prob` comes
     from the servers, without a forward pass; its negative estimates the policy's entropy.

@@ -1,4 +1,4 @@
-"""Writes and reads a trajectory as a line of JSON, which holds all that training needs."""
+"""Writes and reads a trajectory as a line of JSON, which holds all that training needs, except media."""
 
 import json
 import math

@@ -144,7 +144,7 @@ class Watchdog:
     While C code holds Python's lock (the GIL), the daemon thread can't check. Then `faulthandler` prints bare stacks and ends
     the process, at the deadline plus twice `grace_s`, or after `stall_s` plus twice `grace_s` if that is later.
 
-    Without `start`, blocking calls aren't interrupted: the wait raises its error when a call returns past its deadline.
+    Without `start`, blocking calls aren't interrupted; a wait past its deadline raises its error when its call returns.
 
     >>> with Watchdog().waiting("the doctest", "nothing", 60.0, "the number of seconds"):
     ...     pass

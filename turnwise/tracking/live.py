@@ -41,7 +41,7 @@ class Screen:
         self._shown = Text(no_wrap=True, overflow="ellipsis")
 
     def show(self, text: str) -> None:
-        """Keeps the first lines of `text`, with a terminal's control characters written out."""
+        """Keeps the first lines of `text`, with control characters escaped."""
         printable = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
         first, *rest = printable.splitlines()[:MAX_SHOWN_LINES] or [""]
         self._shown = Text("\n", no_wrap=True, overflow="ellipsis").append(first, "bold").append("\n".join(["", *rest]))
