@@ -33,7 +33,7 @@ _THINKING_TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
 _THOUGHT = "turnwise8f1e6c0d5b7a4293thought"
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys in which published templates look for an assistant's thinking."""
-_MOST_RECENT = 8192  # renderings that are kept
+_MOST_RECENT = 8192  # maximum number of cached renderings
 _BEFORE = "\n"  # stands for sampled text before an encoded text; no vocabulary merges it with what follows
 
 

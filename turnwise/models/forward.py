@@ -85,7 +85,7 @@ class PackedForward(ABC):
     ) -> Tensor:
         inputs: dict[str, Any] = {"input_ids": token_ids[None], "position_ids": position_ids[None]}
         if self._has_own_attention:
-            # transformers passes on a mask of four dimensions and builds none. This one is never read.
+            # Given a mask of four dimensions, transformers builds none. This mask is never read.
             inputs |= {"attention_mask": torch.empty(1, 1, 0, 0, device=token_ids.device), "sequences": sequences}
         else:
             longest = max(sequences.lengths)

@@ -17,7 +17,7 @@ _MOST_NUMBERS = 2**15
 
 
 class Branches(NamedTuple):
-    """Which keys each query sees. The queries of branch b are the tokens `starts[b] : starts[b + 1]`, the last ones of
+    """Which keys each query sees. The queries of branch b are the tokens `starts[b] : starts[b + 1]`, the last tokens of
     its path `paths[ends[b] : ends[b + 1]]`. Each query sees the keys of the path up to its own token."""
 
     starts: IntArray  # [B + 1]

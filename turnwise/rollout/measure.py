@@ -13,8 +13,8 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
     of these and their siblings, and of groups that the filter dropped. `rollout/stale_groups` counts groups dropped as too old.
     All scores leave filtered groups out, except `rollout/unfiltered_score`.
 
-    `rollout/parsed` covers only agents with the metric `num_actions`, since others may parse none. `rollout/log_prob` comes
-    from the servers, without a forward pass; its negative estimates the policy's entropy.
+    `rollout/parsed` covers only agents with the metric `num_actions`, since others may parse no actions. `rollout/log_prob`
+    comes from the servers, without a forward pass; its negative estimates the policy's entropy.
 
     `rollout/response_length` counts the sampled tokens of a trajectory, `rollout/prompt_length` its first prompt, and
     `rollout/non_prompt_length` everything after that prompt. `tokens/…` are the same lengths, but of samples."""

@@ -1,4 +1,4 @@
-"""Calls of users' code. `call_board` lists the running ones, so that a report can name the call that ended the process. An
+"""Calls of users' code. `call_board` lists the running calls, so that a report can name the call that ended the process. An
 exception outside `Exception`, such as SystemExit, becomes an ordinary error, which doesn't end the run."""
 
 import asyncio

@@ -152,7 +152,7 @@ class LiveTracker:
             get_renderable=lambda: screen.render(time.monotonic(), console.width),
             console=console,
             refresh_per_second=REFRESH_PER_S,
-            # A standard error that goes to a file must still go there.
+            # If stderr goes to a file, it must still go there.
             redirect_stderr=sys.stderr.isatty(),
         )
         self._ticker = Ticker(self._advise)
