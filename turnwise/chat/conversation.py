@@ -29,7 +29,7 @@ class TokenConversation:
 
     `max_length` is the size of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
     `sampling.seed` and k, so that it does not depend on what else the server is doing. If an agent rewrote history, `parent` is
-    the index of the turn whose context this one branches off; the first Turn records it. `opens_episode` marks the episode's
+    the index of the turn at which this context branches off; the first Turn records it. `opens_episode` marks the episode's
     first context: there a first prompt that is too long raises RolloutError, while in a later context `generate` returns None.
     `tools` are the schemas that the first prompt shows; the `parser` reads tool calls from the responses.
 
@@ -157,8 +157,8 @@ class TokenConversation:
             self._is_closed = True
 
     def verify(self) -> None:
-        """Raises RolloutError if the ids of a turn were changed, or a turn was lost or moved: the concatenated ids of all turns
-        must be the prompts that the server saw last in each context, with its last responses."""
+        """Raises RolloutError if the ids of a turn were changed, or a turn was lost or moved: the concatenated ids of the turns
+        of each context must be the last prompt that the server saw there, followed by its response."""
         recorded = np.concatenate([np.zeros(0, np.int64), *(ids for t in self.turns for ids in (t.prompt_ids, t.response_ids))])
         seen = np.concatenate([np.array(ids, np.int64) for ids in (*self._ended, self._context_ids)])
         if np.array_equal(recorded, seen):
@@ -217,7 +217,7 @@ def _of_turn(sampling: SamplingParams, number: int, options: CallOptions, room: 
     budget = min(asked, sampling.max_new_tokens, room)
     temperature = sampling.temperature if options.temperature is None else options.temperature
     stop_strings = sampling.stop_strings if options.stop is None else tuple(options.stop)
-    # In the order of the fields: `replace` takes three times as long.
+    # Positional arguments in the order of the fields, since `replace` takes three times as long.
     same = (sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty, sampling.stop_token_ids)
     return SamplingParams(budget, temperature, *same, stop_strings, sampling.do_sample, derive_seed(sampling.seed, number))
 
@@ -240,7 +240,7 @@ def _parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
 @dataclass(frozen=True)
 class TokenContexts:
     """Opens the conversations of one episode over one server. `episode_id` must be unique among running episodes, since servers
-    keep KV under request ids made from it. The `parser` reads tool calls in contexts that are opened with tools."""
+    keep KV caches by request ids made from it. The `parser` reads tool calls in contexts that are opened with tools."""
 
     template: ChatTemplate
     server: PolicyServer

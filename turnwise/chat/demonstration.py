@@ -54,7 +54,7 @@ def encode_demonstration(
 
 
 def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message]]:
-    """Splits the conversation into pairs: the messages since the last answer, and the assistant's next one."""
+    """Splits the conversation into pairs: the messages since the last answer, and the assistant's next answer."""
     exchanges: list[tuple[list[Message], Message]] = []
     prompt: list[Message] = []
     for index, message in enumerate(messages):

@@ -74,7 +74,7 @@ class Renderer:
 
     def shown(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools = ()) -> str:
         """The text of the messages and the next response's header. With a `prefix`, whose last message holds the sentinel, only
-        the text after it. Raises ChatTemplateError if the template refuses the messages, or drops texts, calls or tools."""
+        what follows the sentinel. Raises ChatTemplateError if the template refuses messages, or drops texts, calls or tools."""
         if self._takes_parts_here(prefix, messages, tools):
             messages = [_as_parts(message) for message in messages]
         text = self._after(prefix, messages, tools)

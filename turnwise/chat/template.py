@@ -33,7 +33,7 @@ _THINKING_TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
 _THOUGHT = "turnwise8f1e6c0d5b7a4293thought"
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys in which published templates look for an assistant's thinking."""
-_MOST_RECENT = 8192  # renderings that are kept
+_MOST_RECENT = 8192  # maximum number of cached renderings
 _BEFORE = "\n"  # stands for sampled text before an encoded text; no vocabulary merges it with what follows
 
 
@@ -103,7 +103,7 @@ class ChatTemplate:
 
     @property
     def opens_thinking(self) -> bool:
-        """Whether the header before each response opens the thinking already, as with `<think>`."""
+        """Whether the header before each response already opens its thinking, for example with `<think>`."""
         return _opened(self._header) != ""
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
@@ -132,7 +132,7 @@ class ChatTemplate:
             return tail
         num_closing = len(ends.closing)
         is_usual = tail[:num_closing] == ends.closing
-        # Where the next role's token ends a turn, another role's token may stand here.
+        # If a template ends a turn with the next role's token, another role's token may stand here.
         end = num_closing - 1 if is_usual else self._first_added(tail)
         last = response_ids[-1]
         if end is None:
@@ -185,8 +185,8 @@ class ChatTemplate:
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response: the template's end of turn, and those of the tokenizer and `eos_token_ids`. If the end of
-        turn also ends a part of a response, such as thinking, it counts only if the others have it too, or there are none."""
+        """Ids that end a response: the template's end of turn, and those of the tokenizer and `eos_token_ids`. An end of turn
+        that also ends a part of a response, such as thinking, is left out unless it is among the others or there are none."""
         end = self._ends.said[-1:]
         is_part = bool(end) and end[0] in self._between_thought_and_answer
         return tuple(dict.fromkeys([*([] if is_part and self._known_ends else end), *self._known_ends]))
@@ -268,8 +268,8 @@ class ChatTemplate:
 
     @cached_property
     def _ends(self) -> _Ends:
-        """How answers end. If the ids after an answer in mid-conversation and after the last one agree up to a special token
-        (an EOS token if possible), both ends are these ids."""
+        """How answers end. If the ids after an answer in mid-conversation and those after the last answer agree up to a special
+        token (an EOS token if possible), both ends are these ids."""
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)

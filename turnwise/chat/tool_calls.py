@@ -315,8 +315,8 @@ _WORDS = {"True": ("boolean", True), "False": ("boolean", False), "None": ("null
 
 
 def _typed(text: str, wanted: set[str]) -> Any:
-    """Converts an unquoted value by the types `wanted` of its schema: words as Python writes them (templates do, too), text
-    where it may be text, else JSON. A value that isn't JSON stays text."""
+    """Converts an unquoted value by the types `wanted` of its schema. `True`, `False`, `None` and `null` become such values if
+    their type is allowed. Others stay text if text is allowed; else they are read as JSON, or stay text if that fails."""
     kind, value = _WORDS.get(text.strip(), ("", None))
     if kind in wanted:
         return value

@@ -1,5 +1,5 @@
-"""Renders conversations of every kind with a chat template. `trial.py` runs this file in a process of its own, which it can
-kill. The file imports neither turnwise nor transformers, so the process takes only a tenth of a second."""
+"""Renders conversations of every kind with a chat template. `trial.py` runs this file in a process that it can kill. The file
+imports neither turnwise nor transformers, so the process takes only a tenth of a second."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ _TOOL = {
 
 
 def conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
-    """Conversations with their tools: of 100 turns, and short ones with every kind of message, as texts and as parts."""
+    """`(messages, tools)`: conversations of 100 turns, and short ones with every kind of message, as texts and as parts."""
     user: dict[str, Any] = {"role": "user", "content": "a"}
     answer: dict[str, Any] = {"role": "assistant", "content": "<think>\nb\n</think>\n\nc"}
     system = {"role": "system", "content": "d"}

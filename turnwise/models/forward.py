@@ -27,8 +27,8 @@ _CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 def make_forward(model: PreTrainedModel, temperature: float = 1.0, use_kernels: bool = True) -> "PackedForward":
-    """A `ValueForward` if the model has a value head, else a `PolicyForward`. With `use_kernels` the model's layers then run on
-    the library's own kernels where these fit (`use_native_layers`)."""
+    """A `ValueForward` if the model has a value head, else a `PolicyForward`. With `use_kernels` the model's layers run on
+    turnwise's own kernels where these fit (`use_native_layers`)."""
     if use_kernels:
         use_native_layers(model)
     head = value_head(model)
@@ -40,7 +40,7 @@ class PackedForward(ABC):
     Sequences are packed if the model's attention can keep them apart, else padded, with the same results."""
 
     gives: ClassVar[frozenset[Output]]
-    """The outputs that it can compute."""
+    """The outputs that this class can compute."""
     reads_last: ClassVar[bool] = True
     """Whether an output may need the hidden state at the last token of a sequence."""
 
@@ -52,7 +52,7 @@ class PackedForward(ABC):
         """Tokens of all calls since this was last reset."""
 
     def __call__(self, batch: Batch, outputs: Set[Output]) -> ModelOutputs:
-        """The `outputs`, tensors [N], for a batch of tensors. Raises NotAvailableError if the model's head can't give one."""
+        """The `outputs`, tensors [N], for a batch of tensors. Raises NotAvailableError if the model can't give one of them."""
         if unknown := outputs - self.gives:
             raise NotAvailableError(
                 f"{type(self.model).__name__} gives {' and '.join(sorted(self.gives))}, but no {' or '.join(sorted(unknown))}: "
@@ -85,7 +85,7 @@ class PackedForward(ABC):
     ) -> Tensor:
         inputs: dict[str, Any] = {"input_ids": token_ids[None], "position_ids": position_ids[None]}
         if self._has_own_attention:
-            # transformers passes on a mask of four dimensions and builds none. This one is never read.
+            # Given a mask of four dimensions, transformers builds none. This mask is never read.
             inputs |= {"attention_mask": torch.empty(1, 1, 0, 0, device=token_ids.device), "sequences": sequences}
         else:
             longest = max(sequences.lengths)

@@ -2,7 +2,7 @@
 
 The trainer still has the parameters `q_proj.weight`, `k_proj.weight` and `v_proj.weight`, but their storage is one tensor. So
 the engine needs one product instead of three, and reads what an in-place optimiser step or `load_state_dict` writes. Whether
-tensors are fused is read off their place in memory. (The library's own kernels read a copy that `inference.embedded` makes.)"""
+tensors are fused is read off their addresses. (`inference.embedded.native_forward` reads a copy of the weights instead.)"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ def fast_path_obstacle(model: PreTrainedModel) -> str | None:
 
 
 def has_plain_body(model: PreTrainedModel) -> bool:
-    """Whether the model has layers that `fast_path_obstacle` allows, with any head and projections (such as adapters)."""
+    """Whether `fast_path_obstacle` allows the model's layers, whatever its head is, and even if projections have adapters."""
     return type(model.base_model).__name__ in _BODY_CLASSES and _obstacle_of_body(model) is None
 
 
@@ -106,7 +106,7 @@ def _lay_together(parameters: Sequence[Tensor]) -> None:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The tensors concatenated, without a copy and without gradients; None if one isn't right behind the other in memory."""
+    """The tensors concatenated, without a copy and without gradients; None if they don't follow one another in memory."""
     first = tensors[0].detach()
     offset = first.storage_offset()
     for tensor in tensors:

@@ -307,7 +307,7 @@ def load_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
 
 @contextmanager
 def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
-    """Turns every error of the libraries that read a folder into a ModelError: `path`, `what` failed, and the reason."""
+    """Turns every error of the libraries that read a folder into a ModelError whose text is `path`, `what` and the reason."""
     try:
         yield
     except BaseException as error:  # boundary: three libraries read a stranger's files, and one of them panics in Rust

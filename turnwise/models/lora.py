@@ -271,7 +271,7 @@ def _ending(name: str) -> str:
 
 
 def _may_be_base(folder: Path, fingerprint: str) -> bool:
-    """Whether adapters may have been trained on the model with this fingerprint: their folder holds this one or none."""
+    """Whether adapters may have been trained on the model with this fingerprint: their folder holds the same one or none."""
     file = folder / BASE_FINGERPRINT
     return not file.is_file() or file.read_text(encoding="utf-8").strip() == fingerprint
 

@@ -30,9 +30,9 @@ class ModelSummary:
     size: str
     num_parameters: int
     vocab_size: int
-    """Rows of the embedding."""
+    """Number of rows of the embedding."""
     num_tokens: int
-    """Tokens of the tokenizer, at most `vocab_size`."""
+    """Number of tokens of the tokenizer, at most `vocab_size`."""
 
 
 def make_model(

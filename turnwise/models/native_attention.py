@@ -1,4 +1,4 @@
-"""Attention over packed sequences and shared prefixes with the library's own kernels, in float32 on a CPU."""
+"""Attention over packed sequences and shared prefixes with turnwise's own kernels, in float32 on a CPU."""
 
 import ctypes
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _MOST_NUMBERS = 2**15
 
 
 class Branches(NamedTuple):
-    """Which keys each query sees. The queries of branch b are the tokens `starts[b] : starts[b + 1]`, the last ones of
+    """Which keys each query sees. The queries of branch b are the tokens `starts[b] : starts[b + 1]`, the last tokens of
     its path `paths[ends[b] : ends[b + 1]]`. Each query sees the keys of the path up to its own token."""
 
     starts: IntArray  # [B + 1]
@@ -43,7 +43,7 @@ class Branches(NamedTuple):
 
 
 def attention_kernels(tensors: Sequence[Tensor], branches: Branches) -> ctypes.CDLL | None:
-    """The kernels, if they support these `tensors` (query, key and value, [1, heads, N, D]) and are faster than SDPA."""
+    """The kernels; None if they don't support these `tensors` (query, key, value [1, heads, N, D]) or SDPA is faster."""
     heads, size = tensors[0].shape[1], tensors[0].shape[-1]
     is_plain = all(
         type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.shape[-1] == size

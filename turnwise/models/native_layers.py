@@ -1,4 +1,4 @@
-"""Decoder layers of Llama, Qwen2, Qwen3 and Mistral with the library's own kernels between matrix products: float32 on a CPU.
+"""Decoder layers of Llama, Qwen2, Qwen3 and Mistral with turnwise's own kernels between matrix products, in float32 on a CPU.
 transformers' modules stay, with their parameters, hooks and adapters; only `forward` of each module is replaced. The module's
 original forward pass runs where the kernels don't fit: on another device or dtype, under autocast, or over a cache."""
 
@@ -19,9 +19,9 @@ from turnwise.models.packed_attention import PACKED_ATTENTION, packed_attention
 
 
 def use_native_layers(model: PreTrainedModel) -> bool:
-    """Makes the model run its norms, rotary embeddings and gates on the library's kernels if it can, and returns whether it
-    does. A second call changes nothing. The model needs packed attention, which knows where sequences lie. Projections with the
-    same input are fused (`models.fused`), so that one product serves them."""
+    """Makes the model run its norms, rotary embeddings and gates on turnwise's own kernels if it can, and returns whether it
+    does. A second call changes nothing. The model needs packed attention, which knows where sequences begin. Projections with
+    the same input are fused (`models.fused`), so that one product serves them."""
     is_packed = model.config._attn_implementation == PACKED_ATTENTION
     if not is_packed or model.device.type != "cpu" or model.dtype != torch.float32 or not has_plain_body(model):
         return False
@@ -244,7 +244,7 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
-    """The kernels, if they support these tensors. A tensor of another class (such as DTensor) may have no memory here."""
+    """The kernels; None if they don't support these tensors. Other classes of tensors (such as DTensor) may have no memory."""
     if torch.is_autocast_enabled("cpu"):
         return None
     fits = all(

@@ -1,7 +1,7 @@
 """Causal attention over sequences that are packed one after another, without padding or a block-diagonal mask.
 
 transformers' attention registry lists it as `PACKED_ATTENTION`, for architectures that use that registry. Lengths are passed to
-the model's forward call as `sequences`. A call without it (generation with a cache, a padded batch) is plain SDPA. If sequences
+the model's forward call as `sequences`. A call without `sequences` (a padded batch, a cache) is plain SDPA. If sequences
 share prefixes (`models.prefix_tree`), only the distinct tokens are packed, and each branch attends to its path."""
 
 import inspect
@@ -61,7 +61,7 @@ class PackedSequences:
 
     @cached_property
     def branches(self) -> Branches:
-        """The sequences and their paths in the form of the library's own kernels."""
+        """The sequences and their paths in the form that turnwise's own kernels read."""
         return Branches.of(self.lengths, self.key_lengths, None if self.tree is None else self.tree.paths.numpy())
 
     def mask(self, query: Tensor, num_keys: int, window: int | None) -> Tensor | None:
@@ -134,7 +134,7 @@ def _each_sequence(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """One SDPA call per sequence. Tensors are split once for all: a slice's gradient would be as long as the whole tensor."""
+    """One SDPA call per sequence. `split` makes all slices at once: a lone slice's gradient is as long as the whole tensor."""
     is_grouped = query.shape[1] != key.shape[1]
     if sequences.tree is not None and sequences.key_lengths != sequences.lengths:
         key, value = (tensor.index_select(2, sequences.tree.paths) for tensor in (key, value))
@@ -151,7 +151,7 @@ def _each_sequence(
 
 
 def _band(length: int, window: int | None, like: Tensor) -> Tensor:
-    """[length, length]: 0 at the last `window` positions up to and including each position, −∞ elsewhere."""
+    """[length, length]: row i is 0 at the last `window` positions up to and including i (None = all), −∞ elsewhere."""
     mask = torch.full((length, length), -torch.inf, dtype=like.dtype, device=like.device).triu_(1)
     if window is not None and window < length:
         mask += torch.full_like(mask, -torch.inf).tril_(-window)

@@ -32,7 +32,7 @@ class PrefixTree:
 def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool = True) -> PrefixTree | None:
     """The tree of sequences with these `lengths` in `token_ids` [N]; None if no token can be left out.
 
-    Unless `reads_last`, a sequence's last token, to which no other attends, is left out; it gets the node of the token before.
+    Unless `reads_last`, each sequence's last token, to which no other token attends, gets the node of the token before it.
 
     >>> tree = merge_prefixes(torch.tensor([5, 6, 7, 5, 6, 8, 9, 5, 6, 7]), [3, 4, 3])
     >>> tree.tokens.tolist(), tree.nodes.tolist()
@@ -44,7 +44,7 @@ def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool =
     """
     sequences = [sequence.numpy() for sequence in token_ids.cpu().split(list(lengths))]
     starts = np.cumsum([0, *lengths[:-1]])
-    # In the order of their bytes, no earlier sequence shares a longer prefix with a sequence than the one right before it.
+    # Sorted by bytes, each sequence comes right after an earlier one with which it shares the longest prefix.
     order = sorted(range(len(sequences)), key=lambda index: sequences[index].tobytes())
     nodes = np.empty(len(token_ids), np.int64)
     if not reads_last:

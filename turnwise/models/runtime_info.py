@@ -42,7 +42,7 @@ def bare_model(policy: PolicyInfo) -> PreTrainedModel:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype in the config; for others torch's name.
+    """The name of a dtype in configs, or torch's name if configs have none for it.
 
     >>> dtype_name(torch.bfloat16)
     'bf16'

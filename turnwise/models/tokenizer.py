@@ -27,8 +27,8 @@ _MOST_TOKENS = 1_000_000
 """Maximum of `vocab_size`, more than any published model has. The BPE trainer needs memory in proportion to it, and the process
 dies if there is too little."""
 _SYMBOL_COUNT = 5_000
-"""How often a symbol is shown to the trainer in addition to the corpus: more often than any other pair, so that each symbol is
-one token even if it is rare (as a goal's sign, once per episode) and has several bytes."""
+"""How often the trainer sees each symbol in addition to the corpus: so often that a symbol of several bytes becomes one token
+even if it is rare (such as the sign of a goal, once per episode)."""
 
 
 def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = False) -> PreTrainedTokenizerFast:

@@ -1,4 +1,4 @@
-"""Decides which groups may be admitted, which a step must wait for, and which it takes. It needs neither clock nor tasks."""
+"""Decides which groups may be admitted and which groups each step trains on, without a clock and without the tasks."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ class GroupBuffer:
 
     A group's index is the number of groups admitted before it. While a step of G groups is collected, the buffer has at most
     (1 + ratio)·G groups, and during training at most ratio·G, where ratio is `async_generation_ratio`. A group admitted in step
-    s is taken in step s + ratio at the latest. No more groups are admitted than there are tasks (`num_tasks`, None = no limit).
+    s has the last step s + ratio: no later step may train on it. At most `num_tasks` groups are admitted (None = no limit).
 
     >>> buffer = GroupBuffer(SchedulerSettings(group_size=4, max_concurrent_groups=8, async_generation_ratio=1))
     >>> buffer.begin(num_groups=2)
@@ -50,7 +50,7 @@ class GroupBuffer:
         self._num_due: Counter[int] = Counter()  # last step → number of groups, playing or finished, that aren't selected yet
 
     def begin(self, num_groups: int) -> None:
-        """Begins to collect the next step, of `num_groups` groups."""
+        """Begins the next step, which collects `num_groups` groups."""
         self.step += 1
         self.num_groups = num_groups
         self._is_collecting = True
@@ -82,7 +82,7 @@ class GroupBuffer:
     def select(self) -> bool:
         """Selects finished groups for the step; returns whether the step is complete. Selected groups stay selected, so they
         may be trained on before the others end. Groups are selected in the order in which they finish, unless another group
-        would then miss its last step. `is_ordered` allows only the lowest indices, `drops_stale` sorts by last step."""
+        would then miss its last step. `is_ordered` selects the lowest indices, `drops_stale` the earliest last steps."""
         num_wanted, candidates = self._num_wanted, list(self._unselected)
         if self.settings.is_ordered:
             lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])
@@ -115,7 +115,7 @@ class GroupBuffer:
         self.selected.append(index)
 
     def _are_in_time(self, num_places: int, last_step: int) -> bool:
-        """Whether every group still meets its last step if this step takes one due in `last_step` and has `num_places` left."""
+        """Whether no group would miss its last step if this step selects a group with `last_step` and `num_places` more."""
         num_due = 0
         for due in sorted(step for step in self._num_due if step < last_step):
             num_due += self._num_due[due]
@@ -149,22 +149,22 @@ class GroupBuffer:
         return len(self._playing) - len(self._interrupted)
 
     def __len__(self) -> int:
-        """Number of groups that were admitted, and neither taken, rejected nor dropped."""
+        """Number of groups in the buffer: admitted, and not yet trained on, rejected or dropped."""
         return len(self._playing) + len(self._finished)
 
     def __contains__(self, index: int) -> bool:
         return index in self._playing or index in self._finished
 
     def is_gone(self, index: int) -> bool:
-        """Whether the group was admitted, and then taken, rejected or dropped."""
+        """Whether the group was admitted and has left the buffer: trained on, rejected or dropped."""
         return index < self.next_index and index not in self
 
     def has_finished(self, index: int) -> bool:
-        """Whether the group has finished, and no step has taken it yet."""
+        """Whether the group has finished and is still in the buffer."""
         return index in self._finished
 
     def restart(self, index: int) -> None:
-        """Lets a finished group be played again for the same step."""
+        """Lets a finished group be played again, with the same last step."""
         self._playing[index] = self._finished.pop(index)
         del self._unselected[index]
         self._interrupted = sorted([*self._interrupted, index])
@@ -180,7 +180,7 @@ class GroupBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the state. Groups that were playing when it was saved start again, for the same steps."""
+        """Restores the state. Groups that were playing at the time of saving start again, with the same last steps."""
         self.step, self.next_index, self._num_filtered = state["step"], state["next_index"], state["num_filtered"]
         self._playing, self._finished = dict(state["playing"]), dict(state["finished"])
         self._unselected, self._num_due = dict(self._finished), Counter([*self._playing.values(), *self._finished.values()])
@@ -189,7 +189,7 @@ class GroupBuffer:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether every task has been admitted, and nothing is left to take."""
+        """Whether every task has been admitted and the buffer is empty."""
         return not self._num_tasks_left and not len(self)
 
     @property

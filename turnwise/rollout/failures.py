@@ -23,7 +23,7 @@ class Failures:
         self._examples.clear()
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Counts the failed trajectories among these. Raises RolloutError, with the most frequent error, if too many failed."""
+        """Counts the failed episodes of `trajectories`. Raises RolloutError with the most frequent error if too many failed."""
         errors = {(t.task.id, t.sibling): (t.error, t.task) for t in trajectories if t.error is not None}
         for error, task in errors.values():
             kind = kind_of_failure(error, task)
@@ -52,8 +52,8 @@ def kind_of_failure(error: str, task: Task) -> str:
 
 
 def headline(error: str) -> str:
-    """The line with the message in an error's text or traceback: the last line that isn't indented. All lines of an exception
-    group are: there it is the last one with a text, which belongs to one of its exceptions."""
+    """The line with the message in an error's text or traceback: the last line that isn't indented. If all lines are indented
+    (an exception group), the last line with text, which is the message of one of the group's exceptions."""
     lines = error.splitlines()[::-1]
     told = next((line for line in lines if not line.startswith(" ")), "")
     return told or next((text for line in lines if (text := line.strip(" |+-"))), "")

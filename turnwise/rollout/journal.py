@@ -1,4 +1,4 @@
-"""`rollouts.jsonl`: every played trajectory as one line of JSON, which holds all that training needs."""
+"""`rollouts.jsonl`: every played trajectory as one line of JSON, which holds all that training needs, except media."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

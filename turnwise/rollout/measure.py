@@ -9,15 +9,15 @@ from turnwise.types import Group, Metric, Sample, Trajectory, samples_of
 def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> list[Metric]:
     """Scores, lengths and environment metrics of a training batch, and what was lost to failed episodes and to the filter.
 
-    `rollout/failed` counts episodes that failed after their retries; `rollout/rejected` counts their siblings too.
-    `rollout/filtered` counts episodes of groups that the filter dropped, `rollout/stale_groups` groups that were dropped as too
-    old. A filter changes the batch's scores; `rollout/unfiltered_score` includes the filtered groups.
+    `rollout/failed`, `rollout/rejected` and `rollout/filtered` count trajectories: of episodes that failed after their retries,
+    of these and their siblings, and of groups that the filter dropped. `rollout/stale_groups` counts groups dropped as too old.
+    All scores leave filtered groups out, except `rollout/unfiltered_score`.
 
-    `rollout/parsed` covers only agents that count their actions, since others may parse none. `rollout/log_prob` needs no
-    forward pass; its negative estimates the policy's entropy.
+    `rollout/parsed` covers only agents with the metric `num_actions`, since others may parse no actions. `rollout/log_prob`
+    comes from the servers, without a forward pass; its negative estimates the policy's entropy.
 
     `rollout/response_length` counts the sampled tokens of a trajectory, `rollout/prompt_length` its first prompt, and
-    `rollout/non_prompt_length` everything after that prompt. `tokens/…` are the same lengths of samples."""
+    `rollout/non_prompt_length` everything after that prompt. `tokens/…` are the same lengths, but of samples."""
     played = [t for g in groups for t in g.trajectories]
     lost = [t for g in rejected if g.rejected not in ("filtered", "stale") for t in played_of(g)]
     filtered = [t for g in rejected if g.rejected == "filtered" for t in g.trajectories]
@@ -63,7 +63,7 @@ def system_metrics(samples: Sequence[Sample], elapsed_s: float, num_trajectories
 
 
 def validation_metrics(groups: Sequence[Group]) -> list[Metric]:
-    """`val/score/…`, `val/{tag}/score/…` and `val/env/{tag}/…`; failed episodes are counted, not scored."""
+    """`val/score/…`, `val/{tag}/score/…` and `val/env/{tag}/…` without failed episodes; `val/failed` is their share."""
     trajectories = [t for g in groups for t in g.trajectories]
     played = [t for t in trajectories if t.status != "failed"]
     num_played = sum(len({t.sibling for t in g.trajectories if t.status != "failed"}) for g in groups)
@@ -113,7 +113,7 @@ def _mean(name: str, values: Sequence[float]) -> list[Metric]:
 
 
 def _env_metrics(trajectories: Sequence[Trajectory], prefix: str, rewards: str) -> list[Metric]:
-    """Metrics of environments and rewards. A name `reward/…` gets the prefix `rewards`, any other `prefix` and the tag."""
+    """Metrics of environments and rewards. Names `reward/…` get the prefix `rewards`; all others get `prefix` and the tag."""
     measured: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():

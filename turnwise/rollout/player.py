@@ -33,18 +33,18 @@ Episode = asyncio.Task[list[Trajectory]]
 
 
 class EpisodeContexts(OpenConversation, Protocol):
-    """Opens the contexts of one episode, and releases the servers' KV for them after the episode."""
+    """Opens the contexts of one episode, and releases their KV cache on the servers after the episode."""
 
     def verify(self) -> None:
-        """Raises RolloutError if the turns of a context aren't the tokens that the server saw."""
+        """Raises RolloutError if the tokens of a context's turns aren't those that the server saw."""
 
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class GroupPlayer:
-    """Plays groups on the run's event loop. `agents` returns a task's agent; `contexts` takes an episode's id and returns what
-    opens its contexts. `watchdog` ends late episodes. `on_end` gets a group's index whenever one of its episodes ends."""
+    """Plays groups on the run's event loop. `agents` returns a task's agent; `contexts` takes an episode's id and returns the
+    episode's contexts. `watchdog` ends late episodes. `on_end` gets a group's index whenever one of its episodes ends."""
 
     agents: Callable[[Task], AgentLoop]
     contexts: Callable[[str], EpisodeContexts]
@@ -54,7 +54,7 @@ class GroupPlayer:
     on_end: Callable[[int], None]
 
     async def play(self, task: Task, index: int, note_failure: Callable[[list[Trajectory]], None]) -> Group:
-        """Plays the task's group, number `index`; leaves no episode running if cancelled. An episode that fails after its
+        """Plays the task's group `index`. If cancelled, it leaves no episode running. An episode that fails after its
         retries is passed to `note_failure` (which may raise to end the run) at once, unless a redundant sibling can replace
         it."""
         size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
@@ -137,7 +137,7 @@ def _has_failed(trajectories: Iterable[Trajectory]) -> bool:
 
 
 def _check_same_start(group: Group) -> None:
-    # Only the first trajectory of a sibling is compared: the others may be of sub-agents, which start in the middle.
+    # Only the first trajectory of a sibling is compared: the others may be of sub-agents, which start later in the episode.
     first_of = {trajectory.sibling: trajectory for trajectory in reversed(played_of(group))}
     starts = {t.turns[0].observation for t in first_of.values() if t.turns}
     if len(starts) > 1:

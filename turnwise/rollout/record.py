@@ -1,4 +1,4 @@
-"""Writes and reads a trajectory as a line of JSON, which holds all that training needs."""
+"""Writes and reads a trajectory as a line of JSON, which holds all that training needs, except media."""
 
 import json
 import math
@@ -29,7 +29,7 @@ _OF_TRAJECTORY = ("sibling", "status", "limit", *_SCORES, "error", "role", "weig
 
 
 class RecordKey(NamedTuple):
-    """The place of a trajectory: its step, and its group (`Group.index`), whose `group_length` lines follow one another."""
+    """The step and the group (`Group.index`) that a line belongs to. The `group_length` lines of a group are consecutive."""
 
     step: int
     group: int
@@ -65,7 +65,7 @@ def _read_state_key(value: Any) -> Hashable:
 
 
 def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
-    """The line of a trajectory, without media. `read_record` reads all but advantages. A group's lines share `keys`."""
+    """The line of a trajectory, without media. `read_record` ignores the advantages. All lines of a group share `keys`."""
     advantages = trajectory.advantages_by_turn
     record = {
         **key._asdict(),
@@ -128,7 +128,7 @@ def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
 
 
 class Record(BaseModel):
-    """Base class of JSON objects whose fields have strict types. Further fields are ignored."""
+    """Base class of JSON objects whose fields have strict types. Unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="ignore")
 

@@ -19,8 +19,8 @@ class RecordEnd(RolloutError):
 
 class RecordedServer:
     """Answers with the responses of a trajectory's turns, in order. It has only the methods of `PolicyServer` that a
-    conversation calls. `generate` raises RolloutError if the prompt isn't the recorded context, or no turn is left. If
-    `is_whole` is False, the end of the episode wasn't recorded, and RecordEnd is raised when no turn is left."""
+    conversation calls. `generate` raises RolloutError if the prompt isn't the recorded context, or if no turn is left. In the
+    second case it raises RecordEnd if the end of the episode wasn't recorded (`is_whole` is False)."""
 
     def __init__(self, trajectory: Trajectory, is_whole: bool = True) -> None:
         self._trajectory = trajectory
@@ -79,9 +79,9 @@ async def replay(
     sampling: SamplingParams,
     is_whole: bool = True,
 ) -> str:
-    """Plays a trajectory again with its agent. `contexts` takes a server and an episode's id, and returns what opens the
-    episode's contexts. Without `is_whole`, the trajectory is the beginning of an episode, without actions, rewards and outcome;
-    an error raised after it is returned as text. Otherwise returns "". Raises RolloutError at the first difference."""
+    """Plays a trajectory again with its agent. `contexts` takes a server and an episode's id, and returns the episode's
+    contexts. Without `is_whole`, the trajectory is only the beginning of an episode, without actions, rewards and outcome; a
+    fault after its last turn is returned as text. Otherwise returns "". Raises RolloutError at the first difference."""
     task, server = trajectory.task, RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
     own_sampling = sibling_sampling(sampling, task, trajectory.sibling)

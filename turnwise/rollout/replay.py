@@ -24,7 +24,7 @@ class RolloutReplay:
     is_exhausted: bool = False
 
     def num_batches(self, num_trajectories: int) -> int:
-        """Number of complete batches of `num_trajectories`."""
+        """Number of complete batches of `num_trajectories` in the file."""
         return len(self.groups) * self.group_size // num_trajectories
 
     def describe(self) -> str:
@@ -46,7 +46,7 @@ class RolloutReplay:
         """Does nothing: no episode plays."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and a hash of the rollouts up to it."""
+        """The position in the file, and a hash of the rollouts before it."""
         return {"num_episodes": self.num_episodes, "replayed_sha256": self._digest(self.num_episodes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ class RolloutScheduler:
     With `is_fixed` (validation) every batch plays the same first tasks, and a failed episode stays in its group. Otherwise a
     group that has a failed episode or that `keep` drops is in `rejected` until the next batch; another task replaces it.
 
-    `agents` returns the agent that plays a task. `contexts` takes an episode's id and returns what opens its contexts. `score`
+    `agents` returns the agent that plays a task. `contexts` takes an episode's id and returns its `EpisodeContexts`. `score`
     rewards a complete group before the filter sees it. `run_async` runs a coroutine on the run's event loop and returns its
     result. `watchdog` ends episodes that run past their deadline. `replay_log` records or prescribes which groups each
     training batch takes. `stopwatch` is told how many groups are playing."""
@@ -97,14 +97,14 @@ class RolloutScheduler:
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
         """Plays and returns `num_trajectories` trajectories in complete groups, ordered by group index; fewer, perhaps none, if
-        the filter rejects more groups than may be refilled, or the tasks end. An error or Ctrl-C ends all episodes and restores
-        the position in the tasks, so that the next batch plays the same tasks."""
+        the filter rejects more groups than may be replaced or the tasks run out. An error or Ctrl-C ends all episodes and
+        restores the position in the tasks, so that the next batch plays the same tasks."""
         [part] = self.parts(num_trajectories, is_streamed=False)
         return part.groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """See `RolloutSource`: between two parts the other groups still play. Raises what `get_batch` raises. If the generator
-        is closed before the last part, the batch is played again; `close` closes the generator too."""
+        """See `RolloutSource.parts`. Other groups play on between two parts. Raises what `get_batch` raises. If the generator
+        is closed before the last part, the next batch plays the same tasks again; `close` closes the generator too."""
         self._open_parts = self._parts(num_trajectories, is_streamed)
         return self._open_parts
 
@@ -147,7 +147,7 @@ class RolloutScheduler:
         return asked if most is None else min(asked, most * self.group_size)
 
     def _go_back(self, before: Mapping[str, Any]) -> None:
-        """Restores the state before a batch that ended early, so that it is played again, even after Ctrl-C."""
+        """Restores the state from before a batch that ended early, so that the batch is played again, even after Ctrl-C."""
         self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
         self._buffer.load_state_dict(before)
         self._fault = None
@@ -322,8 +322,8 @@ class RolloutScheduler:
         self._replay_log.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the sequence of tasks, the number of episodes handed out, and the finished groups that no batch has
-        taken. A run that continues from here starts unfinished groups again, with the same seeds."""
+        """The position in the sequence of tasks, the number of episodes handed out, and the finished groups that aren't handed
+        out yet. A run that continues from here starts unfinished groups again, with the same seeds."""
         return {
             **self._buffer.state_dict(),
             "num_episodes": self.num_episodes,

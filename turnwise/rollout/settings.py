@@ -22,11 +22,11 @@ class SchedulerSettings:
     group_size_redundancy: int = 0
     """Extra siblings that start with each group. The first `group_size` to end without failure make the group."""
     async_generation_ratio: int = 0
-    """Batches that may be played ahead of training; 0 = synchronous."""
+    """Number of batches that may be played ahead of training; 0 = synchronous."""
     drops_stale: bool = False
-    """Whether a group that ends too late for its last step is dropped. Otherwise training waits for it."""
+    """Whether a group is dropped if it ends too late for the last step that may train on it. Otherwise that step waits."""
     is_ordered: bool = False
-    """Whether groups are taken in the order of their index instead of as they end."""
+    """Whether batches are filled with groups in the order of their indices instead of the order in which they end."""
     num_batches: int | None = None
     """Number of batches of the run; nothing is played for batches beyond it. None = no limit."""
 

@@ -35,11 +35,11 @@ class RolloutSource(Protocol):
         """Whether all batches have been handed out."""
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
-        """The next `num_trajectories` trajectories in complete groups; fewer if a filter or the tasks leave no more."""
+        """The next `num_trajectories` trajectories in complete groups; fewer if a filter drops many or the tasks run out."""
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """The batch as one part or, if streamed, perhaps several: each has the groups selected since the part before. Only the
-        last part may be empty. A caller that stops early must close the generator."""
+        """Yields the batch as one part or, if streamed, as one or more, each with the groups selected since the previous part.
+        Only the last part may be empty. A caller that stops early must close the generator."""
 
     def describe(self) -> str:
         """A short description for the table that a run prints at its start."""

@@ -32,7 +32,7 @@ class TaskSource(Protocol):
         """Learns from the groups of a batch how hard their tasks were."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, as JSON can hold it."""
+        """The state, in JSON's types."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
@@ -63,8 +63,8 @@ class DataRow:
 
 
 class RowTasks(FixedTasks):
-    """Every row once per epoch; if shuffled, in a different order each epoch. Without `num_epochs` there is no end. The saved
-    state is a hash of the rows: `load_state_dict` raises CheckpointError if they or `shuffle` have changed.
+    """Every row once per epoch; if shuffled, in a different order each epoch. Without `num_epochs`, the tasks never end. The
+    saved state is a hash of the rows and of `shuffle`; `load_state_dict` raises CheckpointError if either has changed.
 
     >>> rows = [DataRow("sums", "single_turn_agent", {"prompt": text}) for text in ("1+1", "1+2", "2+2")]
     >>> source = RowTasks(42, "train", rows, num_epochs=2)
@@ -159,8 +159,8 @@ class SeededTasks(FixedTasks):
 
     @cached_property
     def _tags_of_round(self) -> list[str]:
-        """The tag of each slot. A tag with n groups per round gives its groups k = 0, 1, … the places (k + ½)/n. Groups are
-        sorted by these places; at the same place, the earlier tag comes first."""
+        """The tag of each slot. If a tag has n groups per round, its groups k = 0, 1, … get the positions (k + ½)/n, by which
+        all groups of the round are sorted. If two groups have the same position, the earlier tag comes first."""
         places = [((k + 0.5) / count, i) for i, count in enumerate(self.partition) for k in range(count)]
         return [self.tags[i] for _, i in sorted(places)]
 
@@ -187,7 +187,7 @@ def _of_environment(split: Split, tag: str, index: int, seed: int, agents: Mappi
 
 @dataclass
 class CurriculumTasks:
-    """Draws the tag of each group with a probability that grows with how much there is to learn from it. If the tag is that of
+    """Draws the tag of each group: the more there is to learn from a tag, the higher its probability. If the tag is that of
     the data set (`rows_tag`), the row is drawn likewise.
 
     With the measured success p = (s + 1)/(n + 2), a tag or row has the weight 0.1 + 0.9 · 4p(1 − p): the highest at p = ½, the

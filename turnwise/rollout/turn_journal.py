@@ -24,9 +24,9 @@ _CLOSE_S = 10.0  # seconds to write what is left at the end of a run
 
 
 class TurnJournal:
-    """Appends lines to a file in a thread, so that no episode waits for the disk. A file takes half of `max_bytes`. If the next
-    line doesn't fit, the file is renamed to `turns.1.jsonl`, which replaces an older one, and a new file begins. A line longer
-    than a file is left out. If the disk fails, the journal logs a warning and writes nothing more."""
+    """Appends lines to a file in a thread, so that no episode waits for the disk. A file holds at most half of `max_bytes`. If
+    the next line doesn't fit, the file is renamed to `turns.1.jsonl`, which replaces an older one, and a new file begins. Lines
+    too long for any file are left out. If the disk fails, the journal logs a warning and writes nothing more."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path, self._max_bytes = path, max_bytes // 2

@@ -31,7 +31,7 @@ class CallBoard:
             self._free.append(line)
 
     def finish(self, status: int) -> None:
-        """Notes that the process is about to end with this status, and that everything has been printed by then."""
+        """Notes that everything has been printed and that the process is about to end with this status."""
         self._memory[_STATUS] = status
         self._memory[_IS_DONE] = 1
 

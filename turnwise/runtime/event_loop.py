@@ -1,4 +1,4 @@
-"""The event loop of a run. A task that blocks it for too long ends the run with an error that names it."""
+"""The event loop of a run. A task that blocks the loop for too long ends the run with an error that names the task."""
 
 import asyncio
 import gc

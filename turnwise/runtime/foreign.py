@@ -1,4 +1,4 @@
-"""Calls of users' code. `call_board` lists the running ones, so that a report can name the call that ended the process. An
+"""Calls of users' code. `call_board` lists the running calls, so that a report can name the call that ended the process. An
 exception outside `Exception`, such as SystemExit, becomes an ordinary error, which doesn't end the run."""
 
 import asyncio
@@ -17,7 +17,7 @@ _HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")  # the signal ha
 class Foreign:
     """Surrounds a call of a user's code: lists it on the `call_board` if `episode` says where it belongs, and turns exceptions
     outside `Exception` into an `EnvironmentFault`, which names the call. Ctrl-C, cancellation, deadlines and turnwise's own
-    errors pass unchanged. Others pass too unless `are_faults`, except for StopIteration, which no coroutine can raise."""
+    errors pass unchanged; so do other `Exception`s unless `are_faults`, but for StopIteration, which no coroutine can raise."""
 
     __slots__ = ("_are_faults", "_call", "_episode", "_line")
 

@@ -18,7 +18,7 @@ WATCHDOG = "watchdog"
 MAX_CALLS = 8
 """Maximum number of calls shown of one stack. The innermost ones are shown."""
 MAX_STACKS = 4
-"""Maximum number of different stacks shown: so many of threads, and so many of tasks."""
+"""Maximum number of different stacks shown for threads, and the same number for tasks."""
 
 
 class StackCall(NamedTuple):

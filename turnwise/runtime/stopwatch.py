@@ -1,4 +1,4 @@
-"""Adds up what a run spends its time on and how many tokens its models compute; cheap enough to be always on."""
+"""Adds up what a run spends its time on and how many tokens its models compute. This is cheap enough to be always on."""
 
 import time
 from collections.abc import Callable

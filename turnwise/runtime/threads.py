@@ -64,7 +64,7 @@ class DaemonThread:
 
 
 class DaemonPool:
-    """Threads for calls of one kind, one per concurrent call. They are reused, and end when the pool is dropped."""
+    """Threads for calls of one kind, one per concurrent call. They are reused, and end when the pool is garbage-collected."""
 
     def __init__(self, name: str) -> None:
         self._name = name

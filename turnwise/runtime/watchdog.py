@@ -144,7 +144,7 @@ class Watchdog:
     While C code holds Python's lock (the GIL), the daemon thread can't check. Then `faulthandler` prints bare stacks and ends
     the process, at the deadline plus twice `grace_s`, or after `stall_s` plus twice `grace_s` if that is later.
 
-    A watchdog that wasn't started interrupts nothing: it finds out late, when the blocking call returns.
+    Without `start`, blocking calls aren't interrupted; a wait past its deadline raises its error when its call returns.
 
     >>> with Watchdog().waiting("the doctest", "nothing", 60.0, "the number of seconds"):
     ...     pass
@@ -209,7 +209,7 @@ class Watchdog:
         self.close()
 
     def look_at(self, deadline: float) -> None:
-        """Makes the running event loop check all waits at `deadline` of `time.monotonic()`, or earlier if so planned."""
+        """Makes the running event loop check all waits at `deadline` of `time.monotonic()`, or at an earlier planned check."""
         loop = asyncio.get_running_loop()
         if self._timer is not None and self._timer[0] is loop:
             if self._timer[2] <= deadline:

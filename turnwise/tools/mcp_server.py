@@ -20,7 +20,7 @@ NO_CONNECTION = (-32000, -32600, -32700)
 
 
 class McpServer:
-    """All tools of a server. A tool file names an McpServer like a single tool. Iterating over it gives the server's tools.
+    """The tools of one server. A tool file names an McpServer like a single tool; iterating over it gives the offered tools.
 
     Its config has `command`, the words that start a server on stdin and stdout (with `env`, variables of its environment), or
     `url`, the address of a server on streamable HTTP (with `headers`). `tools` names the tools to offer; without it all are

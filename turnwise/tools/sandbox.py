@@ -35,7 +35,7 @@ class Limits:
     """What one run may use. Raises ConfigError for a value that isn't allowed."""
 
     timeout_s: float = 10.0
-    """Seconds from the start of the program."""
+    """Maximum seconds from the start of the program."""
     memory_mb: int = 512
     """Address space in MiB, at least 64; Python itself takes about 30."""
     max_output: int = 20_000
@@ -101,8 +101,8 @@ class _Process:
 
 
 async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
-    """Runs a program in a fresh process, which sees the standard library and a folder of its own. The process ends before this
-    call, even a cancelled one. Raises NotAvailableError, which says what is missing, if this system can't isolate it."""
+    """Runs a program in a fresh process, which sees the standard library and a folder of its own. The process has ended when
+    this call returns or is cancelled. Raises NotAvailableError, naming what is missing, if this system can't isolate it."""
     if not sys.platform.startswith("linux"):
         raise NotAvailableError(f"Python code of a model needs Linux (Landlock and seccomp), and this is {sys.platform}")
     limits = limits or Limits()
@@ -147,8 +147,8 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
         "parent": os.getpid(),
     }
     command = [sys.executable, "-I", "-S", "-B", "-u", "-X", "utf8", str(JAIL), folder, json.dumps(given)]
-    # Each further arena reserves 64 MiB of address space, and Python waits for ever for a thread that finds no memory for its
-    # start (python/cpython#140746).
+    # Each further malloc arena reserves 64 MiB of address space, and Python waits for ever for a thread that finds no memory
+    # for its start (python/cpython#140746).
     environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1"}
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:

@@ -92,7 +92,7 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolBox:
-    """The tools that episodes may open. Raises ConfigError if two tools have one name."""
+    """The tools that episodes may open. Raises ConfigError if two tools have the same name."""
 
     tools: Sequence[OfferedTool]
     timeout_s: float | None = None
@@ -207,7 +207,7 @@ def _undecoded(text: str) -> ToolResult:
 
 
 def _with_null(wanted: Any) -> Any:
-    """The schema of a parameter, with null as a type where it is `nullable`, a word that validators of JSON schemas ignore."""
+    """The schema of a parameter. If it says `nullable`, which validators of JSON schemas ignore, null is added to its types."""
     if not isinstance(wanted, Mapping) or wanted.get("nullable") is not True or "type" not in wanted:
         return wanted
     own = wanted["type"] if isinstance(wanted["type"], list) else [wanted["type"]]
@@ -296,10 +296,10 @@ class InteractionSession:
             logger.warning("%s: %s", self._id, later)
 
     async def reply(self, messages: Sequence[Message], turn: Turn) -> list[Message]:
-        """The user's next message after the model's answer in `turn`. Adds the user's score to the turn's reward, and the
-        user's numbers to its metrics. The list is empty if there is no user, the user ends the conversation, or the user has
-        sent `max_turns` messages (this sets `limit`). Raises ToolFault if the user takes too long or answers in another form;
-        EnvironmentFault if the user raises an exception."""
+        """The user's next message after the model's answer in `turn`, as a list. Adds the user's score to the turn's reward and
+        the numbers in the user's metadata to its metrics. The list is empty if there is no user, the user ends the conversation
+        or has sent `max_turns` messages (this sets `limit`). Raises ToolFault if the user takes too long or answers in a wrong
+        form; EnvironmentFault if the user raises an exception."""
         if not self.is_there:
             return []
         said = await self._ask("generate_response", self._state, list(messages), **self._kwargs)

@@ -38,8 +38,8 @@ DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
 CUT = 0.5
 """There is a warning if at least this share of the responses ends at the length limit."""
 RANDOM_AFTER, RANDOM_MARGIN, RISE_MARGIN = 20, 0.05, 0.03
-"""Steps before success is compared with a random player's, and the margin by which it must be better. It is compared only
-if a rise by more than the third number is ruled out: a run that learns slowly begins at a random player's success, too."""
+"""Steps before success is compared with a random player's, the margin by which it must be better, and the rise that must be
+ruled out before the comparison: a run that learns slowly begins at a random player's success, too."""
 
 Row = Mapping[str, float]
 Figures = defaultdict[str, float]
@@ -95,7 +95,7 @@ class History:
             self.best = block
 
     def last(self, number: int) -> Sequence[Figures]:
-        """The last `number` steps, at most `BLOCK`; empty if there were fewer."""
+        """The last `number` steps (at most `BLOCK`), or nothing if fewer steps have ended."""
         return list(self.points)[-number:] if len(self.points) >= number else ()
 
     def successes(self, start: int | None = None, stop: int | None = None) -> Sequence[float]:
@@ -115,7 +115,7 @@ class History:
 
 
 Check = Callable[[History], str | None]
-"""Returns a sentence about one possible problem, or None without it; `health.yaml` has the problem's heading and advice."""
+"""Checks for one problem and returns a sentence if the run has it, else None; `health.yaml` has its heading and advice."""
 
 
 def groups_alike(history: History) -> str | None:
@@ -203,7 +203,7 @@ def validation_falls(history: History) -> str | None:
         return None
     *earlier, before, now = history.validations
     best = max(earlier, key=lambda validation: validation.success)
-    # Two in a row: the best of many is high by chance, too.
+    # Two validations in a row must be lower, since the best of many is high by chance.
     fell = min(best.success - before.success, best.success - now.success)
     pooled = fmean((best.success, before.success, now.success))
     error = math.sqrt(max(pooled * (1 - pooled), 0.0) * (1 / max(best.num_episodes, 1) + 1 / max(now.num_episodes, 1)))
@@ -267,7 +267,7 @@ class Health:
             self._said |= {name.removeprefix("health/") for name in row if name.startswith("health/")}
 
     def see(self, step: int, row: Row, groups: Sequence[Group] = ()) -> dict[str, str]:
-        """The sentences that are due after a step, by condition. The one about unparsable answers quotes one of `groups`."""
+        """The sentences due after a step, by condition. The sentence about unparsable answers quotes an answer of `groups`."""
         self._history.add(row)
         sentences = {}
         for check in self._checks:

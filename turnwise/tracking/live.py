@@ -41,7 +41,7 @@ class Screen:
         self._shown = Text(no_wrap=True, overflow="ellipsis")
 
     def show(self, text: str) -> None:
-        """Keeps the first lines of `text`, with a terminal's control characters written out."""
+        """Keeps the first lines of `text`, with control characters escaped."""
         printable = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
         first, *rest = printable.splitlines()[:MAX_SHOWN_LINES] or [""]
         self._shown = Text("\n", no_wrap=True, overflow="ellipsis").append(first, "bold").append("\n".join(["", *rest]))
@@ -52,7 +52,7 @@ class Screen:
         for column in self._columns.all:
             if (value := column.read(metrics)) is not None:
                 self._history.setdefault(column.name, []).append((step, value))
-        # After the last step comes its validation: the phases shown stay the step's.
+        # The validation after the last step is logged as one more step: the phases shown stay those of the last step.
         if step < self.pace.num_steps or not self._phases:
             self._phases = _phases(metrics, interval_s)
 
@@ -110,7 +110,7 @@ def _phases(metrics: Mapping[str, float], interval_s: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The finite values as bars between their extremes. If there are more than `width`, each bar is the mean of one part.
+    """The finite values as bars between their extremes. If there are more than `width`, a bar is the mean of several values.
 
     >>> sparkline([0.0, 1.0, 2.0, 3.0, 7.0], 8), sparkline([0.0, 0.0, 7.0, 7.0], 2), sparkline([2.0, float("nan"), 2.0], 8)
     ('▁▂▃▄█', '▁█', '▄▄')
@@ -152,7 +152,7 @@ class LiveTracker:
             get_renderable=lambda: screen.render(time.monotonic(), console.width),
             console=console,
             refresh_per_second=REFRESH_PER_S,
-            # A standard error that goes to a file must still go there.
+            # If stderr goes to a file, it must still go there.
             redirect_stderr=sys.stderr.isatty(),
         )
         self._ticker = Ticker(self._advise)

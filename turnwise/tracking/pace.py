@@ -47,7 +47,7 @@ class Pace:
         self._stopwatch.work, self._num_sampled = Work(), self._stopwatch.num_sampled
 
     def end_step(self, step: int, now: float) -> float:
-        """Notes the end of a step. Returns the seconds since the step before ended, or since the first phase began."""
+        """Notes the end of a step. Returns the seconds since the previous step ended, or since the first phase began."""
         self._ends.append(now)
         self.num_done = min(step + 1, self.num_steps)
         self._step_began = None

@@ -21,14 +21,14 @@ PUBLISHED_PHASES = {"ref_log_probs": "ref_log_probs_values_reward"}
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Extra method of a tracker that people watch live: it is told when a phase within a step begins."""
+    """A tracker that people watch live: `begin_phase` tells it that a phase of a step begins."""
 
     def begin_phase(self, name: str) -> None: ...
 
 
 @dataclass(slots=True)
 class PhaseTime:
-    """How long a phase took, 0 until it is over."""
+    """How many seconds a phase took, 0 until the phase is over."""
 
     elapsed_s: float = 0.0
 
@@ -64,7 +64,7 @@ class RunLog:
         self._metrics += metrics
 
     def show(self, brief: str, whole: str) -> None:
-        """Gives the step that ends next its sample trajectories, in brief and as a whole."""
+        """Sets the sample trajectories of the step that ends next, in brief and as a whole."""
         self._texts = StepTexts(brief=brief, samples=whole)
 
     @contextmanager
@@ -87,8 +87,8 @@ class RunLog:
         self._metrics.append(Metric(f"time/step_{PUBLISHED_PHASES.get(name, name)}", clock.elapsed_s, "sum"))
 
     def end_step(self, step: int, groups: Sequence[Group] = ()) -> dict[str, float]:
-        """Hands the step's metrics to the trackers and returns them; a sentence about its health may quote its groups. The time
-        that this takes counts as a phase of the next step."""
+        """Hands the step's metrics to the trackers and returns them; a sentence about the run's health may quote `groups`. The
+        time that this call takes counts as a phase of the next step."""
         if self._stopwatch is not None and self._step_began is not None:
             self._add_shares(step, self._stopwatch, self._step_began)
         with self.phase("log"):

@@ -1,4 +1,4 @@
-"""Trackers that write to a tracking library. Its errors don't end the run, and its waits don't hold it up."""
+"""Trackers that write to a tracking library. Once a run has started, the library's errors and waits don't stop the run."""
 
 import logging
 from collections import deque
@@ -34,7 +34,7 @@ class TrackedRun:
 
 
 class Store(Protocol):
-    """One run in a tracking library. It is only called in its own thread."""
+    """One run in a tracking library. Its methods are only called in the tracker's thread."""
 
     place: str
     """Where people find the run."""
