@@ -20,7 +20,7 @@ NO_MODEL = "none"
 
 @dataclass(frozen=True, slots=True)
 class EnvTarget:
-    """An environment as a tag of a config. If the command named no config file, the config has this one tag, and defaults."""
+    """An environment as a tag of a config. If the command named no config file, the config is this tag and default settings."""
 
     config: AgenticConfig
     tag: str
@@ -78,7 +78,7 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
-    """The actions of `--actions` or `--actions-file`; () without them. Raises ConfigError if both are given or one is empty."""
+    """The actions of `--actions` or `--actions-file`; () without both. Raises ConfigError for both, no action, or a bad file."""
     text, file = options.actions, options.actions_file
     if text is None and file is None:
         return ()
