@@ -134,7 +134,7 @@ class AgentLoop(Protocol):
 
 
 class RewardResult(NamedTuple):
-    """One score per episode of a group, except failed ones, the greedy episode last; if wanted, also one number per turn."""
+    """One score per episode of a group that didn't fail, the greedy episode last; optionally also a reward for each turn."""
 
     scores: Sequence[float]
     turn_rewards: Sequence[Sequence[float]] | None = None

@@ -78,7 +78,7 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
-    """The actions of `--actions` or `--actions-file`; () without both. Raises ConfigError for both, no action, or a bad file."""
+    """The actions of `--actions` or `--actions-file`; () without both. Raises ConfigError for both, no action or a bad file."""
     text, file = options.actions, options.actions_file
     if text is None and file is None:
         return ()

@@ -80,8 +80,8 @@ _TYPES = {"int": int, "float": float}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a verb and returns the exit status: 0, 1 for a failed check or tool action, 2 for an error that the user can fix, 130
-    after Ctrl-C or SIGTERM. Without `arguments`, reads those of the process and runs the verb in a child (`cli.guard`)."""
+    """Runs a verb and returns the exit status: 0, 1 for a failed check or tool action, 2 for an error that the user can fix,
+    130 after Ctrl-C or SIGTERM. Without `arguments`, reads those of the process and runs the verb in a child (`cli.guard`)."""
     with ends_at_once():
         open_standard_streams(is_command=arguments is None)
         parser = build_parser()

@@ -1,4 +1,4 @@
-"""Other processes of this machine that hold roles. The event loop of this process runs while it waits for an answer."""
+"""Other processes of this machine that hold roles. While a call waits for their answer, this process's event loop runs on."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class StartedAll:
 
     def result(self) -> Any:
         """Waits for all ranks. Raises DeadlineError past the cluster's deadline; WorkerError if a process has ended. If several
-        ranks fail, the first error is raised, or rather that of an ended process, since its end makes other ranks fail."""
+        ranks fail, raises the error of one whose process ended, since that makes other ranks fail, or else the first error."""
         return self.calls[0].process.wait_for(self.calls[0].name, self)
 
     def __await__(self) -> Generator[Any, None, Any]:
