@@ -77,7 +77,7 @@ def check_hub_name(name: str) -> None:
 
 
 def how_to_fetch(name: str) -> str:
-    """Advice for a machine without network."""
+    """Advice on bringing a model to a machine without network."""
     folder = name.rpartition("/")[2]
     return (
         f"on a machine with network run `hf download {name} --local-dir {folder}`, copy the folder {folder} here and set "

@@ -139,7 +139,7 @@ class _TimeIsUp(EnvironmentFault):
 
 @dataclass(slots=True)
 class _Episode:
-    """The turns that the environment has answered, and the limit that cut the episode, `time` until play has ended in time."""
+    """The turns that the environment has answered, and the limit that cut the episode: `time` unless `_play` sets another."""
 
     turns: list[Turn] = field(default_factory=list)
     limit: Limit | None = "time"

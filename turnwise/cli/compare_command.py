@@ -57,7 +57,7 @@ class Run:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a table of the runs and one of the settings that differ, and draws the curves."""
+    """Prints a table of the runs and one of the settings that differ. With --out it also draws the curves."""
     out = writable_file(options.out, "--out") if options.out else None
     if out is not None and out.suffix not in (".png", ".pdf", ".svg"):
         raise ConfigError(f"--out {out}: a picture ends in .png, .pdf or .svg")

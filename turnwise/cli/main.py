@@ -34,7 +34,7 @@ MENDABLE = {
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raises ConfigError if the config is missing, a word isn't UTF-8 or is empty, or a number is out of range."""
+    """Raises ConfigError if the config is missing, a value isn't UTF-8 or is empty, or a number is out of range."""
     given = vars(options)
     if "config" in given and not {"env", "replay"} & given.keys() and options.config is None:
         raise ConfigError(f"{options.verb} needs a config: turnwise {options.verb} FILE [KEY=VALUE ...]")

@@ -93,8 +93,8 @@ class ProcessCluster:
     """Spawns each role in the processes of its placement, one per device. A rank's methods run in the order of the calls.
 
     Arguments and results are pickled. An iterator of `(name, tensor)` pairs comes back as `SharedTensors`, which the next call
-    of the same method overwrites; the first call goes through the pairs twice. Log records are logged here, and the notes of
-    the processes' stopwatches go to `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
+    of the same method overwrites; the first call goes through the pairs twice. The processes' log records are logged in this
+    process, and their stopwatches report to `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
 
     `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets how many threads torch's operators use.
     Until `shutdown`, this process has `num_threads.rollout` of them, and the others share `num_threads.train`. `set_up` is

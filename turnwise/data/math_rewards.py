@@ -110,7 +110,7 @@ def _folded(text: str) -> str:
 
 
 def num_steps(text: str) -> int:
-    """Number of steps in a text: the lines before the last line that states an answer, or all if none does, without blank ones.
+    """Number of steps in a text: its non-blank lines before the last line that states an answer, or all if no line does.
 
     >>> num_steps("3 + 4 = 7\\n7 - 2 = 5\\nFinal Answer: 5")
     2

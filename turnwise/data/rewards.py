@@ -43,7 +43,7 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
     """The conversation, turn by turn, as the model saw it. A system message that a later context repeats is left out. A turn
-    without recorded messages gives its observation (on a row's first turn, the prompt) as the user's message, and its text."""
+    without recorded messages gives its observation (on a row's first turn, the prompt) as the user's, its text as the answer."""
     messages: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
         said = list(turn.messages)
@@ -255,7 +255,7 @@ def exact_match(completions: Sequence[str], answer: Sequence[str]) -> list[float
 
 
 def gsm8k(completions: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
-    """1 where the last number after `####` is the row's `ground_truth` (`reward_model.ground_truth` in the published schema).
+    """1 if the last number after `####` is the row's `ground_truth` (published as `reward_model.ground_truth`), else 0.
 
     >>> gsm8k(["6 × 12 = 72\\n#### 72", "72"], ["72", "72"])
     [1.0, 0.0]

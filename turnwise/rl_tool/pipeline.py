@@ -24,7 +24,7 @@ class StageError(TurnwiseError):
 
 
 class AgenticRLPipeline:
-    """Runs six stages by a config file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring`
+    """Runs six stages from a config file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring`
     (`docs/rl_tool.md`). A stage that is recorded in `training_results.json` isn't done again; an interrupted training run
     continues. Raises ConfigError for an unknown key or a wrong value, or if `sft` and `grpo` have the same folder."""
 

@@ -117,8 +117,8 @@ _GROWTH_STEPS = 2000  # steps without an overflow after which the factor doubles
 
 
 class LossScale:
-    """A factor of the loss, so that small gradients don't underflow in fp16; 1 unless `is_on`. An optimiser step whose gradient
-    overflows is skipped, and halves the factor."""
+    """A factor that multiplies the loss, so that small gradients don't underflow in fp16; 1 unless `is_on`. An optimiser step
+    whose gradient overflows is skipped, and halves the factor."""
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on

@@ -56,7 +56,7 @@ class Ranks:
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Splits the gradients into buckets: consecutive gradients of one dtype, of at most `_BUCKET_BYTES` if more than one."""
+    """Splits the gradients into runs of one dtype and at most `_BUCKET_BYTES`; a larger gradient is a bucket of its own."""
     bucket: list[Tensor] = []
     for gradient in gradients:
         is_full = sum(member.nbytes for member in bucket) + gradient.nbytes > _BUCKET_BYTES
