@@ -22,7 +22,7 @@ class EngineSteps(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The groups of a batch, by the part it was handed out in, and those that failed or were filtered out since the last."""
+    """A batch's groups, one list per part handed out, and the groups that failed or were filtered out since the last batch."""
 
     parts: list[list[int]]
     rejected: list[int]

@@ -77,8 +77,8 @@ class Turn:
     """One model response, with the prompt before it and the environment's result.
 
     `prompt_ids` [P] are the ids that were *added* to the context before this response (the whole first prompt, later only
-    template glue and the new observation), `response_ids` [R] the sampled ones. The context that the server saw is both
-    concatenated over the turns since the last one with `starts_context`; where history branched, follow `parent`.
+    template glue and the new observation), `response_ids` [R] the sampled ones. The context that the server saw concatenates
+    both over the turns since the last one with `starts_context`; where history branched, follow `parent`.
 
     >>> turn = Turn(prompt_ids=np.array([1, 2, 3]), response_ids=np.array([7, 8]), logprobs=np.array([-0.5, -0.1]))
     >>> turn.num_tokens
@@ -98,7 +98,7 @@ class Turn:
     """The action given to the environment, None if nothing could be parsed."""
     reward: float = 0.0
     state_key: Hashable = None
-    """Key of the environment's state before the action of this turn (GiGPO)."""
+    """The environment's `state_key()` before this turn's action, or the observation if it has none (GiGPO)."""
     metrics: dict[str, float] = field(default_factory=dict)
     starts_context: bool = False
     parent: int | None = None
@@ -155,7 +155,7 @@ class Sample:
     kept_ids: KeptIds | None = None
     """int32 [K]: the candidate ids that truncated sampling (top-k, top-p …) kept, those of token t from `kept_offsets[t]` to
     `kept_offsets[t + 1]`. A token with none was drawn from all ids. Rollout and old log-probs are normalised over kept ids."""
-    kept_offsets: IntArray | None = None
+    kept_offsets: IntArray | None = None  # [N + 1]
     temperatures: FloatArray | None = None
     """float32 [N]: the temperature at which a token was sampled if it differs from the trainer's, else 0. None if it differs
     for no token. All log-probs of a token are at its sampling temperature."""
@@ -256,9 +256,9 @@ class Group(ViewedGroup):
 
 
 class Denominators(NamedTuple):
-    """The divisors of the losses of one *optimiser step*, known before its first micro-batch. `num_tokens` = Σ weight·tokens of
-    the loss mask. Over the samples and turns that have a token in this mask, `num_sequences` = Σ weight and `num_turns` = Σ
-    weight·turns. All sums are over all micro-batches and ranks. `max_length` is the constant `sequence_length`."""
+    """The divisors of the losses of one *optimiser step*, known before its first micro-batch. Summed over the samples of all
+    micro-batches and ranks, `num_tokens` = Σ weight·tokens of the loss mask, `num_sequences` = Σ weight, `num_turns` = Σ
+    weight·turns. Only samples and turns with a token in the loss mask count. `max_length` is the constant `sequence_length`."""
 
     num_tokens: float
     num_sequences: float

@@ -89,7 +89,7 @@ class ForkServer:
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        """Wraps one request and its answer. An exception kills the fork server: the next request could get this answer."""
+        """Wraps one request and its answer. An exception kills the fork server, or the next request could get this answer."""
         with self._lock:
             try:
                 yield

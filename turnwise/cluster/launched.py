@@ -42,7 +42,7 @@ class OwnRank(TrainerProcess, Ranks):
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
         if context.device.startswith("cuda"):
-            torch.cuda.set_device(context.device)  # of this thread
+            torch.cuda.set_device(context.device)  # for this thread
         super().make(factory, context)
 
     def _stack(self) -> str:

@@ -22,7 +22,7 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
-_OTHERS_S = 5.0  # seconds that other ranks have to fail too, after the first one
+_OTHERS_S = 5.0  # seconds to wait, after the first rank has failed, for others to fail too
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ class Written:
         self._tensors: SharedTensors | None = None
 
     def __call__(self, tensors: Callable[[], Iterable[tuple[str, Any]]]) -> SharedTensors:
-        """Writes the tensors that `tensors` iterates over. The first write calls `tensors` twice, once for the shapes."""
+        """Writes the tensors of `tensors()` to shared memory. The first write calls `tensors` twice, once for the shapes."""
         self._tensors = self._tensors or SharedTensors.of(tensors())
         self._tensors.write(tensors())
         return self._tensors

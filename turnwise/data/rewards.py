@@ -43,7 +43,7 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
     """The conversation, turn by turn, as the model saw it. A system message that a later context repeats is left out. A turn
-    without recorded messages gives its observation (on a row's first turn, the prompt) as the user's, its text as the answer."""
+    without recorded messages becomes the user's observation (in a row's first turn, the prompt) and the model's text."""
     messages: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
         said = list(turn.messages)

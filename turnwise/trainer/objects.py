@@ -37,7 +37,7 @@ class Objects:
             return f"{module}:{name}"
         first = text = f"{OBJECT_PREFIX}{_digest(value)}.{module}:{name}"
         number = 1
-        while self._by_text.setdefault(text, value) is not value:  # closures of one function, say
+        while self._by_text.setdefault(text, value) is not value:  # for example closures of one function
             number += 1
             text = f"{first}_{number}"
         return text
