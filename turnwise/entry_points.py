@@ -45,7 +45,7 @@ def load_function(
 
 
 def load_object(entry_point: str, key: str, error: type[TurnwiseError]) -> Any:
-    """Any object that an entry point names. See `load_class`."""
+    """Any object that an entry point names. Raises `error` as `load_class` does."""
     return _load(entry_point, key, error, object, "object", "names")
 
 

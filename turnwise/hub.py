@@ -1,5 +1,5 @@
 """Turns model names of the Hugging Face hub, `ORG/NAME`, into folders on this machine, downloaded once. A name is looked up
-only if that path and its parent don't exist here. Weights, config, tokenizer and template are fetched, and code if allowed."""
+only if neither ORG/NAME nor ORG exists as a path here. Fetches weights, config, tokenizer, template, and code if allowed."""
 
 import re
 import sys
@@ -27,7 +27,7 @@ def looks_like_hub_name(name: str) -> bool:
 
 
 def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = False) -> Path | None:
-    """The folder of a hub name in the hub's cache, None if it lacks files. Nothing is downloaded."""
+    """The folder of a hub name in the hub's cache, None if the cache lacks needed files. Nothing is downloaded."""
     if Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return None
     from huggingface_hub import snapshot_download
@@ -77,7 +77,7 @@ def check_hub_name(name: str) -> None:
 
 
 def how_to_fetch(name: str) -> str:
-    """Advice for a machine without network."""
+    """Advice on bringing a model to a machine without network."""
     folder = name.rpartition("/")[2]
     return (
         f"on a machine with network run `hf download {name} --local-dir {folder}`, copy the folder {folder} here and set "

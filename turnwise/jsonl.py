@@ -9,7 +9,7 @@ from turnwise.errors import DataError
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields `(place, object)` of each line, with the place `FILE, line N`. Skips empty lines."""
+    """Yields `(place, object)` of each line that isn't blank; the place is `FILE, line N`. Raises DataError for a fault."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a JSONL file in it")
     try:

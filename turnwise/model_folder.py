@@ -65,7 +65,7 @@ NOTHING = Trust()
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object of a file. Raises ModelError if there is none."""
+    """The JSON object of a file. Raises ModelError if the file can't be read or holds something else."""
     try:
         content = json.loads(file.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -125,7 +125,7 @@ def _named_base(folder: Path) -> str:
 
 
 def folder_here(name: str | Path) -> Path | None:
-    """The folder of a path or hub name, if it is on this machine."""
+    """The folder of a path or hub name; None if it isn't on this machine."""
     path = Path(name).expanduser()
     return path if path.is_dir() else cached_folder(str(name))
 
@@ -147,7 +147,7 @@ def check_model(name: str, trust: Trust = NOTHING) -> None:
 
 
 def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
-    """Raises ModelError if small files or headers of weights in the folder show that it can't be loaded."""
+    """Raises ModelError if the folder's JSON files or the headers of its weights show that the model can't be loaded."""
     if not (folder / "config.json").is_file():
         saved = sorted(folder.glob("checkpoints/checkpoint-*/config.json"), key=lambda file: file.stat().st_mtime)
         hint = f"one of its checkpoints, such as {saved[-1].parent}" if saved else "the folder of a Hugging Face model"

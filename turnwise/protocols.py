@@ -109,9 +109,9 @@ class Conversation(Protocol):
 
 class OpenConversation(Protocol):
     """Opens a context. It is called once per episode in trajectory mode, once per turn in step mode, and once per sub-agent.
-    `parent` is the turn that an agent's rewritten history branches off; the first Turn records it. `tools` are the schemas that
-    the prompt shows.
-    Without `encode_special_tokens`, special tokens that are spelt out in messages of users and tools stay ordinary text."""
+    `parent` is the index of the turn that an agent's rewritten history branches off; the context's first Turn records it.
+    `tools` are the schemas that the prompt shows. Without `encode_special_tokens`, special tokens that are spelt out in
+    messages of users and tools stay ordinary text."""
 
     def __call__(
         self,
@@ -134,7 +134,7 @@ class AgentLoop(Protocol):
 
 
 class RewardResult(NamedTuple):
-    """One score per episode of a group, except failed ones, the greedy episode last; if wanted, also one number per turn."""
+    """One score per episode of a group that didn't fail, the greedy episode last; optionally also a reward for each turn."""
 
     scores: Sequence[float]
     turn_rewards: Sequence[Sequence[float]] | None = None
@@ -154,7 +154,7 @@ class Loss(Protocol):
     gradients of micro-batches and ranks add up."""
 
     outputs: frozenset[Output]
-    """The outputs that it needs from the forward pass."""
+    """The outputs of the forward pass that the loss needs."""
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]: ...
 
@@ -163,7 +163,7 @@ class StepPart(NamedTuple):
     """Says which part of an optimiser step a call of `train_step` makes, if the step's samples come in parts."""
 
     number: int = 0
-    """Counts from 0. Part 0 clears what an earlier step left behind."""
+    """Counts from 0. Part 0 discards what an unfinished earlier step left behind."""
     divisor: float | None = 1.0
     """Divisor of the gradients summed over all parts, given with the last part. None = more parts come."""
 
@@ -208,7 +208,7 @@ class Stateful(Protocol):
     """A part of a run whose state is saved in checkpoints."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, as JSON can hold it."""
+        """The state, made of values that JSON can hold."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -271,7 +271,7 @@ class Pending(Protocol):
     """The future result of a call."""
 
     def result(self) -> Any:
-        """Waits for the result. Raises DeadlineError past the cluster's deadline, with role, method and ranks."""
+        """Waits for the result. Past the cluster's deadline, raises a DeadlineError that names role and method."""
 
     def __await__(self) -> Generator[Any, None, Any]: ...
 

@@ -22,7 +22,7 @@ class EngineSteps(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The groups of each part of a batch, and the groups rejected since the previous batch."""
+    """A batch's groups, one list per part handed out, and the groups that failed or were filtered out since the last batch."""
 
     parts: list[list[int]]
     rejected: list[int]
@@ -113,7 +113,7 @@ class ReplayLog:
     # What has happened
 
     def begin(self, conditions: Mapping[str, Any]) -> None:
-        """Writes what results depend on besides the config. Raises DataError if it differs from the record's."""
+        """Writes what results depend on besides the config. Raises DataError if a condition differs from the record's."""
         others = {name: value for name, value in self._conditions.items() if conditions.get(name) != value}
         if others:
             parts = [f"{name} {value}, and here it is {conditions.get(name)}" for name, value in others.items()]

@@ -7,8 +7,8 @@ from turnwise.model_folder import NOTHING, Trust
 
 MemoryKind = Literal["weights", "kv_cache", "optimizer"]
 Suspension = Literal["finish", "abort", "keep"]
-"""What happens to running requests: they finish (`finish`), end at once with their partial tokens (`abort`), or pause with
-their KV and continue with the new weights, so that their completions have several versions (`keep`)."""
+"""What running requests do when weights change: they finish (`finish`), end at once with their partial tokens (`abort`), or
+pause with their KV and continue with the new weights, so that their completions have several versions (`keep`)."""
 EVERY_SUSPENSION: frozenset[Suspension] = frozenset(get_args(Suspension))
 
 

@@ -56,8 +56,8 @@ class InferenceServer(PolicyServer, Protocol):
         partial_ids: Sequence[int] = (),
     ) -> Completion:
         """See `PolicyServer`. `partial_ids` are the response's tokens from before an interruption. They count towards
-        `max_new_tokens` and stop strings; the completion holds only the tokens after them. The server mustn't repeat
-        the random numbers of the partial tokens. If each token has its own random number, it goes on with the next ones."""
+        `max_new_tokens` and stop strings; the completion holds only the tokens after them. The server mustn't repeat the random
+        numbers of the partial tokens. A server with one random number for each token goes on with the next number."""
 
     async def suspend(self, how: Suspension = "finish") -> None:
         """Holds back new requests. Running requests are finished, or ended with finish reason `aborted`, before this returns;
@@ -76,6 +76,6 @@ class ServerFactory(Protocol):
 
 class WeightTransfer(Protocol):
     """Moves the policy from the trainer's ranks into the servers' replicas: suspends the servers, copies the weights, raises
-    the version, and resumes. Both sides take part in it, so it is a method of neither."""
+    the version, and resumes the servers. It is a contract of its own, since trainer and servers both take part."""
 
     async def update(self, version: int) -> list[Metric]: ...

@@ -142,7 +142,7 @@ class TrackerSpec:
     extra: str = ""
     """The extra that installs its library; both have the same name."""
     offline: str = ""
-    """The argument, as a config writes it, with which it needs neither network nor login; empty = none."""
+    """The argument, as a config writes it, with which the tracker needs neither network nor login; empty = none."""
 
 
 _TABLES = read_table(__file__, "spec.yaml")

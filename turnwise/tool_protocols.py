@@ -56,7 +56,7 @@ class Tool(Protocol):
 
 @runtime_checkable
 class ChecksRows(Protocol):
-    """A tool or a reward that needs more of a row than its parameters say."""
+    """A tool or a reward that demands more of a row than columns for its parameters."""
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
         """Raises an exception that says what the row lacks. A run calls this for every row before it loads a model. A tool gets
@@ -65,9 +65,9 @@ class ChecksRows(Protocol):
 
 @runtime_checkable
 class Interaction(Protocol):
-    """A simulated user, who may reply to the model's final answer of each turn. One object serves all conversations. If an
-    interaction file names a class, it is called as `Class(config)`: the file's mapping with its `name`. The keyword arguments
-    of a conversation come from its row, `extra_info.interaction_kwargs`."""
+    """A simulated user, who may reply to the model's final answer of each turn. One object serves all conversations. A class
+    that an interaction file names is called as `Class(config)`, with the entry's `config` plus its `name`. The keyword
+    arguments of a conversation come from its row, `extra_info.interaction_kwargs`."""
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
         """Starts a conversation and returns its state for the other methods. If it returns None, the id is the state."""

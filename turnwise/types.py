@@ -77,8 +77,8 @@ class Turn:
     """One model response, with the prompt before it and the environment's result.
 
     `prompt_ids` [P] are the ids that were *added* to the context before this response (the whole first prompt, later only
-    template glue and the new observation), `response_ids` [R] the sampled ones. The context that the server saw is the
-    concatenation over the turns since the last one with `starts_context`, following `parent` where history branched.
+    template glue and the new observation), `response_ids` [R] the sampled ones. The context that the server saw concatenates
+    both over the turns since the last one with `starts_context`; where history branched, follow `parent`.
 
     >>> turn = Turn(prompt_ids=np.array([1, 2, 3]), response_ids=np.array([7, 8]), logprobs=np.array([-0.5, -0.1]))
     >>> turn.num_tokens
@@ -98,19 +98,19 @@ class Turn:
     """The action given to the environment, None if nothing could be parsed."""
     reward: float = 0.0
     state_key: Hashable = None
-    """Identity of the true state in which this turn was taken (GiGPO)."""
+    """The environment's `state_key()` before this turn's action, or the observation if it has none (GiGPO)."""
     metrics: dict[str, float] = field(default_factory=dict)
     starts_context: bool = False
     parent: int | None = None
-    """Index of the turn whose context this one continues, None for the turn before. With `starts_context` nothing is continued:
-    it is the turn that the new context branches off."""
+    """Index of the turn whose context this turn continues; None = the previous turn. With `starts_context`, index of the turn
+    that the new context branches off."""
     is_greedy: bool = False
     generate_s: float = 0.0
     step_s: float = 0.0
     kept_ids: KeptIds | None = None  # [K] and [R + 1], as in `Completion`
     kept_offsets: IntArray | None = None
     sampling: SamplingParams | None = None
-    """The sampling parameters. Files leave out the seed and the stop tokens. None = unknown, taken as the run's own."""
+    """The sampling parameters. Files leave out the seed and the stop tokens. None = unknown; the run's own are assumed."""
     tool_results: tuple[str, ...] | None = None
     """What the model was shown in answer to the calls of this response, for replays."""
     messages: Sequence[Message] = ()
@@ -153,15 +153,15 @@ class Sample:
     weight: float = 1.0
     """Multiplies this context in every loss; 0 for padding rows."""
     kept_ids: KeptIds | None = None
-    """int32 [K]: the candidate ids that truncated sampling (top-k, top-p …) kept. Those of token t begin at `kept_offsets[t]`
-    [N + 1]; a token with none was drawn from all ids. `rollout_logprobs` and `old_logprobs` are normalised over kept ids."""
-    kept_offsets: IntArray | None = None
+    """int32 [K]: the candidate ids that truncated sampling (top-k, top-p …) kept, those of token t from `kept_offsets[t]` to
+    `kept_offsets[t + 1]`. A token with none was drawn from all ids. Rollout and old log-probs are normalised over kept ids."""
+    kept_offsets: IntArray | None = None  # [N + 1]
     temperatures: FloatArray | None = None
     """float32 [N]: the temperature at which a token was sampled if it differs from the trainer's, else 0. None if it differs
     for no token. All log-probs of a token are at its sampling temperature."""
     old_logprobs: FloatArray | None = None
     old_full_logprobs: FloatArray | None = None
-    """Old log-probs over the whole vocabulary, for a KL; None if `old_logprobs` already are."""
+    """Old log-probs over the whole vocabulary, for a KL; None if `old_logprobs` are already normalised over it."""
     ref_logprobs: FloatArray | None = None
     """The reference's log-probs, over the whole vocabulary."""
     values: FloatArray | None = None
@@ -248,7 +248,7 @@ class Group(ViewedGroup):
     greedy: Trajectory | None = None
     """The same task played greedily, as a baseline of its siblings (ReMax); never trained on."""
     rejected: Literal["failed", "filtered", "stale"] | None = None
-    """Why it isn't trained on (None = it is): an episode failed for good, the group filter dropped it, or it came too late."""
+    """Why the group isn't trained on, else None: an episode failed for good, a filter dropped the group, or it's too old."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -256,9 +256,9 @@ class Group(ViewedGroup):
 
 
 class Denominators(NamedTuple):
-    """The divisors of the losses of one *optimiser step*, known before its first micro-batch. `num_tokens` = Σ weight·tokens of
-    the loss mask. Over the samples and turns that have a token in this mask, `num_sequences` = Σ weight and `num_turns` = Σ
-    weight·turns. All sums are over all micro-batches and ranks. `max_length` is the constant `sequence_length`."""
+    """The divisors of the losses of one *optimiser step*, known before its first micro-batch. Summed over the samples of all
+    micro-batches and ranks, `num_tokens` = Σ weight·tokens of the loss mask, `num_sequences` = Σ weight, `num_turns` = Σ
+    weight·turns. Only samples and turns with a token in the loss mask count. `max_length` is the constant `sequence_length`."""
 
     num_tokens: float
     num_sequences: float

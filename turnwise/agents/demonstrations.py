@@ -58,7 +58,7 @@ def demonstrations(
 def play(
     make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
 ) -> list[DemonstrationResult]:
-    """Plays one episode per task, under the limits of `settings`, and says how each ended."""
+    """Plays one episode per task, under the limits of `settings`, and returns how each ended."""
     played = episodes(make_env, settings, scripted(make_player, settings.action_pattern), tasks)
     return [episode.outcome for episode in played]
 
@@ -100,7 +100,7 @@ def played_by(
 ) -> Iterator[Episode]:
     """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the tasks. Up to
     `_NUM_AHEAD` short episodes are played before the first is yielded, since starting the event loop takes a fifth of an
-    episode's time. If an episode fails, the batches before it are yielded first."""
+    episode's time. If an episode fails, the finished batches of `num_at_once` episodes are yielded before the error."""
     remaining = iter(tasks)
     waiting: list[Task] = []
     while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):
@@ -140,7 +140,7 @@ async def _play_some(
 
 
 async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:
-    """Waits for all episodes. Then the first error is raised: a TurnwiseError as it is, any other Exception as RolloutError."""
+    """Waits for all episodes, then raises the first error: a TurnwiseError as it is, any other Exception as a RolloutError."""
     played = await asyncio.gather(*playing, return_exceptions=True)
     for fault in played:
         if isinstance(fault, Exception) and not isinstance(fault, TurnwiseError):

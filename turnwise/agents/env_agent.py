@@ -28,7 +28,7 @@ class EnvAgentSettings:
     system_template: str = ""
     turn_template: str = DEFAULT_TURN_TEMPLATE
     action_pattern: str | None = DEFAULT_ACTION_PATTERN
-    """Regular expression whose last group is the action; None takes all outside `<think>`."""
+    """Regular expression whose last group is the action; None takes the whole response outside `<think>`."""
     mode: ContextMode = "trajectory"
     """`trajectory`: one context that grows. `step`: each turn has a context and a prompt of its own."""
     history_length: int | None = None
@@ -139,7 +139,7 @@ class _TimeIsUp(EnvironmentFault):
 
 @dataclass(slots=True)
 class _Episode:
-    """The turns that the environment has answered, and the limit that cut the episode: `time`, unless play ends before it."""
+    """The turns that the environment has answered, and the limit that cut the episode: `time` unless `_play` sets another."""
 
     turns: list[Turn] = field(default_factory=list)
     limit: Limit | None = "time"

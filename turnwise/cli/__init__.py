@@ -11,5 +11,5 @@ def _end_early(*_: object) -> None:
     os._exit(130)
 
 
-if os.path.basename(sys.argv[0]) in ("turnwise", "-m"):  # the command, and no program that imports it
+if os.path.basename(sys.argv[0]) in ("turnwise", "-m"):  # only in the command itself, not in a program that imports it
     signal.signal(signal.SIGINT, _end_early)

@@ -42,7 +42,7 @@ class Run:
 
     @property
     def steps(self) -> str:
-        """Number of trained steps, and the planned number if more are planned."""
+        """The number of trained steps, as in `30`, or `30 of 40` if 40 are planned."""
         num_steps, planned = sum(_is_step(row) for row in self.rows), self.settings.get("max_steps")
         return f"{num_steps} of {planned}" if isinstance(planned, int) and num_steps < planned else str(num_steps)
 
@@ -57,7 +57,7 @@ class Run:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a table of the runs and one of the settings that differ, and draws the curves."""
+    """Prints a table of the runs and one of the settings that differ. With --out it also draws the curves."""
     out = writable_file(options.out, "--out") if options.out else None
     if out is not None and out.suffix not in (".png", ".pdf", ".svg"):
         raise ConfigError(f"--out {out}: a picture ends in .png, .pdf or .svg")
@@ -116,7 +116,7 @@ def read_run(path: Path) -> Run:
 
 
 def _results(runs: Sequence[Run], columns: Sequence[MetricColumn]) -> Iterator[list[str]]:
-    """Yields a header, then one line per run: its steps, the final and best value of each metric, and what it cost."""
+    """Yields a header, then a line per run: steps, final and best value of each metric, episodes, tokens and time."""
     heads = [f"{column.title} {what}" for column in columns for what in ("final", "best")]
     yield ["", "run", "steps", *heads, "episodes", "tokens", "time"]
     for number, run in enumerate(runs, 1):
@@ -128,7 +128,7 @@ def _results(runs: Sequence[Run], columns: Sequence[MetricColumn]) -> Iterator[l
 
 
 def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
-    """The last and the best value. For a metric of every step, both are means over a tenth of the run: steps are noisy."""
+    """The last and the best value. If every step has the metric, both are means over a tenth of the run, to average noise."""
     values = [value for _, value in run.series(column)]
     if not values:
         return "-", "-"
@@ -143,7 +143,7 @@ def _is_step(row: Mapping[str, float]) -> bool:
 
 
 def _differences(runs: Sequence[Run]) -> Iterator[list[str]]:
-    """Yields one line per setting in which runs differ: its key, and its value in each run, "?" if its config can't be read."""
+    """Yields a line per setting in which runs differ: its key, and its value in each run ("?" if the run has no settings)."""
     for key in dict.fromkeys(key for run in runs for key in run.settings if key not in RESUMED["places"]):
         values = [str(run.settings.get(key, "-")) if run.settings else "?" for run in runs]
         if len({*values} - {"?"}) > 1:

@@ -15,7 +15,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 @ends_at_once()
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the resolved config, what it applies, and where its roles run. Returns 0 even if a valid config can't run here."""
+    """Prints the resolved config, the settings in force, and where roles run. Returns 0 even if the config can't run here."""
     missing = list[str]()
 
     def examine(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ def open_console(no_color: bool = False) -> "Console":
 
 
 def printable(text: str) -> str:
-    """The text with a terminal's control characters written out.
+    """The text with unprintable characters escaped, except newlines.
 
     >>> printable("a\\x1b[2Jb\\n")
     'a\\\\x1b[2Jb\\n'

@@ -20,7 +20,7 @@ NO_MODEL = "none"
 
 @dataclass(frozen=True, slots=True)
 class EnvTarget:
-    """An environment as a tag of a config. If the command named no config file, the config has this one tag, and defaults."""
+    """An environment as a tag of a config. If the command named no config file, the config is this tag and default settings."""
 
     config: AgenticConfig
     tag: str
@@ -78,7 +78,7 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
-    """The actions of `--actions` or `--actions-file`; () without them. Raises ConfigError if both are given or one is empty."""
+    """The actions of `--actions` or `--actions-file`, () by default. Raises ConfigError for both, no action or a bad file."""
     text, file = options.actions, options.actions_file
     if text is None and file is None:
         return ()
@@ -115,7 +115,7 @@ def _of_config(
     found = config.custom_envs[tag].env_type
     if env_type not in (None, found):
         raise ConfigError(f"custom_envs.{tag} of {file} is a {found}, not a {env_type}; name one of them, or another --tag")
-    # As values of the file, so that they are checked like the rest of it.
+    # Merged into the file's values, so that they are checked like these.
     changes: dict[str, Any] = {"env_config": given} if (given := parse_arguments(arguments)) else {}
     changes |= {} if max_steps is None else {"max_steps": max_steps, "max_actions_per_traj": None}
     if changes:

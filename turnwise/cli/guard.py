@@ -1,5 +1,5 @@
 """Runs a command in a child process. If the child ends before the command is done, the parent says why and returns an error
-status. The fork comes before heavy imports. Both are in one process group, so the terminal, Ctrl-C and Ctrl-Z work as usual."""
+status. The fork comes before heavy imports. Child and parent share a process group, so Ctrl-C and Ctrl-Z work as usual."""
 
 import io
 import math
@@ -24,8 +24,8 @@ _TIMERS = ("SIGALRM", "SIGVTALRM", "SIGPROF")
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ECHO_S = 0.5  # within this time a signal to the whole process group reaches both processes
 _NUDGE, _NUDGES_S = signal.Signals.__members__.get("SIGURG", 0), (0.5, 2.0, 10.0)
-"""A signal that wakes the child's main thread, and how many seconds after any other signal it is sent. Without it, a signal
-that comes just before the main thread begins to wait, or to another thread, would be handled only after the wait."""
+"""A signal that wakes the child's main thread, and the seconds after any other signal at which it is sent. Otherwise a signal
+that arrives just before the main thread begins to wait, or in another thread, would be handled only after the wait."""
 _SET_PARENT_DEATH_SIGNAL = 1
 _LOOK_S = 1.0
 
@@ -69,7 +69,7 @@ def _signals() -> set[int]:
 def _die_with(parent: int) -> None:
     """Makes this process die when the parent does, however the parent ends."""
     if sys.platform == "linux":
-        import ctypes  # here, since the parent needs none
+        import ctypes  # imported here, since the parent doesn't need it
 
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:
@@ -125,7 +125,7 @@ class _Guard:
             os.set_blocking(number, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in _signals():
-            # nohup ignores SIGHUP on purpose. Whether Ctrl-C is ignored, the child decides.
+            # nohup ignores SIGHUP on purpose. The child decides whether Ctrl-C is ignored.
             if signal.getsignal(number) is not signal.SIG_IGN or number in (signal.SIGCHLD, signal.SIGINT):
                 signal.signal(number, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
@@ -168,7 +168,7 @@ class _Guard:
 
 
 def _fate(code: int) -> int:
-    """The command's exit status if the child's is `code`, or minus its signal. Prints an error if the command wasn't done."""
+    """The exit status. `code` is the child's, or minus the signal that ended it. Prints an error if the command wasn't done."""
     status = 128 - code if code < 0 else code
     if code in (-signal.SIGINT, EXIT_INTERRUPTED) or (CALLS.is_finished and code == CALLS.status != _EXIT_UNPRINTED):
         return status

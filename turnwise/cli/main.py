@@ -21,10 +21,10 @@ from turnwise.runtime.call_board import CALLS
 from turnwise.runtime.rank import launched
 
 EXIT_NO_READER = 141
-"""Exit status if the reader of the output, such as `head`, has closed it; the same as after SIGPIPE."""
+"""Exit status if the program that reads the output, such as `head`, has ended: the one that a shell reports for SIGPIPE."""
 MAX_NUMBER = 10**9
 ANSWERED_WHEN_EMPTY = ("config", "env", "overrides", "runs", "set", "actions")
-"""Options that may be "" here, since their commands check that. `check_options` refuses "" for all others."""
+"""Options whose commands check by themselves whether the value is "". `check_options` refuses "" for all other options."""
 MENDABLE = {
     errno.ENOSPC: "free some space, then continue with resume_from_checkpoint=true",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
@@ -34,7 +34,7 @@ MENDABLE = {
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raises ConfigError if the config is missing, a word isn't UTF-8 or is empty, or a number is out of range."""
+    """Raises ConfigError if the config is missing, a value isn't UTF-8 or is empty, or a number is out of range."""
     given = vars(options)
     if "config" in given and not {"env", "replay"} & given.keys() and options.config is None:
         raise ConfigError(f"{options.verb} needs a config: turnwise {options.verb} FILE [KEY=VALUE ...]")
@@ -54,7 +54,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def open_standard_streams(is_command: bool) -> None:
-    """Opens standard streams that the shell has closed (`>&-`), since other files would get their descriptors. Escapes
+    """Opens standard streams that the shell has closed (`>&-`), or files opened later would get their descriptors. Escapes
     characters that stdout can't encode. A command whose locale has only ASCII (`LC_ALL=C PYTHONUTF8=0`) restarts in UTF-8."""
     if is_command and sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
@@ -80,8 +80,8 @@ _TYPES = {"int": int, "float": float}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns its exit status: 0, 1 for a bad verdict, 2 for an error that the user can fix, 130 after Ctrl-C
-    or SIGTERM. Without `arguments` it reads the process's own, and runs the verb in a child process (`cli.guard`)."""
+    """Runs a verb and returns the exit status: 0, 1 for a failed check or tool action, 2 for an error that the user can fix,
+    130 after Ctrl-C or SIGTERM. Without `arguments`, reads those of the process and runs the verb in a child (`cli.guard`)."""
     with ends_at_once():
         open_standard_streams(is_command=arguments is None)
         parser = build_parser()
@@ -118,7 +118,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    """Serves the calls of a launcher's first process. Its other processes do this instead of running the verb."""
+    """Serves calls from rank 0 of a launcher's processes. The other ranks do this instead of running the verb."""
     is_tool_train = options.verb == "tool" and options.action == "train"
     if options.verb not in ("train", "sft") and not is_tool_train:
         raise ConfigError("a launcher started several processes, which only train and sft use; start this command without one")
@@ -151,7 +151,7 @@ def exit_status(run: Callable[[], int | None]) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all verbs in `verbs.yaml`. Imports no verb."""
+    """The parser of all verbs in `verbs.yaml`. The verbs' modules aren't imported."""
     parser = argparse.ArgumentParser(prog="turnwise", description="Reinforcement learning of language-model agents.")
     parser.add_argument("--version", action="version", version=f"turnwise {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)

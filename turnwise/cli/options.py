@@ -47,7 +47,7 @@ def new_file(path: str, option: str) -> Path:
 
 
 def writable_file(path: str, option: str) -> Path:
-    """The path of `option`. Raises ConfigError if it can't be written. An existing file isn't changed, and no new one stays."""
+    """The path of `option`. Raises ConfigError if it can't be written. Changes no existing file, and leaves no new one."""
     file, is_new = Path(path), not os.path.exists(path)
     if not os.path.isdir(file.parent):
         raise ConfigError(f"{option} {path}: there is no folder {file.parent}; make it first")
@@ -61,7 +61,7 @@ def writable_file(path: str, option: str) -> Path:
 
 
 def free_folder(path: str) -> Path:
-    """The folder of `--out`. Makes missing parent folders. Raises ConfigError if it isn't new or empty, or can't be written."""
+    """The folder of `--out`. Makes its parent folders. Raises ConfigError if it exists and isn't empty, or can't be written."""
     out = Path(path)
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir()) or out.resolve() == Path.cwd()):

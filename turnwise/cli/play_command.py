@@ -1,4 +1,4 @@
-"""`turnwise play ENV [KEY=VALUE ...]`: one episode of an environment, or of a row, turn by turn as the policy sees it."""
+"""`turnwise play ENV [KEY=VALUE ...]`: one episode of an environment or a data row, turn by turn as the policy sees it."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""The output of `turnwise play`. The gutter, two columns before each line, says what the line is and its number of tokens."""
+"""The output of `turnwise play`. Two columns in front of each line, the gutter, name its content and its number of tokens."""
 
 import json
 import math
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from turnwise.build.play_setup import EpisodeSetup
 
 _LABEL, _COUNT = 7, 6  # characters of the gutter's two columns
-_SHOWN_IDS, _CUT_IDS = 60, 24  # up to so many token ids are all shown; of more, so many
+_SHOWN_IDS, _CUT_IDS = 60, 24  # up to 60 token ids are all shown; of a longer list, 24
 _STRIP = 96  # maximum cells that picture the tokens of a context
 _RULE = 96  # maximum characters of a horizontal rule
 

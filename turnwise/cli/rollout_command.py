@@ -12,7 +12,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays batches, writes them to a file, and prints a summary; with --replay, replays a file and reports differences."""
+    """Plays batches, writes them to a file, and prints a summary. With --replay, replays a file up to the first difference."""
     config = read_config(options, AgenticConfig, plug_in_problems, "play")
     if options.replay:
         require(unavailable_to_play(config, options.split))

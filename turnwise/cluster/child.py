@@ -105,8 +105,8 @@ class Ranks:
         self.workers[context.role] = factory(replace(context, neighbours=neighbours, stopwatch=self._stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of a role's worker. If it yields named tensors, they are written to shared memory at once, in all
-        processes alike: gathering a sharded tensor needs all of them at the same time."""
+        """Calls a method of a role's worker. If the method yields named tensors, each process of the role writes them to shared
+        memory at once, since gathering a sharded tensor needs all these processes at the same time."""
         call = partial(getattr(self.workers[role], method), *args, **kwargs)
         value = call()
         return self._written.setdefault((role, method), Written())(call) if isinstance(value, Iterator) else value

@@ -1,6 +1,6 @@
 """Starts processes in milliseconds, by forking one that has imported their modules and holds no threads, locks or devices.
-The forkserver of `multiprocessing` isn't used: the whole program, users' code included, shares its start method, preloads and
-signal mask, and its daemons may have no children. This module imports little, so a fork server can be started early."""
+The forkserver of `multiprocessing` isn't used, since users' code shares its start method, preloads and signal mask, and its
+daemonic processes may have no children. This module imports little, so a fork server can be started early."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ class ForkServer:
         self.modules = modules
         self._control, theirs = Pipe()
         self._lock = threading.Lock()
-        self._exit_codes: dict[int, int] = {}  # exit code by process that was waited for; the system tells it once
+        self._exit_codes: dict[int, int] = {}  # by process id; the system tells each exit code only once
         code = (
             f"import sys; sys.path[:] = {[folder for folder in sys.path if isinstance(folder, str)]!r}\n"
             f"from turnwise.cluster.fork_server import main; main({theirs.fileno()}, {os.getpid()}, {list(modules)!r})"
@@ -89,7 +89,7 @@ class ForkServer:
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        """Wraps one request and its answer. An exception in between kills the fork server, since answers could be mixed up."""
+        """Wraps one request and its answer. An exception kills the fork server, or the next request could get this answer."""
         with self._lock:
             try:
                 yield
@@ -110,7 +110,7 @@ _fork_servers: dict[int, ForkServer] = {}  # fork servers by starting process: a
 
 
 def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
-    """The fork server of this process. If none is alive, starts one that imports `modules` (default: those of the last one)."""
+    """The fork server of this process. If none is alive, starts one that imports `modules`, by default its predecessor's."""
     fork_server = _fork_servers.get(os.getpid())
     if fork_server is None or not fork_server.is_alive:
         known = fork_server.modules if fork_server is not None else ()

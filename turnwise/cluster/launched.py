@@ -42,7 +42,7 @@ class OwnRank(TrainerProcess, Ranks):
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
         if context.device.startswith("cuda"):
-            torch.cuda.set_device(context.device)  # of this thread
+            torch.cuda.set_device(context.device)  # for this thread
         super().make(factory, context)
 
     def _stack(self) -> str:
@@ -138,6 +138,6 @@ def _greeted(connection: Connection) -> tuple[int, tuple[Connection, int]]:
 
 
 def _versions() -> dict[str, str]:
-    """Versions that must be equal in all processes, since functions are sent as code. turnwise needn't be installed."""
+    """Versions that must be equal in all processes, since functions are sent as code. Works if turnwise isn't installed."""
     own = {"turnwise": __version__, "Python": platform.python_version()}
     return {**own, **{name: version(name) for name in ("torch", "transformers")}}

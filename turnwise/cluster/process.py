@@ -1,4 +1,4 @@
-"""Other processes of this machine that hold roles. The event loop of this process runs while it waits for an answer."""
+"""Other processes of this machine that hold roles. While a call waits for their answer, this process's event loop runs on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POLL_S = 0.05
 
 
 class TrainerProcess(ABC):
-    """A process that holds ranks, and the thread that talks to it. While a late call still runs, new calls are refused."""
+    """A process that holds ranks, and the thread that talks to it. New calls are refused while one past its deadline runs."""
 
     def __init__(
         self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None, name: str
@@ -51,7 +51,7 @@ class TrainerProcess(ABC):
         self._thread = DaemonThread(name)
 
     def start(self, name: str, command: Command) -> Started:
-        """Queues a call. Raises DeadlineError if a late call still runs, and WorkerError if the process was ended."""
+        """Queues a call. Raises DeadlineError while a call past its deadline runs, and WorkerError if the process was ended."""
         if self._late and self._late == self._busy_with:
             raise DeadlineError(f"{name} can't be called: {self._late} is past its deadline and still runs")
         if self._has_ended:

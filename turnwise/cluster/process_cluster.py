@@ -22,7 +22,7 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
-_OTHERS_S = 5.0  # seconds that other ranks have to fail too, after the first one
+_OTHERS_S = 5.0  # seconds to wait, after the first rank has failed, for others to fail too
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class StartedAll:
 
     def result(self) -> Any:
         """Waits for all ranks. Raises DeadlineError past the cluster's deadline; WorkerError if a process has ended. If several
-        ranks fail, the first error is raised, or rather that of an ended process, since its end makes other ranks fail."""
+        ranks fail, raises the error of one whose process ended, since that makes other ranks fail, or else the first error."""
         return self.calls[0].process.wait_for(self.calls[0].name, self)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -93,8 +93,8 @@ class ProcessCluster:
     """Spawns each role in the processes of its placement, one per device. A rank's methods run in the order of the calls.
 
     Arguments and results are pickled. An iterator of `(name, tensor)` pairs comes back as `SharedTensors`, which the next call
-    of the same method overwrites; the first call goes through the pairs twice. Log records are logged here, and the notes of
-    the processes' stopwatches go to `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
+    of the same method overwrites; the first call goes through the pairs twice. The processes' log records are logged in this
+    process, and their stopwatches report to `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
 
     `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets how many threads torch's operators use.
     Until `shutdown`, this process has `num_threads.rollout` of them, and the others share `num_threads.train`. `set_up` is

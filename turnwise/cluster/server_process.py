@@ -123,7 +123,7 @@ class ServerProcess(ForkedProcess):
                 self._resolve(number, Reply(error=ConnectionError(f"{self.name} has ended: {self._fate()}")))
 
     def _note(self, reply: Reply) -> None:
-        """See `ConnectedProcess`. A replica's spans get their own track, since spans of one track don't overlap."""
+        """See `ConnectedProcess`. A replica's spans get their own track, since spans of one track mustn't overlap."""
         reply.spans = [(f"{self.name}: {track}", *rest) for track, *rest in reply.spans]  # type: ignore[misc]
         super()._note(reply)
 

@@ -48,7 +48,7 @@ class SharedTensors:
     """
 
     def __init__(self, shared: Shared, file: Any = None) -> None:
-        """Maps the memory. In the process that made it, `file` is the open file; others can map it only while it is open."""
+        """Maps the memory. In the process that made it, `file` is its open file. Others can map it while that file is open."""
         self.shared = shared
         self._file = file
         descriptor = os.open(shared.path, os.O_RDWR)
@@ -103,7 +103,7 @@ class Written:
         self._tensors: SharedTensors | None = None
 
     def __call__(self, tensors: Callable[[], Iterable[tuple[str, Any]]]) -> SharedTensors:
-        """Writes the tensors to shared memory. `tensors` makes an iterator. The first call makes two, one for the shapes."""
+        """Writes the tensors of `tensors()` to shared memory. The first write calls `tensors` twice, once for the shapes."""
         self._tensors = self._tensors or SharedTensors.of(tensors())
         self._tensors.write(tensors())
         return self._tensors

@@ -19,8 +19,8 @@ _TEST_SHARE = 5  # one pair of operands in five is kept for the test split
 
 
 def local_files(split: str, folder: str | Path | None = None) -> list[str]:
-    """Files of a split in `folder`, by default `gsm8k` or `data/gsm8k` in the working directory: those of the first of `_FILES`
-    that fits (`main/train-00000-of-00001.parquet` as on the hub, `train.jsonl`, …). Empty if none fits."""
+    """Files of a split in `folder`, by default `gsm8k` or `data/gsm8k` in the working directory. Takes all that match the first
+    fitting pattern of `_FILES` (`main/train-00000-of-00001.parquet` as on the hub, `train.jsonl`, …). Empty if none fits."""
     folders = _FOLDERS if folder is None else (folder,)
     found = (sorted(Path(place).glob(pattern.format(split))) for place in folders for pattern in _FILES)
     return [str(file) for file in next(filter(None, found), [])]

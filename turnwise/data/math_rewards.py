@@ -110,7 +110,7 @@ def _folded(text: str) -> str:
 
 
 def num_steps(text: str) -> int:
-    """Number of steps in a text: lines that aren't blank, before the last line that states an answer (all if none does).
+    """Number of steps in a text: its non-blank lines before the last line that states an answer, or all if no line does.
 
     >>> num_steps("3 + 4 = 7\\n7 - 2 = 5\\nFinal Answer: 5")
     2
@@ -209,7 +209,7 @@ PARTS: dict[str, Callable[..., list[float]]] = {
 """The rewards that `combined` can add up, by their registered names."""
 _OPTIONS = {p.name: p for part in PARTS.values() for p in signature(part).parameters.values() if p.kind is p.KEYWORD_ONLY}
 _OWN = [p for p in signature(combined).parameters.values() if p.kind is not p.VAR_KEYWORD]
-# The parameters of `combined` include those of its parts: a wrong argument is refused, and no other column is passed.
+# Gives `combined` the parameters of its parts, so that callers can refuse wrong arguments and pass no other columns.
 combined.__signature__ = Signature([*_OWN, *_OPTIONS.values()])  # type: ignore[attr-defined]
 
 

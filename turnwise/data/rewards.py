@@ -43,7 +43,7 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
     """The conversation, turn by turn, as the model saw it. A system message that a later context repeats is left out. A turn
-    without recorded messages is a user's message with its observation (on a row's first turn, its prompt) and the answer."""
+    without recorded messages becomes the user's observation (in a row's first turn, the prompt) and the model's text."""
     messages: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
         said = list(turn.messages)
@@ -56,8 +56,8 @@ def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
 
 
 def prompt_of(columns: Mapping[str, Any], prompt_key: str) -> list[Message]:
-    """The messages of a row's prompt; a string is one user message. Keys that are null, as Parquet writes those that other rows
-    have, are left out."""
+    """The messages of a row's prompt; a string is one user message. Null keys other than `content` are left out: Parquet writes
+    them into a message if only other messages have these keys."""
     prompt = columns[prompt_key]
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
@@ -125,8 +125,8 @@ class FunctionReward:
 
 @dataclass(slots=True)
 class GroupReward:
-    """A user's own `Reward`: a function or coroutine function that takes a group. It returns one number for each of the group's
-    `runs_of`, or a RewardResult."""
+    """A user's own `Reward`: a function or coroutine function that takes a group. It returns one number for each rollout of
+    `runs_of(group)`, or a RewardResult."""
 
     name: str
     reward: Callable[[Group], Any]
@@ -255,7 +255,7 @@ def exact_match(completions: Sequence[str], answer: Sequence[str]) -> list[float
 
 
 def gsm8k(completions: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
-    """1 where the last number after `####` is the row's `ground_truth` (`reward_model.ground_truth` in the published schema).
+    """1 if the last number after `####` is the row's `ground_truth` (published as `reward_model.ground_truth`), else 0.
 
     >>> gsm8k(["6 × 12 = 72\\n#### 72", "72"], ["72", "72"])
     [1.0, 0.0]

@@ -50,7 +50,7 @@ def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
 
 
 def _table(name: str, key: str) -> Sequence[TableRow]:
-    """The rows of one source. The last two files read are cached, because a run begins by reading files several times."""
+    """The rows of one source. The last two files read are cached, because a run reads each file several times at its start."""
     path = Path(name).expanduser()
     facts = path.stat() if path.is_file() else None
     return _read(name, key) if facts is None else _read_once(name, key, facts.st_mtime_ns, facts.st_size)
@@ -174,8 +174,8 @@ def noting(rows: Iterable[T], what: str) -> Iterator[T]:
 
 
 def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """`(path, value)` of every column, and of everything nested in one (except in `tools_kwargs`, which are for tools). Nested
-    nulls are left out: Parquet writes one where only other rows have a value."""
+    """`(path, value)` of every column, and of every value nested in a column (except in `tools_kwargs`, which are for tools).
+    Nested nulls are left out: Parquet writes them into a row if only other rows have a value there."""
     for name, value in columns.items():
         if path and value is None:
             continue
@@ -234,7 +234,7 @@ class Wanted:
         return {name: found[name] for name in names if name in found and (found[name] is not None or name not in self.optional)}
 
     def check(self, rows: Sequence[TableRow], what: str) -> None:
-        """Raises DataError, which names the row, if a row lacks a required column (null is none) or has a wanted name twice."""
+        """Raises DataError, which names the row, if a required column is missing or null, or a row has a wanted name twice."""
         for row in rows:
             found = {name: value for name, value in arguments_of(row.columns).items() if value is not None}
             doubled = clashes(row.columns)

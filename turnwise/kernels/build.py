@@ -87,7 +87,7 @@ def _compiled_and_loaded(compiler: list[str]) -> ctypes.CDLL:
             if library is not None:
                 library.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="turnwise-") as own:
-        # A loaded library stays when its file is removed.
+        # The library stays loaded when its file is removed.
         return _loaded(compiled(FOLDER, compiler, Path(own)))
 
 
@@ -122,14 +122,14 @@ def cache_folder() -> Path | None:
 
 
 def _is_open(folder: Path) -> bool:
-    """Whether other users can replace files in it. In a sticky folder like /tmp they can't, except their own."""
+    """Whether other users can replace files in the folder. In a sticky folder like /tmp they can replace only their own."""
     mode = folder.stat().st_mode
     return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
 
 
 def compiled(sources: Path, compiler: list[str], folder: Path) -> Path:
     """The shared library of the C files in `sources`, compiled into `folder` unless this machine's is there. Raises OSError if
-    the folder can't be written or there is no compiler; subprocess.SubprocessError if it fails or takes over a minute."""
+    the folder can't be written or there is no compiler, SubprocessError if the compiler fails or takes over a minute."""
     files = sorted(sources.glob("*.[ch]"))
     texts = [path.read_text(encoding="utf-8") for path in files]
     facts = [*texts, " ".join(_FLAGS), *_machine(), _run([*compiler, "--version"])]

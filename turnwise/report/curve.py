@@ -33,10 +33,10 @@ def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mappi
 
 
 def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> "Figure":
-    """Draws success (else the score; in fine-tuning the loss) over the steps of a run, in training and in validation. Small
-    panels below show entropy, KL, gradient norm, shares and times; those without data are left out.
+    """Draws success (the score if success isn't measured, the loss in fine-tuning) over the steps of a run, in training and in
+    validation. Small panels below show entropy, KL, gradient norm, shares and times; those without data are left out.
 
-    Success in validation has its 95% Wilson interval, which takes episodes as independent. pyplot isn't used.
+    Success in validation has its 95% Wilson interval, which assumes independent episodes. pyplot isn't used.
 
     Args:
         rows: the rows of a `metrics.jsonl`, of reinforcement learning or of fine-tuning.
@@ -127,7 +127,7 @@ def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _draw_pair(axes: "Axes", train: Sequence[Point], held_out: Sequence[Point], trained: str, validated: str) -> None:
-    """Draws a metric in training, as it is and smoothed, and in validation."""
+    """Draws a metric in training, raw and smoothed, and in validation."""
     if train:
         axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
         axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label=f"{trained}, smoothed")
@@ -154,7 +154,7 @@ def _panels(rows: Sequence[Row]) -> dict[str, Draw]:
 
 
 def _draw_curves(axes: "Axes", curves: Mapping[str, Sequence[Point]], top: float | None) -> None:
-    """Draws the curves with a legend, unless their label is "". `top` ends the y-axis, if given."""
+    """Draws the curves, with a legend unless the only label is "". `top` is the y-axis's upper end; None = automatic."""
     for (label, points), color in zip(curves.items(), _COLORS, strict=False):
         axes.plot(*_columns(points), color=color, linewidth=1, label=label)
     if top is not None:
@@ -172,7 +172,7 @@ def _draw_times(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
-    """`(step, mean)` of each row's finite metrics whose names match the pattern. Rows without one are left out."""
+    """`(step, mean)` of each row's finite metrics whose names match the pattern. Rows without such a metric are left out."""
     points = []
     for row in rows:
         values = [value for name, value in row.items() if re.fullmatch(pattern, name) and math.isfinite(value)]
@@ -182,7 +182,7 @@ def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
 
 
 def _smooth(points: Sequence[Point]) -> list[Point]:
-    """Means over a window around each point: a twentieth of the run (1 to 10 points) to either side, fewer at the ends."""
+    """Each point's mean over a window that reaches a twentieth of the run (1 to 10 points) to both sides, less at the ends."""
     reach, last = min(max(len(points) // 20, 1), 10), len(points) - 1
     reaches = [min(reach, i, last - i) for i in range(len(points))]
     windows = [points[i - r : i + r + 1] for i, r in enumerate(reaches)]

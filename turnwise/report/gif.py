@@ -60,7 +60,7 @@ def caption_lines(frame: Frame) -> list[str]:
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
-    """At most `MAX_LINES` lines of at most `columns` characters. Control characters are written out, such as `\\x1b`."""
+    """At most `MAX_LINES` lines of at most `columns` characters. Unprintable characters are escaped, such as `\\x1b`."""
     printable = "".join(c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text.expandtabs(4))
     lines: list[str] = []
     for line in printable.splitlines():

@@ -95,7 +95,7 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[Group]":
-    """Plays the rows like a validation during training."""
+    """The model's answers to the rows, sampled as in a validation during training."""
     sampling = {
         "max_new_tokens": new_tokens(model, asked.max_new_tokens),
         "do_sample": asked.k > 1,
@@ -182,8 +182,8 @@ def _majority_is_correct(answers: Sequence[Answer]) -> bool:
 
 
 def _write_worst(file: Path, rows: Sequence[Sequence[Answer]]) -> None:
-    """Writes the first wrong answer to each of the `NUM_WORST` worst rows. The worst have the smallest share of right
-    answers and, among equals, the first answer that is farthest from the truth; an answer without a number is farthest."""
+    """Writes the first wrong answer to each of the `NUM_WORST` worst rows. A row is worse if a smaller share of its answers is
+    right or, at equal shares, if its first answer is farther from the truth. An answer without a number is the farthest."""
 
     def badness(answers: Sequence[Answer]) -> tuple[float, float]:
         distance = 0.0 if answers[0].is_correct else answers[0].distance

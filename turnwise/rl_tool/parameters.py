@@ -36,7 +36,7 @@ class RowChoice(Action):
     """`gsm8k`, `generated` (word problems made here), a registered name, a file or folder of rows, or rows in Python
     [GSM8K if it lies in ./gsm8k or ./data/gsm8k or the hub gives it, else `generated`]."""
     split: Literal["train", "test"] | None = None
-    """Rows of a data set that has splits [train; test for evaluate]."""
+    """The split to read, if the data set has splits [train; test for evaluate]."""
     max_samples: Count | None = None
     """Number of rows to take, from the first on [all of them; 1,000 generated ones; 100 for load_dataset and evaluate]."""
 

@@ -1,4 +1,4 @@
-"""`AgenticRLPipeline`: SFT, evaluation, GRPO and another evaluation of a model, as one config file says."""
+"""`AgenticRLPipeline`: SFT, evaluation, GRPO and another evaluation of a model, as one config file describes them."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ class StageError(TurnwiseError):
 
 
 class AgenticRLPipeline:
-    """Runs six stages by a config file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring`
+    """Runs six stages from a config file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring`
     (`docs/rl_tool.md`). A stage that is recorded in `training_results.json` isn't done again; an interrupted training run
     continues. Raises ConfigError for an unknown key or a wrong value, or if `sft` and `grpo` have the same folder."""
 
@@ -39,7 +39,7 @@ class AgenticRLPipeline:
         self.results = _recorded(self.output_dir / RESULTS)
 
     def run(self) -> dict[str, Any]:
-        """Runs all stages in order. Returns the results, or the error that ended a stage as the tool's answer."""
+        """Runs all stages in order. Returns the results or, if a stage failed, its error in the form of the tool's answers."""
         try:
             self.stage1_prepare_data()
             sft_model = self.stage2_sft_training()

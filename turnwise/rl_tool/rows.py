@@ -47,7 +47,7 @@ def load(
 ) -> Rows:
     """The rows that an action asks for, as `kind` (sft or rl) needs them. `split` and `number` are the action's defaults;
     number None = all rows. Raises ConfigError for an unknown data set or a needless split; DataError if there are no rows, or a
-    row lacks the columns that it needs or has null in one (`takes_null` allows that)."""
+    row lacks a column that `kind` needs or has null in a column that is read (`takes_null` allows null)."""
     number = choice.max_samples or number
     name, found = _find(choice, choice.split or split, number, registered)
     for row in () if takes_null else found[:number]:

@@ -46,13 +46,13 @@ class RLTrainingTool:
         self._rewards[name] = function
 
     def run(self, parameters: Mapping[str, Any]) -> str:
-        """The answer to an action as JSON, without `dataset_object` and `reward_function`, which JSON can't hold."""
+        """The answer of `run_dict` as JSON, without `dataset_object` and `reward_function`, which JSON can't hold."""
         answer = self.run_dict(parameters)
         plain = {key: value for key, value in answer.items() if key not in ("dataset_object", "reward_function")}
         return json.dumps(plain, ensure_ascii=False, indent=2, default=str)
 
     def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Answers an action. `status` is `success`, or `error` with `code`, `message` and `hint`. Other errors are raised."""
+        """Runs an action. `status` is `success`, or for a TurnwiseError or OSError `error`, with `code`, `message`, `hint`."""
         given = dict(parameters)
         action = given.pop("action", None)
         try:

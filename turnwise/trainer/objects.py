@@ -29,7 +29,7 @@ class Objects:
         self._by_text: dict[str, Any] = {}
 
     def text_of(self, value: Any) -> str:
-        """The string that stands for a class, a function, another callable, or rows; it is remembered for `install`."""
+        """The string that stands for a class, a function, another callable, or rows. Remembers the value for `install`."""
         named = _named(value)
         owner = f"{_owner(value).__name__}." if isinstance(value, MethodType) else ""
         module, name = (_identifier(part) for part in (named.__module__ or "", f"{owner}{named.__name__}"))
@@ -37,7 +37,7 @@ class Objects:
             return f"{module}:{name}"
         first = text = f"{OBJECT_PREFIX}{_digest(value)}.{module}:{name}"
         number = 1
-        while self._by_text.setdefault(text, value) is not value:  # closures of one function, say
+        while self._by_text.setdefault(text, value) is not value:  # for example closures of one function
             number += 1
             text = f"{first}_{number}"
         return text
@@ -101,7 +101,7 @@ def _plain(values: Iterable[tuple[Any, Any]]) -> list[str]:
 
 
 def _source(value: Any) -> str:
-    """The source, else a text made from the code. Before Python 3.13 a notebook's functions have one, its classes don't."""
+    """The source, or a text made from the code if there is none, as for a notebook's classes before Python 3.13."""
     try:
         return inspect.getsource(value)
     except (OSError, TypeError):

@@ -245,7 +245,7 @@ def _say(notes: Sequence[str]) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Raises NotAvailableError if another Trainer of this process is in this context."""
+    """Raises NotAvailableError if a Trainer of this process, this one included, is in this context already."""
     if not _AT_WORK.acquire(blocking=False):
         raise NotAvailableError(
             "a Trainer of this process is still at work, and two would share torch's random numbers and the signals: leave its "

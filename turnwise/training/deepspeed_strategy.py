@@ -140,7 +140,7 @@ class DeepSpeedStrategy(TorchStrategy):
                 yield name, parameter.detach()
 
     def _whole(self, parameters: Sequence[Tensor], changing_rank: int | None = None) -> AbstractContextManager[Any]:
-        """Makes parameters whole inside the context, which all ranks must enter. On exit all get what `changing_rank` wrote."""
+        """Makes parameters whole in a context that all ranks must enter. On exit, all ranks get what `changing_rank` wrote."""
         if self.stage < 3:
             return nullcontext()
         gathered: AbstractContextManager[Any] = self._deepspeed.zero.GatheredParameters(list(parameters), changing_rank)

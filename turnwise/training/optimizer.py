@@ -19,7 +19,7 @@ _SCHEDULES = {
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules. All steps are planned optimiser steps (see
+    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules. Steps are counted in planned optimiser steps (see
     `LRSchedule`). `warmup_steps` (0 = unset) takes precedence over `warmup_ratio`, a share of `total_steps`. Raises ConfigError
     if the schedule is unknown, or if the schedule or `warmup_ratio` needs `total_steps` and it is None."""
 
@@ -75,8 +75,8 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
 class LRSchedule:
     """The learning rate as a function of the position in the run, which is the number of planned optimiser steps so far.
 
-    A position may be fractional: if a batch has more samples than planned, each of its optimiser steps counts as a part of a
-    planned one. Unlike in transformers, the schedule `constant` has warm-up steps too.
+    A position may be fractional: if a batch has more samples than planned, each of its optimiser steps counts as a fraction of
+    a planned step. Unlike in transformers, the schedule `constant` has warm-up steps too.
 
     >>> schedule = LRSchedule(OptimizerSettings(1.0, scheduler="linear", total_steps=4))
     >>> [schedule.rate(position) for position in (0, 1, 1.5, 4, 5)]
@@ -117,8 +117,8 @@ _GROWTH_STEPS = 2000  # steps without an overflow after which the factor doubles
 
 
 class LossScale:
-    """A factor of the loss, so that small gradients don't underflow in fp16; 1 unless `is_on`. An optimiser step whose gradient
-    overflows is skipped, and halves the factor."""
+    """A factor that multiplies the loss, so that small gradients don't underflow in fp16; 1 unless `is_on`. An optimiser step
+    whose gradient overflows is skipped, and halves the factor."""
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
@@ -127,7 +127,7 @@ class LossScale:
 
     @property
     def is_lowest(self) -> bool:
-        """Whether the factor is 1, its minimum. A gradient that isn't finite then isn't finite without loss scaling either."""
+        """Whether the factor is 1, its minimum. If so, loss scaling isn't the reason why a gradient isn't finite."""
         return self.factor <= 1.0
 
     def update(self, is_skipped: bool) -> None:

@@ -56,7 +56,7 @@ class Ranks:
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Splits the gradients into buckets of consecutive ones, each of one dtype."""
+    """Splits the gradients into buckets: consecutive ones of one dtype, `_BUCKET_BYTES` at most, or one larger gradient."""
     bucket: list[Tensor] = []
     for gradient in gradients:
         is_full = sum(member.nbytes for member in bucket) + gradient.nbytes > _BUCKET_BYTES

@@ -221,8 +221,8 @@ class TorchStrategy:
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
         """Turns gradient checkpointing on. transformers checkpoints a layer only while its `training` is set, and then uses no
-        KV cache. So it is set only for forward and backward, since an engine may sample from the same model between steps, and
-        only on the layers: the modules inside them stay in evaluation mode, without dropout."""
+        KV cache. An engine may sample from the same model between steps, so `training` is set only for forward and backward. It
+        is set only on the layers: the modules inside them stay in evaluation mode, without dropout."""
         for layer in self._checkpointed:
             layer.training = True
         try:
