@@ -5,13 +5,14 @@ however the lines are broken. Each is applied to a copy of the package in a temp
 in a process of their own, forked off one that has imported the libraries; as many at a time as there are cores.
 A mutant that its tests let pass has survived: a test is missing. Beside one that was killed stands the test that failed.
 `--check` only looks whether every piece is in the source. `--changed REVISION` chooses the mutants that are new since then, and
-those whose file or tests have changed. `--green` leaves out the run of all their tests without any mutant, for those who have
-just seen them pass.
+those where the code of their file or tests has changed. `--green` leaves out the run of all their tests without any mutant, for
+those who have just seen them pass.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import io
 import os
@@ -137,15 +138,38 @@ def _is_there(test: str) -> bool:
 
 
 def changed(mutants: Sequence[Mutant], revision: str) -> list[Mutant]:
-    """The mutants that are new since the revision, or whose file or tests have changed; all where git doesn't know it."""
-    difference, table = (
-        subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
-        for command in (["diff", "--name-only", revision], ["show", f"{revision}:tests/mutants.txt"])
-    )
-    if difference.returncode or table.returncode:
+    """The mutants that are new since the revision, or where the code of their file or tests has changed; all where git doesn't
+    know it. A changed docstring or comment is no changed code."""
+    difference, table = (_git("diff", "--name-only", revision), _git("show", f"{revision}:tests/mutants.txt"))
+    if difference is None or table is None:
         return list(mutants)
-    files, old = set(difference.stdout.split()), set(read_mutants(table.stdout))
-    return [m for m in mutants if m not in old or files & {f"turnwise/{m.file}", *(t.partition("::")[0] for t in m.tests)}]
+    old = set(read_mutants(table))
+    named = {name for m in mutants for name in _files(m)}
+    files = {name for name in difference.split() if name in named and not _is_same_code(name, revision)}
+    return [mutant for mutant in mutants if mutant not in old or files & _files(mutant)]
+
+
+def _git(*command: str) -> str | None:
+    done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
+    return None if done.returncode else done.stdout
+
+
+def _files(mutant: Mutant) -> set[str]:
+    return {f"turnwise/{mutant.file}", *(test.partition("::")[0] for test in mutant.tests)}
+
+
+def _is_same_code(name: str, revision: str) -> bool:
+    before, now = _git("show", f"{revision}:{name}"), ROOT / name
+    return before is not None and now.is_file() and _code(before) == _code(now.read_text(encoding="utf-8"))
+
+
+def _code(source: str) -> str:
+    """The syntax tree of a module without its docstrings, those of attributes included."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+    return ast.dump(tree)
 
 
 def run(mutants: Sequence[Mutant], are_green: bool = False) -> list[str]:

@@ -21,6 +21,10 @@ second
   - 1
   + 2
 """
+CODE = '''"""A module."""
+a: int = 1
+"""An attribute."""
+'''
 
 
 def test_every_mutant_s_text_is_in_the_source():
@@ -36,7 +40,7 @@ def changed(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ROOT", tmp_path)
     for name in ("turnwise/one.py", "turnwise/two.py", "tests/unit/test_one.py", "tests/unit/test_two.py", "tests/mutants.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(TABLE)
+        (tmp_path / name).write_text(TABLE if name.endswith(".txt") else CODE)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
         subprocess.run([*git, *command], check=True)
@@ -54,6 +58,7 @@ def changed(tmp_path, monkeypatch):
     [
         ("turnwise/two.py", "b = 2", ["second"]),
         ("turnwise/three.py", "b = 2", []),
+        ("turnwise/two.py", '"""A module."""\na: int = 1  # a comment\n"""Another text."""\n', []),
         ("tests/unit/test_one.py", "", ["first"]),
         ("tests/mutants.txt", TABLE.replace("second", "another"), ["another"]),
         ("tests/mutants.txt", TABLE.replace("About", "More about"), []),
