@@ -174,8 +174,8 @@ def noting(rows: Iterable[T], what: str) -> Iterator[T]:
 
 
 def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """`(path, value)` of every column, and of every value nested in a column (except in `tools_kwargs`, which are for tools).
-    Nested nulls are left out: Parquet writes them into a row if only other rows have a value there."""
+    """`(path, value)` of every column, and of every entry of a mapping in it, however deep (but none inside `tools_kwargs`,
+    which are for tools). Nested nulls are left out: Parquet gives a row a null for each nested key that only others have."""
     for name, value in columns.items():
         if path and value is None:
             continue

@@ -13,7 +13,7 @@ from turnwise.errors import ModelError
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKER_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
-"""Each is one token, but no special token, so that it stays in decoded responses."""
+"""Each is one token, but not a special token, so that it stays in decoded responses."""
 
 CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8")
 """ChatML, with tool calls as JSON in `<tool_call>` (as in Hermes 2 Pro) and results as messages of the role `tool`."""
@@ -86,7 +86,7 @@ def _without_markers(texts: Sequence[str]) -> Iterable[str]:
 
 
 def _repeated_symbols(texts: Sequence[str]) -> Iterable[str]:
-    """Texts that repeat each digit, and each symbol and lone capital of `texts`, with and without a space before it."""
+    """Texts that repeat one character each, with and without a space: the digits, and symbols and lone capitals of `texts`."""
     symbols = set("0123456789") | {
         char
         for text in texts

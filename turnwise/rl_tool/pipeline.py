@@ -128,7 +128,7 @@ class AgenticRLPipeline:
 
 
 def _sections(found: Any, file: str) -> dict[str, Any]:
-    """The sections of a config file. Checks all but the keys that are parameters of an action."""
+    """The sections of a config file. Raises ConfigError for any fault, except in keys that are parameters of an action."""
     if not isinstance(found, Mapping):
         raise ConfigError(f"{file} holds a {type(found).__name__}; it has the sections {', '.join(SECTIONS)}")
     for name, section in found.items():

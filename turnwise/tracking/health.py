@@ -103,8 +103,8 @@ class History:
         return [success for success in self.success[start:stop] if math.isfinite(success)]
 
     def error(self, num_steps: int = BLOCK) -> float:
-        """Standard error of the difference between two means of `num_steps` successes each. It is estimated from differences
-        of neighbouring steps, so that no trend inflates it."""
+        """Standard error of the difference between two means of `num_steps` success rates each; inf if fewer than two are
+        known. It is estimated from differences of neighbouring steps, so that no trend inflates it."""
         recent = self.successes(-NUM_FOR_NOISE)
         return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / num_steps) if len(recent) > 1 else math.inf
 

@@ -117,7 +117,7 @@ class SokobanEnv(GridEnv):
 
     @property
     def is_solvable(self) -> bool:
-        """Whether the boxes can still be pushed onto the targets, as far as `shortest_solution` finds out."""
+        """Whether the boxes can still be pushed onto the targets; False also if `shortest_solution` gives up its search."""
         return shortest_solution(self.layout, self.state) is not None
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
