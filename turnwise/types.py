@@ -51,7 +51,7 @@ class Task:
     payload: Mapping[str, Any] = field(default_factory=dict)
     """JSON-serialisable row of a data set; empty for seeded environments."""
     agent: str = ""
-    """Agent loop that plays the task."""
+    """Name of the agent loop that plays the task; empty if the caller picks the agent."""
     row: int | None = None
     """Row number in the data set, from 0."""
 

@@ -1,5 +1,5 @@
-"""Finds out why servers and trainer disagree about the log-probs of the same tokens. Each known fault predicts the log-probs
-that the server would have returned. The error message names the fault whose prediction matches, and what to do about it."""
+"""Finds out why servers and trainer disagree about the log-probs of the same tokens: tries how well each known fault explains
+the difference. ParityError's message names the fault that explains it best, if one does, and what to do about it."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -46,8 +46,8 @@ def checkpoints_folder(config: Config, run: Path) -> Path:
 
 
 def find_resume_point(config: Config) -> ResumePoint | None:
-    """The checkpoint that `resume_from_checkpoint` asks for; None if it is false, or if it is true and the experiment has no
-    checkpoint. Raises CheckpointError if a named folder has none, or every checkpoint in question is damaged."""
+    """The checkpoint that `resume_from_checkpoint` asks for. None if the key is false, or is true and the experiment has no
+    checkpoint. Raises CheckpointError if the path it gives has no checkpoint, or none of those it allows is complete."""
     asked = config.resume_from_checkpoint
     if asked is False:
         return None

@@ -45,9 +45,9 @@ def load(
     number: int | None = None,
     takes_null: bool = False,
 ) -> Rows:
-    """The rows that an action asks for, as `kind` (sft or rl) needs them. `split` and `number` are the action's defaults;
-    number None = all rows. Raises ConfigError for an unknown data set or a needless split; DataError if there are no rows, or a
-    row lacks a column that `kind` needs or has null in a column that is read (`takes_null` allows null)."""
+    """The rows that `choice` asks for, as `kind` (sft or rl) needs them. Where it leaves them out, `split` and `number` apply
+    (None = all rows, or 1,000 generated ones). Raises ConfigError for an unknown data set, or a split of one without splits;
+    DataError if there are no rows, or one lacks columns, has wrong messages, or null in `_READ` and not `takes_null`."""
     number = choice.max_samples or number
     name, found = _find(choice, choice.split or split, number, registered)
     for row in () if takes_null else found[:number]:

@@ -113,7 +113,7 @@ def _mean(name: str, values: Sequence[float]) -> list[Metric]:
 
 
 def _env_metrics(trajectories: Sequence[Trajectory], prefix: str, rewards: str) -> list[Metric]:
-    """Metrics of environments and rewards. Names `reward/…` get the prefix `rewards`; all others get `prefix` and the tag."""
+    """Means of trajectories' metrics. `reward/NAME` becomes `{rewards}/reward/NAME`, any other NAME `{prefix}/{tag}/NAME`."""
     measured: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():

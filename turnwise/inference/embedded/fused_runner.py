@@ -23,9 +23,9 @@ _BLOCK_TOKENS = 1024  # tokens that pass all layers together on a CPU, so that a
 
 
 class FusedRunner:
-    """The `Runner` of models that `supports_fast_path` accepts. It fuses the model's projections, and keeps keys and values in
-    a `KVCache`. Turnwise's own kernels run where they fit, unless `may_be_native` is False. Raises ConfigError if
-    `kv_cache_bytes` has no room for one sequence of `max_length` tokens; ModelError for a model of another shape."""
+    """The `Runner` of models that `supports_fast_path` accepts; check that first. It fuses the model's projections, and keeps
+    keys and values in a `KVCache`. Turnwise's own kernels run for small models in float32 on a CPU, unless `may_be_native` is
+    False. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of `max_length` tokens."""
 
     def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int, may_be_native: bool = True) -> None:
         self._model = model
