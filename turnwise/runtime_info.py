@@ -69,7 +69,7 @@ class ServerInfo:
 
     model: LoadedModel
     engine: str
-    """The forward pass that it samples with, in a few words."""
+    """The inference engine, in a few words, such as vLLM with its version, or `embedded` with its kind of forward pass."""
     max_length: int
     """Maximum tokens per context."""
     max_concurrency: int

@@ -83,7 +83,7 @@ class ResponseTokens:
 
     @property
     def ends(self) -> Index:
-        """The last token of each trajectory that has a trained token."""
+        """Index among the R tokens of each trajectory's last trained token; trajectories without one are left out."""
         return np.cumsum(self.lengths)[self.is_trained] - 1
 
     @property

@@ -129,7 +129,7 @@ def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
 
 
 def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Raises DataError if a row names a missing tool, lacks columns of a tool, or couldn't call the configured tools."""
+    """Raises DataError if a row names a missing tool, lacks a tool's columns, or its agent doesn't fit the configured tools."""
     box, data, path = build_tools(config), config.data, config.agent.tool_config_path
     names = box.names
     for row in rows:

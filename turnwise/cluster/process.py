@@ -1,4 +1,4 @@
-"""Other processes of this machine that hold roles. While a call waits for their answer, this process's event loop runs on."""
+"""Processes on this machine that run the models of roles. The event loop keeps running while a call waits for their answer."""
 
 from __future__ import annotations
 

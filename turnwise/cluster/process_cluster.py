@@ -27,7 +27,7 @@ _OTHERS_S = 5.0  # seconds to wait, after the first rank has failed, for others 
 
 @dataclass(frozen=True, slots=True)
 class StartedAll:
-    """The future result of a call of several ranks. `join` combines their results, given in the order of the ranks."""
+    """The future result of a call that several ranks run. `join` combines their results, given in the order of the ranks."""
 
     calls: Sequence[Started]
     join: Callable[[list[Any]], Any]

@@ -51,7 +51,7 @@ class PolicyUpdate:
         return [*metrics, self._left_out(0.0)] if is_last else []
 
     def _lacks_advantages(self, samples: Sequence[Sample]) -> bool:
-        """Whether the loss needs advantages, and those of all trained tokens (at least one) are 0."""
+        """Whether the loss needs advantages, there are trained tokens, and the advantages of all of them are set and 0."""
         if not (isinstance(self.loss, NeedsAdvantages) and self.loss.needs_advantages):
             return False
         trained = [sample for sample in samples if sample.num_trained]

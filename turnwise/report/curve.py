@@ -34,7 +34,7 @@ def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mappi
 
 def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> "Figure":
     """Draws success (the score if success isn't measured, the loss in fine-tuning) over the steps of a run, in training and in
-    validation. Small panels below show entropy, KL, gradient norm, shares and times; those without data are left out.
+    validation. Small panels show entropy, KL, gradient norm, rates (equal groups, parsed, valid) and times, if there are data.
 
     Success in validation has its 95% Wilson interval, which assumes independent episodes. pyplot isn't used.
 

@@ -1,4 +1,4 @@
-"""The rows of an action: finds them by name, converts them for SFT or RL, and examines them."""
+"""The rows that an action of the tool works on: finds them by name, converts them for SFT or RL, and examines them."""
 
 import json
 import socket
@@ -45,9 +45,9 @@ def load(
     number: int | None = None,
     takes_null: bool = False,
 ) -> Rows:
-    """The rows that `choice` asks for, as `kind` (sft or rl) needs them. Where it leaves them out, `split` and `number` apply
-    (None = all rows, or 1,000 generated ones). Raises ConfigError for an unknown data set, or a split of one without splits;
-    DataError if there are no rows, or one lacks columns, has wrong messages, or null in `_READ` and not `takes_null`."""
+    """The rows of `choice`, in the form for `kind` (sft or rl). `split` and `number` (None = all, or 1,000 generated ones)
+    are the defaults if `choice` sets none. Raises ConfigError for an unknown data set, or a split of one that has no splits;
+    DataError if there are no rows, a row lacks columns or has wrong messages, or (unless `takes_null`) a null in `_READ`."""
     number = choice.max_samples or number
     name, found = _find(choice, choice.split or split, number, registered)
     for row in () if takes_null else found[:number]:

@@ -132,7 +132,7 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
 
 
 def isolation() -> str:
-    """How this system isolates Python code, as text, by running an empty program. Raises NotAvailableError if it can't."""
+    """Runs an empty program and says how this system isolates Python code. Raises NotAvailableError if it can't isolate it."""
     with ThreadPoolExecutor(1) as pool:  # asyncio.run needs a thread without a running event loop
         return pool.submit(asyncio.run, run_python("")).result().isolation
 

@@ -18,7 +18,7 @@ COOPERATIVE_S = 1e-3
 TAIL_S = 1e-2
 """Maximum 99th percentile of the seconds of a step on the event loop."""
 BLOCK_S = 0.1
-"""Maximum seconds of constructor and `reset` on the event loop, where they hold up all other episodes."""
+"""Maximum seconds of constructor and `reset` together on the event loop, where they hold up all other episodes."""
 NUM_WAITING = 16
 """Number of concurrent calls suggested for an environment that waits for something other than a processor."""
 
