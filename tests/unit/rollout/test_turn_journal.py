@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 import toy_tools
 import yaml
+from toy_envs import IdentityEnv
 from toy_tools import TOOL_CHATML, Notebook
 
 import turnwise
+from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
 from turnwise.build.rollouts import agents_of, open_policy, parser_of
@@ -71,7 +73,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "turns.jsonl"
 
 
-def replayed(trajectory: Trajectory) -> str:
+def replayed(trajectory: Trajectory, agents: Any = agents) -> str:
     return asyncio.run(replay(trajectory, agents, contexts, SAMPLING, is_whole=False))
 
 
@@ -102,6 +104,13 @@ def test_a_finished_episode_is_replayed_too_and_one_that_ends_too_early_differs(
     trajectory.turns.append(trajectory.turns[1])
     with pytest.raises(RolloutError, match=r"turn 3, the loop ended before it"):
         replayed(trajectory)
+
+
+def test_an_episode_of_an_environment_is_replayed_though_its_observations_are_noted_after_the_turn(path: Path) -> None:
+    agent = EnvAgent(lambda _: IdentityEnv(), EnvAgentSettings("data", turn_template="Say: {observation}"))
+    play(path, ["<answer>a</answer>"] * 3, agents=lambda _: agent)
+    [trajectory], _ = read_turns(path)
+    assert [turn.observation[:5] for turn in trajectory.turns] == ["Say: "] * 3 and replayed(trajectory, lambda _: agent) == ""
 
 
 def test_a_replay_executes_no_call_whose_result_is_recorded(path: Path) -> None:
