@@ -18,7 +18,8 @@ _CALL_S = 20.0
 
 class OpenAIChat:
     """Chat completions of one model behind a `base_url` such as `http://localhost:8000/v1`. The `api_key` is sent as a bearer
-    token, if it isn't empty. An answer may take `timeout_s` seconds. Raises ConfigError if `base_url` isn't http(s)."""
+    token, if it isn't empty. An answer may take `timeout_s` seconds. Raises ConfigError if `base_url` isn't http(s), or no
+    header can hold the key."""
 
     def __init__(self, base_url: str, model: str, api_key: str = "", timeout_s: float = 600.0) -> None:
         base_url = base_url.rstrip("/").removesuffix(_PATH)
