@@ -13,6 +13,7 @@ from chat_server import answer
 from turnwise.errors import ConfigError, ServerError
 from turnwise.inference.http_json import BusyError, HttpJson, NoAnswerError
 from turnwise.inference.openai_chat import OpenAIChat
+from turnwise.tool_protocols import ToolCall
 from turnwise.types import SamplingParams
 
 MESSAGES = [{"role": "user", "content": "Where to?"}]
@@ -63,12 +64,24 @@ def test_without_a_key_none_is_sent_and_greedy_is_temperature_0(serve):
         ({"error": "busy"}, 200, r"without choices\[0\].message.content: .*busy"),
         ({"choices": []}, 200, "without choices"),
         ([], 200, "without choices"),
+        ({"choices": [{"message": {"role": "assistant"}}]}, 200, "without choices"),
+        ({"choices": [{"message": "Right"}]}, 200, "without choices"),
     ],
 )
 def test_an_answer_that_is_none_is_a_sentence(serve, body, status, message):
     chat = OpenAIChat(serve(body, status).base_url, "small")
     with pytest.raises(ServerError, match=message):
         asyncio.run(chat.complete(MESSAGES, SAMPLING))
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_calls_may_be_said_without_content(serve, content):
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"x": 6}'}}
+    said = {"role": "assistant", "tool_calls": [call], **content}
+    server = serve({"choices": [{"message": said, "finish_reason": "tool_calls"}]})
+    messages = [*MESSAGES, said, {"role": "tool", "tool_call_id": "c1", "content": "42"}]
+    found = asyncio.run(OpenAIChat(server.base_url, "small").complete(messages, SAMPLING))
+    assert (found.text, found.tool_calls) == ("", (ToolCall("look", {"x": 6}, "c1"),))
 
 
 @pytest.mark.parametrize("ends", ["closes", "stalls"])
