@@ -188,6 +188,14 @@ def test_the_bytes_are_bounded_and_the_newest_lines_are_kept(path: Path, caplog:
     assert caplog.text.count("turns.jsonl has no room for 1 line; raise turn_journal_mb") == 2
 
 
+def test_a_journal_that_goes_on_in_a_full_file_begins_a_new_one_that_is_known_as_a_journal(path: Path) -> None:
+    play(path, [noting("x"), "2"])
+    journal = TurnJournal(path, path.stat().st_size)  # half of it is the limit
+    journal.append(lambda: {"episode": "e"})
+    journal.close()
+    assert json.loads(path.read_text()) == {"episode": "e"} and is_turn_journal(path) and is_turn_journal(earlier_part(path))
+
+
 def test_a_disk_that_fails_turns_it_off_and_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
