@@ -25,7 +25,7 @@ def _shown(turn: Any) -> str:
     """The turn's new messages before its response, each with its role; for a turn read from a file, the observation."""
     lines = []
     for message in turn.messages[:-1] or ({"role": "user", "content": turn.observation},):
-        content = message["content"]
+        content = message.get("content")
         is_text = isinstance(content, str)
         text = content if is_text else "".join(part.get("text", f"[{part.get('type')}]") for part in content or ())
         lines.append(f"{message['role']}: {text}")

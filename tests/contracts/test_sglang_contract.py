@@ -83,6 +83,25 @@ def test_a_label_of_another_run_is_no_version(serve, policy, model):
     assert completion.versions == (VersionRun(0, 2),)
 
 
+def test_a_request_that_is_cancelled_ends_in_the_engine_too(serve, model):
+    async def main() -> None:
+        server = serve(model)
+        fake, request = server.fake, asyncio.create_task(server.generate([1, 2], SamplingParams(90), "c"))
+        while not fake.num_sampled:
+            await asyncio.sleep(0.01)
+        fake.pause("in_place")
+        num_sampled = fake.num_sampled
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        fake._may_run.set()
+        while fake._running:
+            await asyncio.sleep(0.01)
+        assert fake.num_sampled <= num_sampled + 1, "but for the token that was in the making"
+
+    asyncio.run(main())
+
+
 def test_a_missing_log_prob_is_no_evidence(serve, model, monkeypatch):
     server = serve(model)
     monkeypatch.setattr(server.fake, "_sample", lambda *_: (7, -9999.0, -9999.0, [7]))

@@ -29,6 +29,7 @@ def test_html_is_escaped_and_colours_by_logprob_or_advantage():
     image = [{"type": "image", "image": None}, {"type": "text", "text": "Where?"}]
     said = [("system", "Rules"), ("user", "first"), ("assistant", "middle"), ("user", image), ("assistant", "<b>go")]
     plain.turns[0].messages = [{"role": role, "content": content} for role, content in said]
+    plain.turns[0].messages.insert(0, {"role": "assistant", "tool_calls": []})  # an example without content
     page = plain._repr_html_()
     assert "system: Rules\nuser: first\nassistant: middle\nuser: [image]Where?" in page and page.count("&lt;b&gt;go") == 1
     assert "log-prob -2.00" in page and "advantage" not in page

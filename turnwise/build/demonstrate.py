@@ -103,7 +103,7 @@ def _of_rows(config: AgenticConfig, demonstrator: Demonstrator, num_rows: int, s
 
 def as_row(messages: Sequence[Message], tools: Tools = ()) -> str:
     """A conversation as a line of JSON that `turnwise sft` reads. Raises ConfigError if a message isn't plain text."""
-    if not all(isinstance(message["content"], str) for message in messages):
+    if not all(isinstance(message.get("content") or "", str) for message in messages):
         raise ConfigError("the environment shows pictures, and demonstrations are text; set its observation to text")
     return json.dumps({"messages": list(messages)} | ({"tools": list(tools)} if tools else {}), ensure_ascii=False)
 

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from turnwise.chat.template import ChatTemplate
@@ -18,6 +18,7 @@ from turnwise.tool_protocols import ParsedResponse, ToolCall, ToolCallParser
 
 Tools = Sequence[Mapping[str, Any]]
 _MAX_SHOWN = 80  # characters of an unreadable call that the model is shown again
+_MAX_DEPTH = 8  # how deeply a parameter's schema is looked into
 
 
 class _Unreadable(Exception):
@@ -296,19 +297,33 @@ def _types(name: str, tools: Tools) -> Mapping[str, set[str]]:
     """The types that the schema of the tool `name` allows for each parameter."""
     for schema in tools:
         if schema["function"]["name"] == name:
-            properties = (schema["function"].get("parameters") or {}).get("properties") or {}
-            return {key: _allowed(wanted) for key, wanted in properties.items()}
+            root = schema["function"].get("parameters") or {}
+            named = [item for part in _parts(root, root) for item in (part.get("properties") or {}).items()]
+            return {key: _allowed(wanted, root) for key, wanted in named}
     return {}
 
 
-def _allowed(wanted: Any) -> set[str]:
-    if not isinstance(wanted, Mapping):
-        return {"string"}
-    own = wanted.get("type") or ()
-    found = {own} if isinstance(own, str) else set(own)
-    for choice in [*(wanted.get("anyOf") or ()), *(wanted.get("oneOf") or ())]:
-        found |= _allowed(choice)
-    return (found | ({"null"} if wanted.get("nullable") is True else set())) or {"string"}
+def _allowed(wanted: Any, root: Mapping[str, Any]) -> set[str]:
+    found = set[str]()
+    for part in _parts(wanted, root):
+        own = part.get("type") or ()
+        found |= ({own} if isinstance(own, str) else set(own)) | ({"null"} if part.get("nullable") is True else set())
+    return found or {"string"}
+
+
+def _parts(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """The schema, and those that it is composed of. A `$ref` names a place in `root`, and may lead around in a circle."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return
+    yield schema
+    inner = [part for key in ("allOf", "anyOf", "oneOf") for part in schema.get(key) or ()]
+    if "$ref" in schema:
+        place: Any = root
+        for name in str(schema["$ref"]).split("/")[1:]:
+            place = place.get(name) if isinstance(place, Mapping) else None
+        inner.append(place)
+    for part in inner:
+        yield from _parts(part, root, depth + 1)
 
 
 _WORDS = {"True": ("boolean", True), "False": ("boolean", False), "None": ("null", None), "null": ("null", None)}

@@ -64,19 +64,22 @@ class _Calls:
             self._running[call.number].cancel()
 
     async def _answer(self, call: ServerCall) -> None:
-        reply = Reply()
         try:
             args = [self._open(value) if isinstance(value, Shared) else value for value in call.args]
             value = getattr(self._server, call.method)(*args)
-            reply.value = await value if inspect.isawaitable(value) else value
+            pickled = self._pickled(call, Reply(await value if inspect.isawaitable(value) else value))
         except asyncio.CancelledError:
             return
         except Exception as error:  # boundary: the process that waits for the reply gets the exception
-            reply.error = portable(error)
+            pickled = self._pickled(call, Reply(error=portable(error)))
         finally:
             del self._running[call.number]
+        self._wire.send(pickled)
+
+    def _pickled(self, call: ServerCall, reply: Reply) -> bytes:
+        """The reply to send, with what the stopwatch has noted since the last one."""
         watch = self._stopwatch
         reply.spans, watch.spans = watch.spans, []
         reply.tokens, watch.tokens = watch.tokens, TokenCounts()
         reply.num_sampled, watch.num_sampled = watch.num_sampled, 0
-        self._wire.send(dumps((call.number, reply)))
+        return dumps((call.number, reply))

@@ -8,6 +8,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -122,6 +123,10 @@ class RequestServer(ABC):
         running = self._running[request_id] = _Running(f"{request_id}#{next(self._numbers)}", self.version)
         try:
             sampled = await self._sample(running.engine_id, request)
+        except asyncio.CancelledError:
+            with suppress(Exception):  # the engine would go on sampling for nobody
+                await self._abort(running.engine_id)
+            raise
         finally:
             del self._running[request_id]
             running.ended.set_result(None)

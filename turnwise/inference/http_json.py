@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -30,8 +30,9 @@ class NotAllowedError(ServerError):
 
 class HttpJson:
     """A client of a server that takes and gives JSON. `timeout_s` is the limit in seconds for a connection and for each read,
-    None for no limit. An `api_key` is sent as a bearer token. `key_name` is the key's environment variable, which the error
-    for a refused key names. Raises ConfigError if `base_url` isn't http(s)."""
+    None for no limit. An `api_key` is sent as a bearer token, without the white space around it. `key_name` is the key's
+    environment variable, which errors about the key name. Raises ConfigError if `base_url` isn't http(s), or the key holds
+    other characters than printable ASCII."""
 
     def __init__(self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = "") -> None:
         try:
@@ -40,6 +41,12 @@ class HttpJson:
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ConfigError(f"got the URL {base_url!r}; it must be like http://localhost:8000/v1")
+        api_key = api_key.strip()
+        if not (api_key.isascii() and api_key.isprintable()):  # http.client's own error would show the key
+            raise ConfigError(
+                f"the key in {key_name or 'api_key'} holds a line break or another character that no HTTP header takes; "
+                "allowed is printable ASCII: set it again, without quotes"
+            )
         self.url = base_url.rstrip("/")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         self._timeout_s = timeout_s
@@ -68,7 +75,7 @@ class HttpJson:
             is_busy = error.code == 429 or error.code >= 500
             kind = BusyError if is_busy else NotAllowedError if error.code == 401 else ServerError
             raise kind(f"{url} answered {error.code} {error.reason}{hint}: {said}") from error
-        except (URLError, TimeoutError, ConnectionError, HTTPException, ValueError) as error:
+        except (OSError, HTTPException, ValueError) as error:
             raise NoAnswerError(f"{url} doesn't answer ({error}); is the server up, and the URL right?") from error
         try:
             return json.loads(answer) if is_read else None

@@ -10,7 +10,7 @@ from itertools import combinations
 from statistics import mean
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from turnwise.data.rewards import RewardFault
+from turnwise.data.rewards import RewardFault, prompt_of
 from turnwise.errors import ConfigError, ServerError, counted
 from turnwise.inference.http_json import MAX_SHOWN, BusyError, NoAnswerError
 from turnwise.inference.openai_chat import OpenAIChat
@@ -94,15 +94,21 @@ class Judge:
             raise RewardFault("the row has no column ground_truth; add one, or leave out shows_ground_truth")
 
     async def __call__(
-        self, completions: Sequence[str], messages: Sequence[Sequence[Message]], ground_truth: Sequence[Any] | None = None
+        self,
+        completions: Sequence[str],
+        messages: Sequence[Sequence[Message]],
+        ground_truth: Sequence[Any] | None = None,
+        prompts: Sequence[Any] | None = None,
     ) -> list[float]:
-        """The rewards of the answers. Raises RewardFault if the model doesn't answer, its reply can't be read, or there is no
-        ground truth to show."""
+        """The rewards of the answers. An assistant's message in one of the `prompts` is no response. Raises RewardFault if the
+        model doesn't answer, its reply can't be read, or there is no ground truth to show."""
         self.check_row({"ground_truth": ground_truth})
         truths = ground_truth if self._shows_ground_truth else None
         asked = []
         for number, (completion, said) in enumerate(zip(completions, messages, strict=True)):
-            first = next(index for index, message in enumerate(said) if message["role"] == "assistant")
+            prompt = prompt_of({"": prompts[number] if prompts else ""}, "")
+            start = len(prompt) if said[: len(prompt)] == prompt else 0
+            first = next(index for index in range(start, len(said)) if said[index]["role"] == "assistant")
             turns = [*said[first:-1], {"role": "assistant", "content": completion}]
             task = _conversation(said[:first]) + (f"\n\nThe true answer: {truths[number]}" if truths else "")
             asked.append(_Asked(task, completion if len(turns) == 1 else _conversation(turns)))
@@ -181,7 +187,7 @@ async def _all(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def _conversation(messages: Sequence[Message]) -> str:
-    return "\n\n".join(f"{message['role']}: {_text(message['content'])}" for message in messages)
+    return "\n\n".join(f"{message['role']}: {_text(message.get('content'))}" for message in messages)
 
 
 def _text(content: Any) -> str:

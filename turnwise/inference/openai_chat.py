@@ -18,7 +18,8 @@ _CALL_S = 20.0
 
 class OpenAIChat:
     """Chat completions of one model behind a `base_url` such as `http://localhost:8000/v1`. The `api_key` is sent as a bearer
-    token, if it isn't empty. An answer may take `timeout_s` seconds. Raises ConfigError if `base_url` isn't http(s)."""
+    token, if it isn't empty. An answer may take `timeout_s` seconds. Raises ConfigError if `base_url` isn't http(s), or no
+    header can hold the key."""
 
     def __init__(self, base_url: str, model: str, api_key: str = "", timeout_s: float = 600.0) -> None:
         base_url = base_url.rstrip("/").removesuffix(_PATH)
@@ -38,7 +39,7 @@ class OpenAIChat:
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
         """Returns the model's answer, which may call `tools`. Raises ServerError for pictures or an invalid answer."""
-        if not all(isinstance(message["content"], str) for message in messages):
+        if not all(isinstance(message.get("content") or "", str) for message in messages):
             raise ServerError(f"{self.url} takes no pictures from turnwise; use an environment that renders text")
         started = time.perf_counter()
         content = await self._http.ask(_PATH, self._body(messages, sampling) | ({"tools": list(tools)} if tools else {}))
@@ -59,9 +60,10 @@ class OpenAIChat:
         try:
             [choice, *_] = content["choices"]
             message, reason = choice["message"], choice.get("finish_reason")
-            text, said = message["content"] or "", message.get("tool_calls") or ()
+            said = message.get("tool_calls") or ()
+            text = (message.get("content") if said else message["content"]) or ""  # some servers leave the key out beside calls
             calls = [ToolCall(call["function"]["name"], _read(call["function"]["arguments"]), call["id"]) for call in said]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             shown = json.dumps(content)[:MAX_SHOWN]
             raise ServerError(f"{self.url} answered without choices[0].message.content: {shown}") from error
         return TextAnswer(text, "length" if reason == "length" else "stop", generate_s, tuple(calls))

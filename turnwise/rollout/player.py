@@ -23,7 +23,7 @@ from turnwise.rollout.failures import headline
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import played_of
 from turnwise.rollout.tasks import sibling_sampling
-from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.foreign import Foreign, is_cancelled
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Group, SamplingParams, Task, Trajectory
 
@@ -94,7 +94,8 @@ class GroupPlayer:
         return group
 
     async def _episode(self, task: Task, sibling: int, sampling: SamplingParams) -> list[Trajectory]:
-        """Plays one episode with its retries. Exceptions become a failed trajectory, except for those that end the run."""
+        """Plays one episode with its retries. Exceptions become a failed trajectory, except for those that end the run and
+        those raised while a cancelled episode is cleaned up."""
         error, awaited, timeout_s = "", f"an episode of {task.tag} to end", self.settings.episode_timeout_s
         for attempt in range(1 + self.settings.max_env_retries):
             contexts = self.contexts(f"{task.id}/{sibling}/{attempt}")
@@ -113,6 +114,8 @@ class GroupPlayer:
             except (ConfigError, DeadlineError, ReplicasDeadError):
                 raise
             except Exception as fault:
+                if is_cancelled():  # the fault of a clean-up has taken the place of the cancellation
+                    raise asyncio.CancelledError from fault
                 is_told = isinstance(fault, TurnwiseError)
                 error = str(fault) if is_told else "".join(traceback.format_exception(fault)).rstrip()
                 logger.warning("episode %s, sibling %d, attempt %d failed: %s", task.id, sibling, attempt + 1, headline(error))

@@ -80,8 +80,9 @@ async def replay(
     is_whole: bool = True,
 ) -> str:
     """Plays a trajectory again with its agent. `contexts` takes a server and an episode's id, and returns the episode's
-    contexts. Without `is_whole`, the trajectory is only the beginning of an episode, without actions, rewards and outcome; a
-    fault after its last turn is returned as text. Otherwise returns "". Raises RolloutError at the first difference."""
+    contexts. Without `is_whole`, the trajectory is only the beginning of an episode, without what an agent notes after sampling
+    (observations, actions, rewards, outcome); a fault after its last turn is returned as text. Otherwise returns "". Raises
+    RolloutError at the first difference."""
     task, server = trajectory.task, RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
     own_sampling = sibling_sampling(sampling, task, trajectory.sibling)
@@ -104,7 +105,7 @@ async def replay(
     for number, turn in enumerate(trajectory.turns):
         if number == len(turns):
             raise difference(trajectory, number, "the loop ended before it, and the record continues")
-        for name in ("observation", "action", "reward") if is_whole else ("observation",):
+        for name in ("observation", "action", "reward") if is_whole else ():
             expected, got = getattr(turn, name), getattr(turns[number], name)
             if expected != got:
                 raise difference(trajectory, number, f"{name}: expected {expected!r}, got {got!r}")

@@ -36,6 +36,7 @@ class RolloutReplay:
         if len(groups) * self.group_size < num_trajectories:
             raise RolloutError(f"{self.name} is at its end: {len(groups)} groups are left, too few for {num_trajectories}")
         self.num_episodes += num_trajectories
+        self.is_exhausted = self.num_episodes + num_trajectories > len(self.groups) * self.group_size
         return groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:

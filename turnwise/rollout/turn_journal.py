@@ -152,7 +152,7 @@ def is_turn_journal(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.readline(20).lstrip().startswith(b'{"episode":')
+        return file.read(64).lstrip().startswith(b'{"episode":')
 
 
 def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:

@@ -52,14 +52,14 @@ def _is_from_outside(fault: BaseException) -> bool:
         case TurnwiseError() | Interrupt():
             return True
         case asyncio.CancelledError():
-            return _is_cancelled()
+            return is_cancelled()
         case KeyboardInterrupt() | GeneratorExit():
             return not _is_raised(fault)
         case _:
             return False
 
 
-def _is_cancelled() -> bool:
+def is_cancelled() -> bool:
     """Whether somebody has cancelled the running task. False outside an event loop."""
     try:
         task = asyncio.current_task()

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, best_match
+from jsonschema.exceptions import SchemaError, best_match, relevance
 
 from turnwise.errors import ConfigError, EnvironmentFault, ToolError, TurnwiseError, nearest
 from turnwise.protocols import Interaction, Tool
@@ -29,6 +29,7 @@ TRACK = "tools"
 """The stopwatch's track of the calls of tools and simulated users."""
 MISTAKES = (ToolError, ValueError, ArithmeticError)
 """Exceptions of a tool that count as mistakes of the model. Any other exception fails the episode."""
+_COMPOSING = {"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"}
 
 
 class ToolFault(EnvironmentFault):
@@ -79,14 +80,19 @@ class OfferedTool:
                 raise ConfigError(f"{what}: $ref names {name}, which its {section} don't have; add it")
         if isinstance(parameters, Mapping):
             properties = {name: _with_null(wanted) for name, wanted in (parameters.get("properties") or {}).items()}
-            parameters = {"additionalProperties": False, **parameters, "properties": properties}
+            # `additionalProperties` knows no property of a schema's parts, and would refuse all of them.
+            closed = "unevaluatedProperties" if parameters.keys() & _COMPOSING else "additionalProperties"
+            parameters = {closed: False, **parameters, "properties": properties}
         self._arguments = Draft202012Validator(parameters)
         if self.max_concurrency:
             self.places = asyncio.Semaphore(self.max_concurrency)
 
     def problem_of(self, arguments: Any) -> str:
         """Why the schema refuses the arguments; "" if it allows them."""
-        found = best_match(self._arguments.iter_errors(arguments))
+        # If a part of a composed schema refuses a value, the names of that part count as unknown too.
+        found = best_match(
+            self._arguments.iter_errors(arguments), key=lambda e: (e.validator != "unevaluatedProperties", relevance(e))
+        )
         return "" if found is None else str(found.message)[:500]
 
 

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from chat_messages import tool, user
+from chat_messages import assistant, tool, user
 
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
-from turnwise.types import SamplingParams
+from turnwise.types import CallOptions, SamplingParams
 
 FOLDER = Path(__file__).parents[2] / "data" / "chat_templates"
 SCHEMA = tool("look", "Looks a thing up.", x="integer")
+OTHER = tool("find", "Finds a thing.", y="string")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,13 @@ class Family:
     around: tuple[str, str]
     """The text before and after a result that says "42"."""
     other_ends: tuple[str, ...] = ()
+
+    @property
+    def template(self) -> ChatTemplate:
+        tokenizer = byte_tokenizer(self.special)
+        tokenizer.eos_token = self.eos
+        ends = tokenizer.convert_tokens_to_ids(list(self.other_ends))
+        return ChatTemplate(tokenizer, (FOLDER / f"{self.name}.jinja").read_text(), eos_token_ids=ends)
 
 
 FAMILIES = (
@@ -80,11 +88,8 @@ FAMILIES = (
 @pytest.mark.parametrize("is_cut", [False, True], ids=["ended", "cut"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_result_stands_behind_a_call_as_the_template_writes_it(family: Family, is_cut: bool) -> None:
-    tokenizer = byte_tokenizer(family.special)
-    tokenizer.eos_token = family.eos
-    ends = tokenizer.convert_tokens_to_ids(list(family.other_ends))
-    template = ChatTemplate(tokenizer, (FOLDER / f"{family.name}.jinja").read_text(), eos_token_ids=ends)
-    said = tokenizer.encode(family.call + family.end * (not is_cut))
+    template = family.template
+    said = template.tokenizer.encode(family.call + family.end * (not is_cut))
     server = ScriptedServer([said, template.stop_token_ids[:1]])
     contexts = TokenContexts(template, server, 8000, "c", find_parser(None, template))
     conversation = contexts(SamplingParams(max_new_tokens=len(said)), tools=[SCHEMA])
@@ -103,3 +108,20 @@ def test_a_result_stands_behind_a_call_as_the_template_writes_it(family: Family,
     shown = template.decode(second.prompt_ids.tolist(), skips_special=False)
     assert shown == family.end * is_cut + before + "42" + after
     contexts.verify()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_reply_without_calls_is_shown_again_where_the_tools_change(family: Family) -> None:
+    template = family.template
+    server = ScriptedServer([template.tokenizer.encode("Hello." + family.eos), template.stop_token_ids[:1]])
+    contexts = TokenContexts(template, server, 8000, "c", find_parser(None, template))
+    conversation = contexts(SamplingParams(max_new_tokens=40), tools=[SCHEMA])
+
+    async def converse() -> object:
+        reply = await conversation.generate([user("Hi")])
+        await conversation.generate([user("And now?")], CallOptions(tools=[OTHER]))
+        return reply
+
+    assert asyncio.run(converse()) == assistant("Hello.") | {"tool_calls": [], "call_errors": []}
+    shown = template.decode(conversation.turns[1].prompt_ids.tolist(), skips_special=False)
+    assert all(text in shown for text in ("Finds a thing.", "Hi", "Hello.", "And now?"))

@@ -361,6 +361,8 @@ def test_thinking_that_the_header_has_opened_and_nobody_ends_holds_no_calls():
 
 
 OPTIONAL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+DEFS = {"Trip": {"type": "object"}, "Circle": {"$ref": "#/$defs/Circle"}}
+TRIP = {"$ref": "#/$defs/Trip"}
 
 
 @pytest.mark.parametrize(
@@ -375,13 +377,17 @@ OPTIONAL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
         ("None", {"type": "string"}, "None"),
         ("5", True, "5"),
         ("5", {}, "5"),
+        ('{"to": "Rome"}', TRIP, {"to": "Rome"}),
+        ('{"to": "Rome"}', {"allOf": [TRIP], "title": "A trip."}, {"to": "Rome"}),
+        ("None", {"oneOf": [TRIP, {"type": "null"}]}, None),
+        ("5", {"$ref": "#/$defs/Circle"}, "5"),
+        ("5", {"$ref": "#/$defs/Nothing/else"}, "5"),
     ],
 )
 def test_an_unquoted_value_has_a_type_that_its_schema_allows(text, schema, value):
     said = f"<tool_call>\n<function=f>\n<parameter=n>\n{text}\n</parameter>\n</function>\n</tool_call>"
-    [read] = (
-        Qwen3CoderParser().parse(said, [{"function": {"name": "f", "parameters": {"properties": {"n": schema}}}}]).tool_calls
-    )
-    assert read.arguments == {"n": value}
-    [read] = Qwen3CoderParser().parse(said, [{"function": {"name": "f", "parameters": None}}]).tool_calls
-    assert read.arguments == {"n": text}
+    own = {"properties": {"n": schema}}
+    composed = {"$defs": DEFS | {"Own": own}, "$ref": "#/$defs/Own"}
+    for parameters, expected in ((own | {"$defs": DEFS}, value), (composed, value), (None, text)):
+        [read] = Qwen3CoderParser().parse(said, [{"function": {"name": "f", "parameters": parameters}}]).tool_calls
+        assert read.arguments == {"n": expected}

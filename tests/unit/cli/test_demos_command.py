@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from chat_messages import user
 from chat_server import ChatServer, answer
 
 from turnwise.cli.main import main
@@ -140,6 +142,19 @@ def test_a_model_behind_a_url_demonstrates_rows_with_their_tools(sums: str, caps
     plain, with_tools = read_rows(["demos.jsonl"])
     assert [message["content"] for message in plain.messages] == ["2 + 3", "84"] and not plain.tools
     assert [tool["function"]["name"] for tool in with_tools.tools] == ["calculator"]
+
+
+def test_a_prompt_may_show_a_call_without_content(sums: str, capsys: pytest.CaptureFixture[str]) -> None:
+    function = {"name": "calculator", "arguments": {"expression": "1 + 1"}}
+    call = {"id": "call00001", "type": "function", "function": function}
+    result = {"role": "tool", "name": "calculator", "tool_call_id": "call00001", "content": "2"}
+    prompt = [user("1 + 1"), {"role": "assistant", "tool_calls": [call]}, result, user("12 * 7")]
+    row = {"prompt": prompt, "answer": "84", "agent_name": "tool_agent"}
+    Path("rows.jsonl").write_text(json.dumps(row) + "\n")
+    with ChatServer(answer("84")) as server:
+        assert demos(sums, "--policy", f"openai:{server.base_url}", "--model-name", "m") == 0
+    [written] = read_rows(["demos.jsonl"])
+    assert success(capsys) == 1.0 and len(written.messages) == 5
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from turnwise.build.cluster import set_torch_threads
+from turnwise.cluster.child import KeptStopwatch
 from turnwise.cluster.fork_server import ForkServer, prepare_processes
 from turnwise.cluster.messages import dumps, loads
 from turnwise.cluster.placement import CpuThreads
 from turnwise.cluster.process_cluster import ProcessCluster, _share
+from turnwise.cluster.server_child import ServerCall, _Calls
 from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import DataError, DeadlineError, WorkerError
 from turnwise.runtime.event_loop import WatchedRunner
@@ -265,6 +268,22 @@ def test_what_cannot_be_sent_is_said_on_either_side(workers):
     with pytest.raises(TypeError, match="cannot pickle"):
         workers.call("unsendable").result()
     assert workers.call("process").result()
+
+
+def test_a_result_of_a_server_that_cannot_be_sent_is_the_error_of_its_call():
+    class Server:
+        async def generate(self):
+            return threading.Lock()
+
+    async def main():
+        calls = _Calls(SimpleNamespace(send=sent.append), Server(), SimpleNamespace(stopwatch=KeptStopwatch(sent.append)))
+        calls._begin(ServerCall(7, "generate"))
+        await asyncio.gather(*calls._running.values())
+
+    sent = []
+    asyncio.run(main())
+    [(number, reply)] = map(loads, sent)
+    assert number == 7 and "cannot pickle" in str(reply.error)
 
 
 def test_a_factory_that_fails_says_why(cluster):

@@ -18,10 +18,10 @@ from turnwise.inference.openai_chat import OpenAIChat
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
 
 
-def judged(server, completions, *, conversations=None, ground_truth=None, **arguments):
+def judged(server, completions, *, conversations=None, ground_truth=None, prompts=None, **arguments):
     judge = Judge(**{"base_url": server.base_url, "model": "small", "rubric": "It is short.", **arguments})
     messages = conversations or [[*ASKED, {"role": "assistant", "content": f"{text}<end>"}] for text in completions]
-    return asyncio.run(judge(completions, messages, ground_truth))
+    return asyncio.run(judge(completions, messages, ground_truth, prompts))
 
 
 def shown(content, name):
@@ -54,6 +54,19 @@ def test_the_whole_episode_is_graded_from_its_first_response_on(serve):
     assert judged(server, ["seven"], conversations=[conversation]) == [0.3]
     [(_, _, content)] = server.asked
     assert shown(content, "answer") == "assistant: six\n\nuser: Sure?\n\nassistant: seven"
+
+
+def test_an_example_in_the_prompt_is_no_response_even_if_it_is_a_call_without_content(serve):
+    server = serve(lambda content: "Score: 3")
+    call = {"type": "function", "function": {"name": "count", "arguments": {}}}
+    said = [("tool", "7"), ("user", "And now?")]
+    example = [{"role": "assistant", "tool_calls": [call]}, *({"role": role, "content": text} for role, text in said)]
+    conversation = [*ASKED, *example, {"role": "assistant", "content": "8<end>"}]
+    prompts = [[*(message | {"name": None} for message in ASKED), *example]]  # with nulls, as rows of Parquet have them
+    assert judged(server, ["8"], conversations=[conversation], prompts=prompts) == [0.3]
+    [(_, _, content)] = server.asked
+    assert shown(content, "answer") == "8"
+    assert shown(content, "task").endswith("user: How many?\n\nassistant: \n\ntool: 7\n\nuser: And now?")
 
 
 def test_pairs_of_a_group_are_compared_and_equal_ones_are_ties(serve):

@@ -102,7 +102,8 @@ def test_a_context_that_starts_with_nothing_is_named(written):
 def test_a_replay_hands_out_each_group_once():
     replay = RolloutReplay([group(i) for i in range(5)], 3, "a.jsonl")
     assert replay.num_batches(6) == 2
-    assert [[g.index for g in replay.get_batch(6)] for _ in range(2)] == [[0, 1], [2, 3]]
+    for indices, is_exhausted in (([0, 1], False), ([2, 3], True)):
+        assert [g.index for g in replay.get_batch(6)] == indices and replay.is_exhausted == is_exhausted
     with pytest.raises(RolloutError, match=r"a\.jsonl is at its end: 1 groups are left"):
         replay.get_batch(6)
 

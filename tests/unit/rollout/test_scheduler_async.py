@@ -270,6 +270,19 @@ class TestRedundancy:
             assert [t.sibling for t in group.trajectories] == [1, 3]
         assert agent.num_running == 0 and len(agent.started) == 8
 
+    def test_one_that_is_cancelled_is_not_played_again_if_its_clean_up_fails(self, runner):
+        class Clumsy(Agent):
+            async def run(self, *arguments):
+                try:
+                    return await super().run(*arguments)
+                except asyncio.CancelledError:
+                    raise OSError("it can't be closed") from None
+
+        agent = Clumsy(num_turns=lambda task, sibling: 1000 if sibling == 0 else 1)
+        scheduler = make(runner, agent, async_generation_ratio=0, group_size_redundancy=1, max_env_retries=1)
+        assert [t.sibling for group in scheduler.get_batch(4) for t in group.trajectories] == [1, 2] * 2
+        assert set(agent.attempts.values()) == {1} and agent.num_running == 0
+
     def test_a_failed_episode_is_replaced_by_one_that_ended_well(self, runner):
         agent = Agent()
         agent.fails = lambda task, sibling, *_: ValueError("bad") if sibling == 0 else None

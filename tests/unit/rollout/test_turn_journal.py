@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 import toy_tools
 import yaml
+from toy_envs import IdentityEnv
 from toy_tools import TOOL_CHATML, Notebook
 
 import turnwise
+from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
 from turnwise.build.rollouts import agents_of, open_policy, parser_of
@@ -71,7 +73,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "turns.jsonl"
 
 
-def replayed(trajectory: Trajectory) -> str:
+def replayed(trajectory: Trajectory, agents: Any = agents) -> str:
     return asyncio.run(replay(trajectory, agents, contexts, SAMPLING, is_whole=False))
 
 
@@ -102,6 +104,13 @@ def test_a_finished_episode_is_replayed_too_and_one_that_ends_too_early_differs(
     trajectory.turns.append(trajectory.turns[1])
     with pytest.raises(RolloutError, match=r"turn 3, the loop ended before it"):
         replayed(trajectory)
+
+
+def test_an_episode_of_an_environment_is_replayed_though_its_observations_are_noted_after_the_turn(path: Path) -> None:
+    agent = EnvAgent(lambda _: IdentityEnv(), EnvAgentSettings("data", turn_template="Say: {observation}"))
+    play(path, ["<answer>a</answer>"] * 3, agents=lambda _: agent)
+    [trajectory], _ = read_turns(path)
+    assert [turn.observation[:5] for turn in trajectory.turns] == ["Say: "] * 3 and replayed(trajectory, lambda _: agent) == ""
 
 
 def test_a_replay_executes_no_call_whose_result_is_recorded(path: Path) -> None:
@@ -177,6 +186,14 @@ def test_the_bytes_are_bounded_and_the_newest_lines_are_kept(path: Path, caplog:
         numbers = [json.loads(line)["number"] for file in files for line in file.read_text().splitlines() if line]
         assert numbers == list(range(numbers[0], start + 100)) and len(numbers) > 10
     assert caplog.text.count("turns.jsonl has no room for 1 line; raise turn_journal_mb") == 2
+
+
+def test_a_journal_that_goes_on_in_a_full_file_begins_a_new_one_that_is_known_as_a_journal(path: Path) -> None:
+    play(path, [noting("x"), "2"])
+    journal = TurnJournal(path, path.stat().st_size)  # half of it is the limit
+    journal.append(lambda: {"episode": "e"})
+    journal.close()
+    assert json.loads(path.read_text()) == {"episode": "e"} and is_turn_journal(path) and is_turn_journal(earlier_part(path))
 
 
 def test_a_disk_that_fails_turns_it_off_and_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

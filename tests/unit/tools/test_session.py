@@ -222,6 +222,20 @@ def test_a_parameter_that_may_be_none_takes_null() -> None:
     assert called(box, "look", n="3")[0].is_error
 
 
+@pytest.mark.parametrize(
+    "composed",
+    [{"$ref": "#/$defs/Note"}, *({kind: [{"$ref": "#/$defs/Note"}]} for kind in ("allOf", "anyOf", "oneOf"))],
+    ids=lambda composed: next(iter(composed)),
+)
+def test_a_composed_schema_has_the_parameters_of_its_parts(composed: dict[str, Any]) -> None:
+    parameters = {"$defs": {"Note": schema("note")["function"]["parameters"]}, **composed}
+    box = box_of(Notebook(tool_schema={"type": "function", "function": {"name": "note", "parameters": parameters}}))
+    assert called(box, "note", text="a")[0] == ToolResult("a")
+    for arguments, said in (({"text": 5}, "5 is not of type 'string'"), ({"text": "a", "page": 1}, "('page' was unexpected)")):
+        result, _ = called(box, "note", **arguments)
+        assert result.is_error and said in result.text
+
+
 def test_a_row_may_select_tools() -> None:
     session = box_of(Notebook(), divide).open(task_of(tool_selection=["note"]))
     assert [schema["function"]["name"] for schema in session.schemas] == ["note"]
