@@ -127,6 +127,7 @@ BROAD_EXCEPT = {
     "tools/jail.py",
     "rollout/player.py",
     "runtime/threads.py",
+    "tracking/terminal.py",
 }
 """The boundaries where `except Exception` stands: foreign code runs below them, and its failure is recorded."""
 

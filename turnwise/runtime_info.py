@@ -60,7 +60,8 @@ class StrategyInfo:
     saved_bytes: int = 0
     """Approximate number of bytes that `save` writes."""
     num_updates: int = 0
-    """Optimiser steps so far, including those that were skipped because the loss or a gradient wasn't finite."""
+    """Optimiser steps begun so far, including those that were skipped because the loss or a gradient wasn't finite. A step
+    begins just before it changes weights."""
 
 
 @dataclass(frozen=True, slots=True)

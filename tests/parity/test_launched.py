@@ -37,8 +37,20 @@ def folder(tmp_path, tiny_model, monkeypatch) -> Path:
 
 
 SCRIPT = """\
+import os
+import signal
+from pathlib import Path
+
 from turnwise import Trainer
-trainer = Trainer.from_config("train.yaml", exp_name="launched")
+
+
+class HangsUp:
+    def on_step_end(self, report):
+        os.kill(int(Path("rank-1").read_text()), signal.SIGHUP)
+
+
+Path("rank-" + os.environ["RANK"]).write_text(str(os.getpid()))
+trainer = Trainer.from_config("train.yaml", exp_name="launched", callbacks=[HangsUp()])
 trainer.train()
 print("after it:", trainer.save("out"), flush=True)
 trainer.train(max_steps=4)
@@ -71,7 +83,8 @@ def test_launched_processes_fine_tune_as_processes_of_their_own_do(folder):
 
 
 def test_a_launched_script_trains_on_all_its_processes_and_goes_on_in_the_first(folder):
-    """The others end with the run, so a second one is refused."""
+    """The others end with the run, so a second one is refused. The signal of a closed terminal, which a launcher passes on to
+    every process, is left to the first."""
     Path("script.py").write_text(SCRIPT)
     process = launch("script.py")
     said, _ = process.communicate(timeout=TIMEOUT_S)

@@ -95,7 +95,7 @@ def serve_launched() -> None:
     connection = Client(tuple(address), authkey=key)
     connection.send((rank, os.getpid(), _versions()))
     # The first process acts on signals for the whole run; its end ends this process.
-    for name in ("SIGINT", "SIGTERM"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(signal.Signals[name], lambda *_: None)
     answer_all(_ReadAhead(connection))
 

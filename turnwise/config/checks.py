@@ -196,6 +196,10 @@ def _placed(prefix: str, role: PlacedModel, kinds: Sequence[str], is_active: boo
     yield from _options(f"{prefix}strategy_args", role.strategy_args, is_active)
     if is_active and "train" in kinds:
         yield from _adapters(f"{prefix}model_args", role.model_args)
+        rate = role.training_args.learning_rate
+        if role.training_args.lr_scheduler_type == "polynomial" and rate <= 1e-7:
+            message = f"{rate:g} isn't above 1e-07, where lr_scheduler_type polynomial ends; raise it, or take linear"
+            yield Problem.at(f"{prefix}training_args.learning_rate", message)
     if role.device_mapping is not None and len(role.device_mapping) % role.model_parallel_size:
         yield Problem.at(
             f"{prefix}device_mapping",

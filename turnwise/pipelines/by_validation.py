@@ -55,11 +55,17 @@ class BestValue:
         self.value, self.step, self.num_since = value, step, 0
         return True
 
+    def facts(self) -> dict[str, Any]:
+        """What `BEST_FILE` says of the best model."""
+        return {"step": self.step, "metric": self.metric, "value": self.value}
+
     def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value, "step": self.step, "num_since": self.num_since}
+        return {name: getattr(self, name) for name in ("metric", "mode", "value", "step", "num_since")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value, self.step, self.num_since = state["value"], state["step"], state["num_since"]
+        """Continues from the saved values, unless they are of another metric or mode. States of older versions say neither."""
+        if (state.get("metric", self.metric), state.get("mode", self.mode)) == (self.metric, self.mode):
+            self.value, self.step, self.num_since = state["value"], state["step"], state["num_since"]
 
 
 class ByValidation:
@@ -77,9 +83,8 @@ class ByValidation:
         """Saves the best model; ends the run after `patience` validations without gain. Returns the metrics and `val/best`."""
         measured = reduce_metrics(metrics)
         if self.best and self.best.see(step, measured):
-            facts = {"step": step, "metric": self.best.metric, "value": self.best.value}
-            checkpoints.save_model(self._folder, {BEST_FILE: json.dumps(facts) + "\n"})
-            logger.info("%s: the best model so far, %s %g after %d steps", self._folder, self.best.metric, facts["value"], step)
+            checkpoints.save_model(self._folder, {BEST_FILE: json.dumps(self.best.facts()) + "\n"})
+            logger.info("%s: the best so far, %s %g after %d steps", self._folder, self.best.metric, self.best.value, step)
         if self.stopping and not self.stopping.see(step, measured) and self.stopping.num_since >= self._patience:
             if step < checkpoints.num_steps:
                 value, after = self.stopping.value, counted(self.stopping.step, "step")
@@ -93,11 +98,11 @@ class ByValidation:
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the best values. If the best model isn't in the folder, the next validation counts as the best so far."""
+        """Restores the best values. If the folder holds another model, the next validation counts as the best so far."""
         for name, part in self._parts.items():
             if name in state:
                 part.load_state_dict(state[name])
-        if self.best and self.best.value is not None and best_facts(self._folder).get("step") != self.best.step:
+        if self.best and self.best.value is not None and best_facts(self._folder) != self.best.facts():
             logger.warning(
                 "the best model, of step %d, isn't in %s; the model of the next validation is saved there",
                 self.best.step,

@@ -126,8 +126,8 @@ class Checkpoints:
 
     @property
     def is_saved(self) -> bool:
-        """Whether no step was finished since the last checkpoint, or since the start of this run."""
-        return self.num_done in (self._num_saved, self.first_step)
+        """Whether this run has a checkpoint of the finished steps, or there are none."""
+        return self.num_done in (self._num_saved, 0)
 
     def end_here(self) -> None:
         """Ends the run after the steps done so far."""

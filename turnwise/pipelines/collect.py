@@ -54,11 +54,13 @@ class Collection:
         for group in groups:
             self._groups[group.rejected] += 1
             self.num_written += len(played_of(group))
-            ended = [trajectory for trajectory in group.trajectories if trajectory.status != "failed"]
             if played := EpisodeResult.of_group(group):
                 self._outcomes.setdefault(group.task.tag, []).append(played)
-            self._limits.update(trajectory.limit for trajectory in ended if trajectory.limit)
-            self._failures.update(kind_of_failure(t.error, group.task) for t in played_of(group) if t.error is not None)
+            # By sibling, since an episode with sub-agents has several trajectories.
+            limits = {(t.sibling, t.limit): t.limit for t in group.trajectories if t.status != "failed" and t.limit}
+            errors = {t.sibling: kind_of_failure(t.error, group.task) for t in played_of(group) if t.error is not None}
+            self._limits.update(limits.values())
+            self._failures.update(errors.values())
             for turn in (turn for trajectory in played_of(group) for turn in trajectory.turns):
                 self._engine_s += turn.generate_s
                 self._environment_s += turn.step_s

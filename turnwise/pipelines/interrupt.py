@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -49,7 +49,8 @@ class Interrupts:
         if self._is_pressed:
             raise KeyboardInterrupt
         self._is_pressed = True
-        print(f"\n{self._doing}; press Ctrl-C again to drop it", file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError):  # the terminal may be closed, which is what SIGHUP says
+            print(f"\n{self._doing}; press Ctrl-C again to drop it", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -72,8 +72,7 @@ class SFTPipeline:
     def _end(self, step: int) -> None:
         if self.val_samples:
             self.log.end_step(step)
-        if not self.checkpoints.is_saved:
-            self.do_checkpoint()
+        self.do_checkpoint()
 
     def validate(self, step: int) -> None:
         """Logs the mean loss of the validation demonstrations' assistant tokens. May save the best model, or end the run."""

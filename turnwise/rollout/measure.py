@@ -1,6 +1,6 @@
 """Metrics of finished trajectories, under the names that other frameworks use (`rollout/…`, `env/{tag}/…`, `val/…`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from turnwise.rollout.source import played_of
 from turnwise.types import Group, Metric, Sample, Trajectory, samples_of
@@ -9,8 +9,8 @@ from turnwise.types import Group, Metric, Sample, Trajectory, samples_of
 def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> list[Metric]:
     """Scores, lengths and environment metrics of a training batch, and what was lost to failed episodes and to the filter.
 
-    `rollout/failed`, `rollout/rejected` and `rollout/filtered` count trajectories: of episodes that failed after their retries,
-    of these and their siblings, and of groups that the filter dropped. `rollout/stale_groups` counts groups dropped as too old.
+    `rollout/failed`, `rollout/rejected` and `rollout/filtered` count episodes: those that failed after their retries, these and
+    their siblings, and those of groups that the filter dropped. `rollout/stale_groups` counts groups dropped as too old.
     All scores leave filtered groups out, except `rollout/unfiltered_score`.
 
     `rollout/parsed` covers only agents with the metric `num_actions`, since others may parse no actions. `rollout/log_prob`
@@ -28,9 +28,9 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
     totals = [sum(turn.num_tokens for turn in t.turns) for t in played]
     scores = [[t.score for t in g.trajectories] for g in groups]
     return [
-        Metric("rollout/failed", sum(t.status == "failed" for t in lost), "sum"),
-        Metric("rollout/rejected", len(lost), "sum"),
-        Metric("rollout/filtered", len(filtered), "sum"),
+        Metric("rollout/failed", _num_episodes(t for t in lost if t.status == "failed"), "sum"),
+        Metric("rollout/rejected", _num_episodes(lost), "sum"),
+        Metric("rollout/filtered", _num_episodes(filtered), "sum"),
         Metric("rollout/stale_groups", sum(g.rejected == "stale" for g in rejected), "sum"),
         *_mean("rollout/unfiltered_score/mean", [t.score for t in played + filtered] if filtered else []),
         *_spread("rollout/score", [score for of_group in scores for score in of_group]),
@@ -66,13 +66,17 @@ def validation_metrics(groups: Sequence[Group]) -> list[Metric]:
     """`val/score/…`, `val/{tag}/score/…` and `val/env/{tag}/…` without failed episodes; `val/failed` is their share."""
     trajectories = [t for g in groups for t in g.trajectories]
     played = [t for t in trajectories if t.status != "failed"]
-    num_played = sum(len({t.sibling for t in g.trajectories if t.status != "failed"}) for g in groups)
     metrics = [
         *_mean("val/failed", [t.status == "failed" for t in trajectories]),
-        Metric("val/num_episodes", num_played, "sum"),
+        Metric("val/num_episodes", _num_episodes(played), "sum"),
         *_spread("val/score", [t.score for t in played]),
     ]
     return metrics + _scores_by_tag("val", played) + _env_metrics(played, prefix="val/env", rewards="val")
+
+
+def _num_episodes(trajectories: Iterable[Trajectory]) -> int:
+    """Number of their episodes; one with sub-agents has several trajectories."""
+    return len({(t.task.id, t.sibling) for t in trajectories})
 
 
 def _sample_metrics(samples: Sequence[Sample]) -> list[Metric]:

@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -65,6 +66,8 @@ class StoreTracker:
                 + f", and without {name} in track_with the run keeps metrics.jsonl"
             )
         self._store: Store | None = started.result()
+        self._closing = ExitStack()  # closes the store once, even if that raises
+        self._closing.callback(self._store.close)
         logger.info("%s: %s", name, self._store.place)
 
     def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
@@ -77,7 +80,7 @@ class StoreTracker:
 
     def close(self) -> None:
         if self._store is not None:
-            self._calls.append(self._thread.start(self._store.close))
+            self._calls.append(self._thread.start(self._closing.close))
             self._settle(CLOSE_S)
             if self._calls:
                 logger.warning("%s did not take everything within %g s; metrics.jsonl has every step", self._name, CLOSE_S)
@@ -94,7 +97,7 @@ class StoreTracker:
                 for call in self._calls:
                     call.cancel()
                 self._calls.clear()
-                self._thread.start(self._store.close)
+                self._thread.start(self._closing.close)
                 self._thread.end()
                 self._store = None
 

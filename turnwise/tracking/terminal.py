@@ -99,7 +99,7 @@ class TerminalHandler(logging.Handler):
     """Prints warnings to the current `sys.stderr`, which a live view replaces so that they appear above the view.
     Warnings that differ only in numbers (episodes, seeds, attempts) are of one kind. A kind is printed once, then counted: the
     count is printed at the 10th, 100th, … warning and at `close`. After `MAX_KINDS` kinds of one logging call, all others count
-    as one kind."""
+    as one kind. A call with wrong arguments and a closed `sys.stderr` raise nothing."""
 
     MAX_KINDS = 5
 
@@ -110,21 +110,24 @@ class TerminalHandler(logging.Handler):
         self._repeated: dict[str, str] = {}  # kind → its first text, for kinds repeated since their count was printed
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record)
-        kind, source = re.sub(r"\d+", "0", line), f"{record.name}: {record.msg}"
-        # Python's own warnings, and messages that were formatted before they were logged, share no template.
-        kinds = self._kinds.setdefault(kind if record.msg == "%s" else source, set())
-        if kind not in kinds and len(kinds) >= self.MAX_KINDS:
-            kind = source
-        kinds.add(kind)
-        count = self._counts[kind] = self._counts.get(kind, 0) + 1
-        if count == 1:
-            self._say(line)
-        elif count == 10 ** (len(str(count)) - 1):
-            self._repeated.pop(kind, None)
-            self._say(f"{line} (warned of it {count} times)")
-        else:
-            self._repeated[kind] = line
+        try:
+            line = self.format(record)
+            kind, source = re.sub(r"\d+", "0", line), f"{record.name}: {record.msg}"
+            # Python's own warnings, and messages that were formatted before they were logged, share no template.
+            kinds = self._kinds.setdefault(kind if record.msg == "%s" else source, set())
+            if kind not in kinds and len(kinds) >= self.MAX_KINDS:
+                kind = source
+            kinds.add(kind)
+            count = self._counts[kind] = self._counts.get(kind, 0) + 1
+            if count == 1:
+                self._say(line)
+            elif count == 10 ** (len(str(count)) - 1):
+                self._repeated.pop(kind, None)
+                self._say(f"{line} (warned of it {count} times)")
+            else:
+                self._repeated[kind] = line
+        except Exception:  # boundary: a library may log anything
+            self.handleError(record)
 
     def close(self) -> None:
         for kind, line in self._repeated.items():
@@ -133,7 +136,8 @@ class TerminalHandler(logging.Handler):
         super().close()
 
     def _say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError):  # standard error may be closed
+            print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -103,6 +103,7 @@ class DeepSpeedStrategy(TorchStrategy):
         self._count()
         started = self._stopwatch.now()
         learning_rate = self._schedule.apply(self._optimizer, position)
+        self._num_updates += 1  # before the weights change, as in TorchStrategy
         self.engine.step()
         is_skipped, grad_norm = not self.engine.was_step_applied(), float(self.engine.get_global_grad_norm())
         return [*metrics, *self._noted_step(started, learning_rate, grad_norm, is_skipped)]

@@ -146,13 +146,14 @@ class TorchStrategy:
         grad_norm = clip_gradients(changing, self.max_grad_norm).item()
         learning_rate = self._schedule.apply(self._optimizer, position)
         is_skipped = not (is_finite and np.isfinite(grad_norm))
+        self._num_updates += 1  # before the weights change: a second Ctrl-C may come in the middle of it
         if not is_skipped:
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return [*metrics, *self._noted_step(started, learning_rate, grad_norm, is_skipped)]
 
     def _noted_step(self, started: float, learning_rate: float, grad_norm: float, is_skipped: bool) -> list[Metric]:
-        """Counts an optimiser step that was made or skipped; returns its metrics on the first rank, none on others."""
+        """Notes an optimiser step that was made or skipped; returns its metrics on the first rank, none on others."""
         if is_skipped and not self._has_skipped and self._loss_scale.is_lowest:
             self._has_skipped = True
             logger.warning(
@@ -161,7 +162,6 @@ class TorchStrategy:
                 grad_norm,
             )
         self._loss_scale.update(is_skipped)
-        self._num_updates += 1
         self._stopwatch.add("trainer", "optimizer", started)
         if not self._ranks.context.answers:
             return []

@@ -46,6 +46,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"prompt_length": 100}, "set response_length too"),
     ({"actor_train.training_args.learning_rate": 0}, "learning_rate: input should be greater than 0"),
+    (
+        {"actor_train.training_args.lr_scheduler_type": "polynomial", "actor_train.training_args.learning_rate": 1e-7},
+        "actor_train.training_args.learning_rate: 1e-07 isn't above 1e-07, where lr_scheduler_type polynomial ends; raise",
+    ),
     ({"actor_train.training_args.adam_beta2": 1}, "adam_beta2: input should be less than 1"),
     ({"pg_args.clip_hgh": 0.3}, "pg_args.clip_hgh: pg_variant ppo has no such parameter.*Did you mean 'clip_high'"),
     ({"pg_args.clip_low": -0.1}, "pg_args.clip_low: got -0.1; expected a number that isn't negative"),

@@ -292,6 +292,26 @@ def test_a_call_that_never_returns_ends_the_examination(where: str, how: Any) ->
     assert re.fullmatch(f"hangs in (the )?{where}: no answer within 0.5 s", last.result)
 
 
+def test_episodes_before_a_broken_call_are_reported() -> None:
+    """The fifth random episode and the first scripted one break."""
+    numbers = itertools.count()
+
+    def reset(self: Any, seed: int | None = None) -> Any:
+        self.is_worn = next(numbers) >= 2 * QUICK.num_episodes + 4
+        return SoundEnv.reset(self, seed=seed)
+
+    def step(self: Any, action: str) -> Any:
+        if self.is_worn:
+            raise RuntimeError("worn out")
+        return SoundEnv.step(self, action)
+
+    report = examine(sound(reset=reset, step=step))
+    assert found(report, "step").result == "step raises RuntimeError: worn out"
+    assert "of 4)" in found(report, "random play").result
+    assert found(report, "episodes").result.startswith("3.0 steps, at most 3")
+    assert "scripted play" not in [finding.check for finding in report.findings]
+
+
 def test_a_key_that_never_comes_again_is_told_from_an_episode_that_does_not() -> None:
     report = examine(sound(state_key=lambda _: next(COUNTER)))
     for check in ("same seed", "siblings"):

@@ -119,6 +119,25 @@ def test_a_best_model_that_is_not_there_is_forgotten(make_config, tmp_path, capl
     assert "isn't in" in caplog.text
 
 
+@pytest.mark.parametrize("changed", [{"metric": "val/num_episodes"}, {"mode": "min"}])
+def test_the_best_value_of_another_metric_or_mode_is_forgotten(make_config, tmp_path, changed):
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "best.json").write_text(json.dumps({"step": 3, "metric": "val/score/mean", "value": 0.5}))
+    before, same, other = (
+        ByValidation(make_config(save_best=own, early_stopping=own), tmp_path / "best") for own in ({}, {}, changed)
+    )
+    for part in (before.best, before.stopping):
+        part.see(3, {"val/score/mean": 0.5})
+    state = json.loads(json.dumps(before.state_dict()))
+    for resumed, value in ((same, 0.5), (other, None)):
+        resumed.load_state_dict(state)
+        assert resumed.best.value == resumed.stopping.value == value
+    # States of older versions name no metric; that of the best model is in its folder.
+    older = {name: {key: part[key] for key in ("value", "step", "num_since")} for name, part in state.items()}
+    other.load_state_dict(older)
+    assert other.stopping.value == 0.5 and other.best.value == (0.5 if "mode" in changed else None)
+
+
 def test_an_older_best_model_stays_where_a_new_one_cannot_be_written(make_config, monkeypatch):
     def fail(model, place, weights):
         write_weights(model, place, weights)

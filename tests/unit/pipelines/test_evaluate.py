@@ -8,10 +8,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from turnwise.pipelines.collect import Collection
 from turnwise.pipelines.evaluate import Score, evaluate, pass_at_k, score_table, success_table
 from turnwise.report.intervals import clustered_interval, wilson_interval
 from turnwise.rollout.failures import Failures
-from turnwise.rollout.measure import validation_metrics
+from turnwise.rollout.measure import rollout_metrics, validation_metrics
 from turnwise.types import Group, Task, Trajectory, Turn
 
 
@@ -48,9 +49,19 @@ def test_without_a_success_metric_a_positive_score_counts():
     assert (overall.mean_turns, overall.mean_tokens, overall.truncated) == (0.5, 1.0, 0.5)
 
 
-def test_an_episode_of_several_trajectories_is_one_episode():
+class Played:
+    """What is left of a scheduler after it has played a batch."""
+
+    def __init__(self, finished, rejected):
+        self.finished, self.rejected = finished, rejected
+
+    def get_batch(self, num_trajectories):
+        return self.finished
+
+
+def test_an_episode_of_several_trajectories_is_one_episode(tmp_path):
     whole, failed = group("A", [1, 0]), group("A", [], failed=1)
-    turn = Turn(prompt_ids=[], response_ids=[1, 2], logprobs=[])
+    turn = Turn(np.array([0]), np.array([1, 2]), np.zeros(2, np.float32))
     for each in (whole, failed):
         each.trajectories = [replace(part, weight=1 / 3, turns=[turn]) for part in each.trajectories for _ in range(3)]
     evaluation = evaluate([whole, failed])
@@ -60,6 +71,15 @@ def test_an_episode_of_several_trajectories_is_one_episode():
     failures = Failures()
     failures.allowed = 1
     failures.add(failed.trajectories)
+    lost, filtered = replace(failed, rejected="failed"), replace(whole, rejected="filtered")
+    measured = {m.name: m.value for m in rollout_metrics([], [lost, filtered])}
+    assert [measured[f"rollout/{name}"] for name in ("failed", "rejected", "filtered")] == [1, 1, 2]
+    for part in whole.trajectories:
+        part.status, part.limit = "truncated", "max_steps"
+    collection = Collection(tmp_path / "rollouts.jsonl")
+    collection.play(Played([whole], [lost]), num_batches=1, num_trajectories=2)
+    summary = collection.summary()
+    assert (summary["num_failed"], summary["failures"], summary["limits"]) == (1, {"boom": 1}, {"max_steps": 2})
 
 
 def test_table_has_a_row_a_player():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
@@ -134,6 +135,20 @@ def test_a_job_in_the_background_ends_by_sigterm_too(tmp_path):
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class ClosedTerminal(io.StringIO):
+    def write(self, text):
+        raise OSError(5, "Input/output error")
+
+
+def test_the_signal_of_a_closed_terminal_lets_the_step_end(tmp_path, monkeypatch):
+    def hang_up(step):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", ClosedTerminal())
+            press(signal.SIGHUP, at=1)(step)
+
+    assert end(tmp_path, KeyboardInterrupt, during=hang_up).saved == ["checkpoint-2"]
 
 
 def test_half_an_update_is_not_saved(tmp_path, capsys):

@@ -160,6 +160,18 @@ def test_a_checkpoint_without_its_run_starts_a_run_at_its_step(make_config, tmp_
     assert [row["step"] for row in measured(resumed.folder)] == [3, 4]
 
 
+@pytest.mark.parametrize("kind", ["reinforcement", "imitation"])
+def test_a_run_without_a_step_of_its_own_saves_what_it_went_on_from(make_config, fine_tune, tmp_path, kind):
+    def start(**changes):
+        return fine_tune(**changes) if kind == "imitation" else run(make_config(**changes))
+
+    first = start(max_steps=1)
+    alone = shutil.copytree(first.checkpoints.newest, tmp_path / "elsewhere" / "checkpoint-1")
+    again = start(max_steps=1, resume_from_checkpoint=str(alone))
+    assert again.folder.path != first.folder.path
+    assert_same_weights(again.checkpoints.newest, alone)
+
+
 def test_checkpoints_in_a_folder_of_their_own_are_found_again(make_config, whole, tmp_path):
     elsewhere = {"checkpoint_config": {"output_dir": str(tmp_path / "ckpt")}}
     stopped = run(make_config(max_steps=2, **elsewhere))

@@ -81,6 +81,15 @@ def test_every_row_is_played_once_an_epoch_and_the_run_ends_with_them(make_confi
     assert [row["val/num_episodes"] for row in validated] == [3, 3], "there are three rows, and places for eight"
 
 
+def test_a_run_whose_rows_were_used_up_goes_on_to_nothing_more(make_config) -> None:
+    """The filter drops the three rows before the fourth, so there are fewer steps than the seven rows would make."""
+    data = {"num_epochs": 1, "reward": "toy_rewards:half_from_four_on"}
+    first = run(make_config(data, group_filter="non_zero_variance"))
+    again = run(make_config(data, group_filter="non_zero_variance", resume_from_checkpoint=True))
+    assert again.folder.path == first.folder.path and again.checkpoints.num_done == first.checkpoints.num_done < 4
+    assert len(read_metrics(again.folder.metrics)) == first.checkpoints.num_done
+
+
 def test_the_last_batch_is_smaller_where_rows_are_left_over(make_config) -> None:
     pipeline = run(make_config({"num_epochs": 1}, rollout_batch_size=10))
     assert Counter(record["step"] for record in played(pipeline)) == {0: 10, 1: 4}

@@ -6,6 +6,7 @@ import json
 from contextlib import closing
 
 import pytest
+import torch
 from small_runs import sft_config, write_demonstrations
 from transformers import AutoModelForCausalLM
 
@@ -13,6 +14,7 @@ from turnwise.build.run import start_run
 from turnwise.build.sft import build_sft
 from turnwise.config import SFTConfig, parse_config
 from turnwise.errors import ConfigError, DataError
+from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.tracking.jsonl import read_metrics
 
 
@@ -50,6 +52,16 @@ def test_the_best_model_is_kept_and_a_run_that_only_gets_worse_on_validation_end
     AutoModelForCausalLM.from_pretrained(pipeline.folder.best)
     assert pipeline.num_steps == max(losses) == best + 4 < 100, "two validations without a better one end it"
     assert (pipeline.checkpoints.path / f"checkpoint-{pipeline.num_steps}").is_dir()
+
+
+def test_a_run_that_its_first_validation_ends_leaves_the_model_it_began_with(tiny_model, tmp_path):
+    model = load_model(tiny_model)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    save_model(model, load_tokenizer(tiny_model), tmp_path / "broken")
+    val = [write_demonstrations(tmp_path / "val.jsonl", 3)]
+    pipeline, _ = fine_tune(tmp_path / "broken", tmp_path, val_files=val, eval_steps=1, early_stopping={"patience": 1})
+    assert pipeline.num_steps == 0 and pipeline.checkpoints.newest.name == "checkpoint-0"
 
 
 def test_what_only_validations_decide_needs_them(tiny_model):

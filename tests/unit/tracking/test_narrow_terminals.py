@@ -50,6 +50,11 @@ def test_the_time_left_stands_on_every_terminal(width):
     assert max(map(len, [first, *others])) <= width
 
 
+def test_a_header_without_room_is_cut_to_one_line():
+    first, second, *_ = lines_of(20)
+    assert first.startswith("step 2/200  1%") and first.rstrip().endswith("…") and second.startswith("now")
+
+
 @pytest.mark.parametrize("width", [50, 70, 120])
 def test_no_figure_is_cut_off(width):
     lines = lines_of(width)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 import warnings
 
 import forked
@@ -10,6 +12,7 @@ import pytest
 
 from turnwise.cli.main import exit_status
 from turnwise.pipelines.run_folder import RunFolder
+from turnwise.tracking.terminal import TerminalHandler
 
 logger = logging.getLogger("turnwise.somewhere")
 
@@ -87,6 +90,18 @@ def test_the_log_file_keeps_every_one(tmp_path, capsys):
     [file] = folder.path.glob("*.log")
     assert sum("WARNING" in line for line in file.read_text().splitlines()) == 20
     assert len(said(capsys)) == 3
+
+
+def test_neither_a_malformed_call_nor_a_closed_standard_error_raises(capsys, monkeypatch):
+    handler = TerminalHandler()
+    handler.emit(logging.makeLogRecord({"msg": "done", "args": (5,)}))
+    assert "not all arguments converted" in capsys.readouterr().err
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    for _ in range(2):
+        handler.emit(logging.makeLogRecord({"msg": "twice"}))
+    handler.close()
 
 
 BROKEN = """

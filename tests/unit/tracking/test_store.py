@@ -18,13 +18,15 @@ from turnwise.tracking.wandb_store import WandbStore
 
 
 class Memory:
-    """Keeps what it is given, fails at the step `bad`, and waits at the step `slow` until it is let go."""
+    """Keeps what it is given, fails at the step `bad`, and waits at the step `slow` until it is let go. If it `closes_badly`,
+    `close` fails."""
 
     place = "here"
 
-    def __init__(self, bad=None, slow=None):
+    def __init__(self, bad=None, slow=None, closes_badly=False):
         self.bad, self.slow, self.let_go = bad, slow, threading.Event()
         self.rows, self.is_closed = [], threading.Event()
+        self.closes_badly, self.num_closed = closes_badly, 0
 
     def write(self, step, metrics, text):
         if step == self.bad:
@@ -34,6 +36,9 @@ class Memory:
         self.rows.append((step, dict(metrics), text))
 
     def close(self):
+        self.num_closed += 1
+        if self.closes_badly:
+            raise OSError("the last upload failed")
         self.is_closed.set()
 
 
@@ -59,6 +64,20 @@ def test_a_failure_is_said_once_and_turns_the_tracker_off(caplog):
     assert said == "mlflow gets nothing more: OSError: the server is gone; metrics.jsonl has every step"
     assert [step for step, *_ in memory.rows] == [0]
     assert memory.is_closed.wait(60)
+
+
+@pytest.mark.parametrize("fault", [{"closes_badly": True}, {"slow": 0, "bad": 1}], ids=["close", "write"])
+def test_it_is_closed_once_whatever_fails_in_the_end(caplog, monkeypatch, fault):
+    monkeypatch.setattr(store, "WRITE_S", 0.01)
+    memory = Memory(**fault)
+    tracker = StoreTracker("wandb", lambda: memory)
+    for step in range(2):
+        tracker.log(step, {"x": 1.0})
+    memory.let_go.set()
+    tracker.close()
+    tracker._thread.join(60)
+    assert memory.num_closed == 1
+    assert caplog.text.count("wandb gets nothing more: OSError: the ") == 1
 
 
 def test_one_that_hangs_costs_a_step_its_wait_once_and_the_end_another(caplog, monkeypatch):

@@ -131,6 +131,22 @@ def test_a_skipped_step_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     assert sum("skipped" in record.message for record in caplog.records) == 1
 
 
+def test_an_update_that_is_interrupted_is_counted() -> None:
+    """By the number of updates a run knows whether its weights are still those of its last finished step."""
+
+    def press(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    strategy = TorchStrategy(toy_model(), optimizer=SETTINGS)
+    before = weights_of(strategy)
+    assert strategy._optimizer is not None
+    strategy._optimizer.register_step_post_hook(press)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train_step(BATCHES, WeightedLoss())
+    assert not all(torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())
+    assert strategy.info().num_updates == 1
+
+
 def test_temperature_divides_the_logits() -> None:
     hot, cold = (
         TorchStrategy(toy_model(), temperature=t).forward(BATCHES, frozenset({"entropy"}))[0]["entropy"] for t in (2.0, 0.5)

@@ -58,7 +58,7 @@ class Report:
     env: str
     findings: tuple[Finding, ...]
     is_played: bool = True
-    """Whether random play (needs known actions) or scripted play (needs an expert) came to its end."""
+    """Whether random play (needs known actions) or scripted play (needs an expert) has ended an episode."""
 
     @property
     def verdict(self) -> Verdict:
@@ -160,12 +160,9 @@ class _Examination:
             player: RandomPlayer = env.call("actions", make)
             return player.act if player.actions else None
 
-        self._random = self._episodes(choose)
-        if self._random:
-            yield findings.player("random play", self._random, self._reductions)
-        else:
-            advice = "name them with --actions a,b,c or --actions-file FILE, or give the environment an attribute `actions`"
-            yield Finding("random play", "skipped", "not examined: nobody says which actions there are", advice)
+        advice = "name them with --actions a,b,c or --actions-file FILE, or give the environment an attribute `actions`"
+        unknown = Finding("random play", "skipped", "not examined: nobody says which actions there are", advice)
+        return self._play("random play", choose, self._random, unknown)
 
     def _scripted_play(self) -> Iterator[Finding]:
         def choose(env: CheckedEnv, seed: int) -> Callable[[], str] | None:
@@ -173,11 +170,8 @@ class _Examination:
                 return None
             return partial(env.call, "expert_action", env.call("actions", partial(ExpertPlayer, env.env)).act)
 
-        self._scripted = self._episodes(choose)
-        if self._scripted:
-            yield findings.player("scripted play", self._scripted, self._reductions, beaten=self._random)
-        else:
-            yield Finding("scripted play", "skipped", "the environment has no expert_action()")
+        unknown = Finding("scripted play", "skipped", "the environment has no expert_action()")
+        return self._play("scripted play", choose, self._scripted, unknown, beaten=self._random)
 
     def _same_again(self) -> Iterator[Finding]:
         num_replayed = 0
@@ -266,20 +260,31 @@ class _Examination:
         counts = [len(episode.actions) for episode in self.played] or [1]
         yield findings.times(self.clock, sum(counts) / len(counts), os.cpu_count() or 1)
 
-    def _episodes(self, choose: Callable[[CheckedEnv, int], Callable[[], str] | None]) -> list[CheckedEpisode]:
-        """One episode per seed, each in its own environment. `choose` returns a player's `act`; None = play no episodes."""
-        episodes: list[CheckedEpisode] = []
-        for seed in self._seeds("train"):
-            with self._opened() as env:
-                episode = CheckedEpisode(seed, [env.reset(seed)])
-                act = choose(env, seed)
-                if act is None:
-                    return []
-                while len(episode.actions) < self._settings.max_steps and not episode.call_results[-1].is_over:
-                    episode.actions.append(act())
-                    episode.call_results.append(env.step(episode.actions[-1]))
-                episodes.append(episode)
-        return episodes
+    def _play(
+        self,
+        check: str,
+        choose: Callable[[CheckedEnv, int], Callable[[], str] | None],
+        episodes: list[CheckedEpisode],
+        unknown: Finding,
+        beaten: Sequence[CheckedEpisode] | None = None,
+    ) -> Iterator[Finding]:
+        """Adds one episode per seed to `episodes`, each in its own environment, and yields the finding on them, also if a later
+        call breaks. `choose` returns a player's `act`; None = play no episodes, and yield the finding `unknown`."""
+        try:
+            for seed in self._seeds("train"):
+                with self._opened() as env:
+                    episode = CheckedEpisode(seed, [env.reset(seed)])
+                    act = choose(env, seed)
+                    if act is None:
+                        yield unknown
+                        return
+                    while len(episode.actions) < self._settings.max_steps and not episode.call_results[-1].is_over:
+                        episode.actions.append(act())
+                        episode.call_results.append(env.step(episode.actions[-1]))
+                    episodes.append(episode)
+        finally:
+            if episodes:
+                yield findings.player(check, episodes, self._reductions, beaten=beaten)
 
     def _replayable(self) -> list[CheckedEpisode]:
         """Up to `NUM_REPLAYED` episodes of a player. If nobody played, new episodes of one unparsed action."""
