@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -234,7 +235,9 @@ def _demonstrations(messages: Any, values: Mapping[str, Any]) -> list[str]:
     folder = Path(values.get("output_dir") or "runs") / (values.get("exp_name") or "turnwise")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"messages-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
-    file.write_text(text, encoding="utf-8")
+    partial = file.with_name(f"{file.name}.{os.getpid()}")  # other ranks and runs of the same rows read and write the file too
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
     return [str(file)]
 
 

@@ -6,6 +6,7 @@ import enum
 import json
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -345,7 +346,7 @@ def test_an_agent_of_an_environment_is_given_what_it_asks_for(keys):
         Trainer(**keys | {"env": own(agent_name=AgentOfItsOwn)})
 
 
-def test_sft_takes_messages_as_objects(tiny_model, tmp_path):
+def test_sft_takes_messages_as_objects(tiny_model, tmp_path, monkeypatch):
     rows = [[{"role": "user", "content": f"write {i}"}, {"role": "assistant", "content": "Left"}] for i in range(4)]
     given = {"output_dir": tmp_path, "track_with": [], "is_quiet": True, "sequence_length": 128}
     one = Trainer.sft(tiny_model, rows, exp_name="one", **given)
@@ -356,3 +357,13 @@ def test_sft_takes_messages_as_objects(tiny_model, tmp_path):
     assert len({(folder / "model.safetensors").read_bytes() for folder in (one, two, three)}) == 1
     with pytest.raises(ConfigError, match="has no `messages`"):
         Trainer.sft(tiny_model, [{"text": "x"}], **given)
+    whole = file.read_text()
+
+    def half_written(path, text, **_):
+        path.write_bytes(text.encode()[:10])
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Path, "write_text", half_written)
+    with pytest.raises(OSError, match="the disk is full"):
+        Trainer.sft(tiny_model, rows, exp_name="one", **given)
+    assert file.read_text() == whole, "another rank or run may be reading it"
