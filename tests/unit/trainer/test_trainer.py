@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import sys
+from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from turnwise import Trainer
 from turnwise.agents.env_agent import EnvAgent
 from turnwise.cli.main import main
 from turnwise.envs.base import TextEnv
-from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, TurnwiseError
+from turnwise.errors import ConfigError, DataError, EnvironmentFault, NotAvailableError, TurnwiseError
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.trainer.objects import Objects, plain_values
 
@@ -357,6 +358,9 @@ def test_sft_takes_messages_as_objects(tiny_model, tmp_path, monkeypatch):
     assert len({(folder / "model.safetensors").read_bytes() for folder in (one, two, three)}) == 1
     with pytest.raises(ConfigError, match="has no `messages`"):
         Trainer.sft(tiny_model, [{"text": "x"}], **given)
+    for content, said in (("\ud800", r"holds '\\ud800', half a char"), (date(2026, 1, 1), "is a list, which JSON can't hold")):
+        with pytest.raises(DataError, match=f"messages, row 2: column 'messages' {said}"):
+            Trainer.sft(tiny_model, [rows[0], [{"role": "user", "content": content}]], **given)
     whole = file.read_text()
 
     def half_written(path, text, **_):
