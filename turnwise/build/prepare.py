@@ -127,7 +127,7 @@ def _files(config: AgenticConfig | SFTConfig) -> dict[str, list[str]]:
         files["data.train_files"] = config.data.train_files or []
     if config.val_env_manager.has_rows and config.uses_validation:
         files["data.val_files"] = config.data.val_files or []
-    for key in ("tool_config_path", "function_tool_path", "interaction_config_path"):
+    for key in ("tool_config_path", "function_tool_path", "interaction_config_path", "agent_config_path"):
         if path := vars(config.agent)[key]:
             files[f"agent.{key}"] = [path]
     return files

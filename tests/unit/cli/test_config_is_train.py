@@ -197,6 +197,16 @@ def test_config_names_files_of_rows_and_tools_that_are_not_there(config, tmp_pat
     assert "agent.function_tool_path: tools.py: there is no such file." in said
 
 
+@pytest.mark.parametrize("key", ["tool_config_path", "function_tool_path", "interaction_config_path", "agent_config_path"])
+def test_config_names_a_file_of_agents_that_is_not_where_the_rows_are(key, config, capsys, refused):
+    write_rows({"prompt": "1", "answer": "1"})
+    words = [config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}", f"++agent={{{key}: none}}"]
+    assert main(["config", *words]) == 0
+    said = capsys.readouterr().out.partition("missing to run this config here:\n")[2]
+    assert f"agent.{key}: none: there is no such file." in said
+    assert f"agent.{key}" in refused("train", *words)
+
+
 def test_config_says_that_the_agent_of_a_row_is_missing(config, capsys, refused):
     write_rows(*({"prompt": "1", "answer": "1", "agent_name": name} for name in ("single_turn_agent", "react_agent")))
     changes = ["~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}"]
