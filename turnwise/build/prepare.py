@@ -31,7 +31,7 @@ def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]
     """In each file of demonstrations, the first fault that shows without a tokenizer. `may_miss` allows missing files."""
     for key, names in _files(config).items():
         for index, name in enumerate(names):
-            if may_miss and not os.path.exists(name):
+            if may_miss and not os.path.exists(os.path.expanduser(name)):
                 continue
             try:
                 for _ in read_rows([name]):

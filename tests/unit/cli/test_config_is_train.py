@@ -406,7 +406,7 @@ def test_what_this_machine_lacks_is_said_without_torch(is_here, config, tmp_path
     assert done.stdout.count("\n  - ") == 2 - is_here and done.stdout.endswith("set()\n"), done.stderr
 
 
-def test_rows_are_read_before_a_run_has_a_folder(folder, tiny_model, refused, both_refuse):
+def test_rows_are_read_before_a_run_has_a_folder(folder, tiny_model, refused, both_refuse, monkeypatch):
     (folder / "sft.yaml").write_text(
         f"pretrain: {tiny_model}\noutput_dir: runs\ntrain_files: [good.jsonl]\nval_files:\n  - bad.jsonl\n"
     )
@@ -416,6 +416,16 @@ def test_rows_are_read_before_a_run_has_a_folder(folder, tiny_model, refused, bo
     assert "sft.yaml:5: val_files[0]: bad.jsonl: no such file" in refused("sft", "sft.yaml")
     (folder / "bad.jsonl").write_text(good + '{"messages": [{"role": "user"}]}\n')
     both_refuse("sft.yaml:5: val_files[0]: bad.jsonl, line 2: message 0 has the content", "sft.yaml", verb="sft")
+    monkeypatch.setenv("HOME", str(folder))
+    of_home = ["sft.yaml", "train_files=['~/good.jsonl']", "val_files=['~/bad.jsonl']"]
+    both_refuse(f"val_files[0]: {folder}/bad.jsonl, line 2: message 0 has the content", *of_home, verb="sft")
+
+
+def test_rows_in_the_home_folder_are_read(config, folder, monkeypatch, both_refuse):
+    monkeypatch.setenv("HOME", str(folder))
+    write_rows({"text": "1"})
+    data = "++data={train_files: ['~/rows.jsonl'], reward: [exact_match]}"
+    both_refuse("rows.jsonl, line 1: there is no column 'prompt'", config, "pretrain=nowhere", "~custom_envs", data)
 
 
 BOMB = "[" * 99 + "]" * 99
