@@ -65,6 +65,8 @@ def message_problem(index: int, message: Any) -> str:
     parts = content if isinstance(content, list) else []
     if not isinstance(content, str | list) or not all(isinstance(part, dict) for part in parts):
         return f"message {index} has the content {str(content)[:40]!r}; it must be a string"
+    if any(str(part.get("type")).startswith("image") for part in parts):
+        return f"message {index} has a picture, and no model of this version reads pictures; leave it out"
     return ""
 
 
