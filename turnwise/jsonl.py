@@ -29,6 +29,11 @@ def not_utf8(fault: UnicodeDecodeError) -> str:
     return f", line {number} isn't UTF-8 (byte 0x{fault.object[fault.start]:02x}); save the file as UTF-8"
 
 
+def half_character(fault: UnicodeEncodeError) -> str:
+    """The part of an error message after the place of a text with half a surrogate pair, which UTF-8 can't encode."""
+    return f"holds {fault.object[fault.start]!a}, half a character, which no tokenizer reads; write it again"
+
+
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8-sig"))
@@ -37,8 +42,7 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
     except UnicodeDecodeError as fault:
         raise DataError(f"{where} isn't UTF-8 (byte 0x{line[fault.start]:02x}); save the file as UTF-8") from fault
     except UnicodeEncodeError as fault:
-        half = fault.object[fault.start]
-        raise DataError(f"{where} holds {half!a}, half a character, which no tokenizer reads; write it again") from fault
+        raise DataError(f"{where} {half_character(fault)}") from fault
     except (ValueError, RecursionError) as fault:
         raise DataError(f"{where} isn't JSON ({fault})") from fault
     if not isinstance(value, dict):

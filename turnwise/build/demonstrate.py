@@ -30,6 +30,7 @@ from turnwise.protocols import Env
 from turnwise.rollout.tasks import SeededTasks, sibling_sampling
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.spec import ROWS_TAG
+from turnwise.tools.session import readable
 from turnwise.types import Group, Message, SamplingParams, Split, Task, derive_seed
 
 DEMONSTRATORS = ("expert", "random", "erring")
@@ -102,10 +103,12 @@ def _of_rows(config: AgenticConfig, demonstrator: Demonstrator, num_rows: int, s
 
 
 def as_row(messages: Sequence[Message], tools: Tools = ()) -> str:
-    """A conversation as a line of JSON that `turnwise sft` reads. Raises ConfigError if a message isn't plain text."""
+    """A conversation as a line of JSON that `turnwise sft` reads, with `?` for half a character. Raises ConfigError if a
+    message isn't plain text."""
     if not all(isinstance(message.get("content") or "", str) for message in messages):
         raise ConfigError("the environment shows pictures, and demonstrations are text; set its observation to text")
-    return json.dumps({"messages": list(messages)} | ({"tools": list(tools)} if tools else {}), ensure_ascii=False)
+    row = {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
+    return readable(json.dumps(row, ensure_ascii=False))
 
 
 def _scripted(demonstrator: Demonstrator, settings: EnvAgentSettings) -> Converse:

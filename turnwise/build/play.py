@@ -74,16 +74,16 @@ class EpisodePrinter:
     def over_text(self, complete: Complete) -> None:
         """Makes the printer open contexts for a policy that answers in text."""
 
-        async def told(messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer | None:
-            last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
-            prompt = self.ask((), messages[last + 1 :], 0, sampling.max_new_tokens)
-            answer = await complete(messages, sampling, tools)
-            if answer is not None:
-                self.onlooker.response(prompt, answer)
-            return answer
-
         def opened(sampling: SamplingParams, tools: Tools = (), **options: Any) -> Any:
-            return TextConversation(told, sampling, tools)
+            async def told(messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer | None:
+                prompt = self.ask((), messages[len(conversation.messages) :], 0, sampling.max_new_tokens)
+                answer = await complete(messages, sampling, tools)
+                if answer is not None:
+                    self.onlooker.response(prompt, answer)
+                return answer
+
+            conversation = TextConversation(told, sampling, tools)
+            return conversation
 
         self._open = opened
 

@@ -31,7 +31,7 @@ def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]
     """In each file of demonstrations, the first fault that shows without a tokenizer. `may_miss` allows missing files."""
     for key, names in _files(config).items():
         for index, name in enumerate(names):
-            if may_miss and not os.path.exists(name):
+            if may_miss and not os.path.exists(os.path.expanduser(name)):
                 continue
             try:
                 for _ in read_rows([name]):
@@ -127,7 +127,7 @@ def _files(config: AgenticConfig | SFTConfig) -> dict[str, list[str]]:
         files["data.train_files"] = config.data.train_files or []
     if config.val_env_manager.has_rows and config.uses_validation:
         files["data.val_files"] = config.data.val_files or []
-    for key in ("tool_config_path", "function_tool_path", "interaction_config_path"):
+    for key in ("tool_config_path", "function_tool_path", "interaction_config_path", "agent_config_path"):
         if path := vars(config.agent)[key]:
             files[f"agent.{key}"] = [path]
     return files

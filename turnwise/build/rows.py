@@ -55,14 +55,16 @@ def rows_plug_ins(
         return not may_miss or all(path is None or Path(path).expanduser().exists() for path in paths)
 
     yield ("data", "reward"), partial(load_rewards, config)
-    if are_there(config.agent.tool_config_path, config.agent.function_tool_path):
+    agent = config.agent
+    paths = (agent.tool_config_path, agent.function_tool_path, agent.interaction_config_path, agent.agent_config_path)
+    if are_there(*paths[:2]):
         yield ("agent", "tool_config_path"), partial(build_tools, config)
-    if are_there(config.agent.interaction_config_path):
+    if are_there(agent.interaction_config_path):
         yield ("agent", "interaction_config_path"), partial(build_interactions, config)
     if config.needs_reward_role and folder_here(config.reward.model_args.model_name_or_path):
         yield ("reward_pretrain",), partial(check_reward_role, config)
     for split in _splits_with_rows(config):
-        if not may_miss or all(Path(name).exists() or not Path(name).suffix for name in _files(config, split)):
+        if are_there(*paths, *(name for name in _files(config, split) if Path(name).suffix)):
             yield ("data", f"{split}_files"), partial(_check_rows, config, split)
 
 

@@ -67,7 +67,9 @@ class PlayScreen:
             self._lines("sees", f"+{len(prompt.added_ids)}", self._decode(prompt.added_ids))
             self._lines("ids", "", self._ids(prompt.added_ids), "dim")
         for message in prompt.messages:
-            self._lines(str(message["role"]), "", _text(message["content"]))
+            self._lines(str(message["role"]), "", _text(message.get("content") or ""))
+            for call in message.get("tool_calls") or ():
+                self._lines("calls", "", "{name}({arguments})".format(**{"arguments": "", **call["function"]}))
 
     def response(self, prompt: "ShownPrompt", answer: Completion | TextAnswer) -> None:
         ending = {"stop": "", "length": f"  ← cut at {prompt.max_new_tokens} tokens", "aborted": "  ← aborted"}

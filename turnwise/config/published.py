@@ -61,12 +61,17 @@ class Translation:
         return value if isinstance(value, dict) else {}
 
     def move(self, source: tuple[str, ...], target: tuple[str, ...], value: Any = None) -> None:
-        """Moves the source key's value, or `value`, to the target key. Adds a problem if the target has another value."""
+        """Moves the source key's value, or `value`, to the target key. Adds a problem if the target has another value. The
+        value is lost if a section of the target isn't a mapping, which validation refuses."""
         theirs = self.section(*source[:-1]).pop(source[-1])
         value = theirs if value is None else value
         place = self.raw
         for part in target[:-1]:
-            place = place.setdefault(part, {})
+            if place.get(part) is None:
+                place[part] = {}
+            place = place[part]
+            if not isinstance(place, dict):
+                return
         here, there = ".".join(source), ".".join(target)
         if place.get(target[-1], value) != value:
             self.problems.append(Problem(source, f"says {value!r} and {there} says {place[target[-1]]!r}; keep one of them"))
@@ -85,8 +90,8 @@ def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozense
     _move_keys(translation)
     for manager in MANAGERS:
         _translate_manager(translation, manager)
-    for tag in list(translation.section("custom_envs")):
-        _translate_env(translation, tag)
+    for path in _places(translation, "<env>"):
+        _translate_env(translation, path)
     _translate_correction(translation)
     _retire(translation, raw, (), "")
     if translation.is_published:
@@ -97,13 +102,13 @@ def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozense
 
 
 def _places(translation: Translation, key: str) -> list[tuple[str, ...]]:
-    """The paths that a key stands for: `<role>` is every role, and `<env>` every environment."""
+    """The paths that a key stands for: `<role>` is every role, and `<env>` every environment whose tag is a string."""
     first, *rest = key.split(".")
     heads: list[tuple[str, ...]] = [(first,)]
     if first == "<role>":
         heads = [(role,) for role in ROLES]
     elif first == "<env>":
-        heads = [("custom_envs", tag) for tag in translation.section("custom_envs")]
+        heads = [("custom_envs", tag) for tag in translation.section("custom_envs") if isinstance(tag, str)]
     return [(*head, *rest) for head in heads]
 
 
@@ -133,12 +138,17 @@ def _move_keys(translation: Translation) -> None:
 
 
 def _unplayed(translation: Translation) -> frozenset[str]:
-    tags = [translation.section(manager).get("tags") for manager in MANAGERS]
+    tags = [_tags(translation, manager) for manager in MANAGERS]
     if tags[0] is None:
         return frozenset()
-    lists = [[names] if isinstance(names, str) else names for names in tags if isinstance(names, str | list)]
-    played = {name for names in lists for name in names if isinstance(name, str)}
-    return frozenset(translation.section("custom_envs").keys() - played)
+    return frozenset(translation.section("custom_envs").keys() - {name for names in tags for name in names or ()})
+
+
+def _tags(translation: Translation, manager: str) -> list[str] | None:
+    """The tags that a manager names. None if it names none, or has anything but a name or a list, which validation refuses."""
+    names = translation.section(manager).get("tags")
+    names = [names] if isinstance(names, str) else names
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else None
 
 
 def _answer_idle_sections(translation: Translation) -> None:
@@ -152,7 +162,7 @@ def _answer_idle_sections(translation: Translation) -> None:
     tags = list(envs)
     for manager in MANAGERS:
         section = translation.section(manager)
-        tags = section.get("tags") or tags
+        tags = _tags(translation, manager) or tags
         are_locked = all(isinstance(envs.get(tag), dict) and envs[tag].get("use_thread_lock") for tag in tags)
         if "max_env_num_per_worker" in section and are_locked:
             del section["max_env_num_per_worker"]
@@ -226,8 +236,7 @@ def _translate_manager(translation: Translation, manager: str) -> None:
             translation.ineffective.append(Problem((manager, key), "environments run no model, so this has no effect."))
 
 
-def _translate_env(translation: Translation, tag: str) -> None:
-    path = ("custom_envs", tag)
+def _translate_env(translation: Translation, path: tuple[str, ...]) -> None:
     env = translation.section(*path)
     manager = env.get("env_manager_cls")
     if isinstance(manager, str):

@@ -1,6 +1,7 @@
 """Demonstrations for supervised fine-tuning: JSONL files of rows `{"messages": [...]}`, with `tools` if messages call any."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +24,9 @@ class Row(NamedTuple):
 
 
 def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
-    """All rows of the files in order. Raises DataError, with file and line, for a missing or empty file or a wrong row."""
-    for path in map(Path, paths):
+    """All rows of the files in order; `~` is the home folder. Raises DataError, with file and line, for a missing or empty file
+    or a wrong row."""
+    for path in map(Path, map(os.path.expanduser, paths)):
         place = None
         for place, record in read_jsonl(path):
             if problem := _problem(record):
@@ -63,6 +65,8 @@ def message_problem(index: int, message: Any) -> str:
     parts = content if isinstance(content, list) else []
     if not isinstance(content, str | list) or not all(isinstance(part, dict) for part in parts):
         return f"message {index} has the content {str(content)[:40]!r}; it must be a string"
+    if any(str(part.get("type")).startswith("image") for part in parts):
+        return f"message {index} has a picture, and no model of this version reads pictures; leave it out"
     return ""
 
 

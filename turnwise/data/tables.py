@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from turnwise.entry_points import OBJECT_PREFIX, load_object
 from turnwise.errors import DataError, NotAvailableError, TurnwiseError, nearest
 from turnwise.hub import looks_like_hub_name
-from turnwise.jsonl import read_jsonl
+from turnwise.jsonl import half_character, read_jsonl
 from turnwise.protocols import ChecksRows
 from turnwise.runtime.foreign import Foreign
 
@@ -45,7 +45,7 @@ def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
     A source is a file (`.jsonl`, `.json` with one object per line, `.parquet`), a folder that the datasets library saved, a
     name of the hub (`owner/name`, `owner/name:split` for another split than train, `owner/name:subset:split`), or
     `module:object` for rows in Python. Raises DataError, which names file and line, if a source is missing, is empty, can't be
-    read, or holds a value that JSON can't hold; NotAvailableError if it needs a library that isn't installed."""
+    read, or holds a value that a file of JSON can't hold; NotAvailableError if it needs a library that isn't installed."""
     return [row for name in names for row in _table(name, key)]
 
 
@@ -63,7 +63,8 @@ def _read_once(name: str, key: str, *changes: int) -> Sequence[TableRow]:
 
 def _read(name: str, key: str) -> Sequence[TableRow]:
     shown = f"the {name.rpartition(':')[2]} given in Python" if name.startswith(OBJECT_PREFIX) else name
-    found = [TableRow(place, _plain(columns, place)) for place, columns in noting(_rows(name, key, shown), f"reading {shown}")]
+    placed = noting(_rows(name, key, shown), f"reading {shown}")
+    found = [TableRow(place, plain_columns(columns, place)) for place, columns in placed]
     if not found:
         raise DataError(f"{key} {shown} has no rows; give at least one, or leave it out")
     return found
@@ -72,19 +73,19 @@ def _read(name: str, key: str) -> Sequence[TableRow]:
 def _rows(name: str, key: str, shown: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     path = Path(name).expanduser()
     if path.is_dir():
-        return _numbered(_saved_dataset(path, key), name)
+        return numbered(_saved_dataset(path, key), name)
     if path.suffix in (".jsonl", ".json") and (path.exists() or ":" not in name):
         return read_jsonl(path)
     if path.suffix == ".parquet":
-        return _numbered(_of_parquet(path), str(path))
+        return numbered(_of_parquet(path), str(path))
     repository, *parts = name.split(":")
     if not path.exists() and looks_like_hub_name(repository):
-        return _numbered(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
+        return numbered(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
     if ":" in name and not path.exists():
         rows = load_object(name, key, DataError)
         if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping | Iterator):
             raise DataError(f"{key} {shown} is a {type(rows).__name__}; rows are a list of mappings, or a Dataset")
-        return _numbered(rows, shown)
+        return numbered(rows, shown)
     reason = "has another form" if path.exists() else "there is no such file"
     raise DataError(
         f"{key} {name}: {reason}; rows are read from .jsonl and .parquet files, folders of the datasets library, names of the "
@@ -140,20 +141,23 @@ def _hub_dataset(name: str, subset: Sequence[str], split: str, key: str) -> Any:
         ) from fault
 
 
-def _numbered(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def numbered(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields `(place, row)` of each row; the place is `NAME, row N`. Raises DataError for a row that isn't a mapping."""
     for number, columns in enumerate(rows, start=1):
         if not isinstance(columns, Mapping):
             raise DataError(f"{name}, row {number} is of type {type(columns).__name__}; a row is a mapping of columns")
         yield f"{name}, row {number}", columns
 
 
-def _plain(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The columns as a dict. Raises DataError for a name or value that JSON can't hold, because rows are saved as JSON."""
+def plain_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The columns as a dict. Raises DataError for a name or value that a file of JSON can't hold, because rows are saved so."""
     for name, value in columns.items():
         if not isinstance(name, str):
             raise DataError(f"{place}: the column name {name!r} is of type {type(name).__name__}; it must be a string")
         try:
-            json.dumps(value, sort_keys=True)
+            json.dumps({name: value}, sort_keys=True, ensure_ascii=False).encode()
+        except UnicodeEncodeError as fault:
+            raise DataError(f"{place}: column {name!r} {half_character(fault)}") from fault
         except (TypeError, ValueError, RecursionError) as fault:
             raise DataError(
                 f"{place}: column {name!r} is a {type(value).__name__}, which JSON can't hold ({fault}); make it a string or "

@@ -61,7 +61,7 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
         _draw_loss(main, rows)
     else:
         _draw_success(main, rows, baselines or {})
-    main.set_title(title)
+    main.set_title(_literal(title))
     # If the group filter left nothing to train on, there may be no curve.
     if main.get_legend_handles_labels()[0]:
         main.legend(loc="upper right" if is_fine_tuning else "lower right", fontsize=8)
@@ -89,13 +89,18 @@ def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Seq
         for index, (label, points) in enumerate(zip(labels, curves, strict=True)):
             if points:
                 marker = "o" if len(points) < 20 else ""
-                axes.plot(*_columns(_smooth(points)), color=f"C{index}", marker=marker, markersize=3, label=label)
-        axes.set_ylabel(title)
+                axes.plot(*_columns(_smooth(points)), color=f"C{index}", marker=marker, markersize=3, label=_literal(label))
+        axes.set_ylabel(_literal(title))
         axes.set_xlabel("step", fontsize=8)
         axes.grid(alpha=0.25)
         axes.legend(fontsize=7)
     figure.savefig(path, dpi=150)
     return path
+
+
+def _literal(text: str) -> str:
+    """The text for matplotlib, which would read what stands between two `$` as a formula."""
+    return text.replace("$", r"\$")
 
 
 def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, float]) -> None:
@@ -110,7 +115,7 @@ def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, flo
         low, high = zip(*(wilson_interval(round(value * count), round(count)) for _, value, count in points), strict=True)
         axes.fill_between([step for step, _, _ in points], low, high, color=_VAL, alpha=0.15, linewidth=0)
     for (name, value), color in zip(baselines.items(), _COLORS[1:], strict=False):
-        axes.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{name} ({value:.2f})")
+        axes.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{_literal(name)} ({value:.2f})")
     axes.set_ylabel("success" if is_success else "score")
     if is_success:
         axes.set_ylim(0, 1.02)

@@ -32,6 +32,7 @@ class AgenticRLPipeline:
         self.config = _sections(load_yaml(read_yaml(Path(config_path)), str(config_path)), str(config_path))
         self.rl_tool = RLTrainingTool()
         self.output_dir = Path(self.config.get("output_dir", "./output/pipeline"))
+        parse(LoadDataset, self._section("data"))
         sft, grpo = (parse(Train, with_preset(self._training(kind, "model"))) for kind in ("sft", "grpo"))
         parse(Evaluate, self._evaluation("model"))
         if Path(sft.output_dir).resolve() == Path(grpo.output_dir).resolve():
@@ -118,8 +119,9 @@ class AgenticRLPipeline:
 
     def _training(self, kind: str, model: str) -> dict[str, Any]:
         common = {"algorithm": kind, "model_name": model, "output_dir": str(self.output_dir / kind)}
-        monitored = {"use_tensorboard": True, **self._section("monitoring")}
-        return {**common, **self._section("data"), **monitored, **self._section(kind)}
+        # The model of `data` only counts tokens.
+        rows = {key: value for key, value in self._section("data").items() if key != "model_name"}
+        return {**common, **rows, "use_tensorboard": True, **self._section("monitoring"), **self._section(kind)}
 
     def _evaluation(self, model_path: str) -> dict[str, Any]:
         own = {key: value for key, value in self._section("eval").items() if key != THRESHOLD}

@@ -138,13 +138,19 @@ def formatted(row: Mapping[str, Any]) -> str:
     return f"{text}\n(true answer: {row['ground_truth']})" if "ground_truth" in row else text
 
 
+def _contents(row: Mapping[str, Any]) -> list[Any]:
+    """The contents of a row's messages; [] if it has none. A column of this name that isn't read may hold anything."""
+    messages = row.get("messages")
+    return [m.get("content") for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
+
+
 def quality(loaded: Rows, count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
     """The number of rows with an empty or null value, of copies of earlier rows, of rows with over `LONGEST` tokens (without
     `count_tokens`, four characters are a token), and of rows whose true answer has no number."""
     texts = [formatted(row) for row in loaded.rows]
     lengths = [count_tokens(text) if count_tokens else len(text) // 4 for text in texts]
-    values = [[*row.values(), *(m.get("content") for m in row.get("messages") or ())] for row in loaded.columns]
-    truths = [row.get("ground_truth") or (row.get("messages") or [{}])[-1].get("content", "") for row in loaded.rows]
+    values = [[*row.values(), *_contents(row)] for row in loaded.columns]
+    truths = [row.get("ground_truth", (_contents(row) or [""])[-1]) for row in loaded.rows]
     copies = Counter(json.dumps(row, sort_keys=True, default=str) for row in loaded.rows)
     return {
         "empty": sum(any(isinstance(value, str) and not value.strip() for value in of_row) for of_row in values),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from turnwise.build.envs import plug_in_problems
 from turnwise.build.prepare import row_problems
 from turnwise.config import AgenticConfig, SFTConfig, parse_config, require, unavailable
+from turnwise.data.tables import numbered, plain_columns
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.trainer.callbacks import asks_to_stop, check_callbacks
 from turnwise.trainer.objects import Objects, custom_envs, data_section, plain_values
@@ -224,17 +226,21 @@ def _require_enough(config: Mapping[str, Any]) -> None:
 
 
 def _demonstrations(messages: Any, values: Mapping[str, Any]) -> list[str]:
-    """The names of the files of demonstrations. Rows are written to a file beside the runs, named by their hash."""
+    """The names of the files of demonstrations. Rows are written to a file beside the runs, named by their hash. Raises
+    DataError for a row that a file can't hold."""
     if isinstance(messages, str | Path):
         return [str(messages)]
     rows = [row if isinstance(row, Mapping | str | Path) else {"messages": row} for row in messages]
     if rows and all(isinstance(row, str | Path) for row in rows):
         return [str(row) for row in rows]
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    plain = (plain_columns(row, place) for place, row in numbered(rows, "messages"))
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in plain)
     folder = Path(values.get("output_dir") or "runs") / (values.get("exp_name") or "turnwise")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"messages-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
-    file.write_text(text, encoding="utf-8")
+    partial = file.with_name(f"{file.name}.{os.getpid()}")  # other ranks and runs of the same rows read and write the file too
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
     return [str(file)]
 
 

@@ -93,8 +93,8 @@ def test_a_line_that_a_kill_cut_is_left_out_and_nan_is_no_value(compare, make_ru
 
 
 def test_curves_are_drawn_for_runs_of_any_length(compare, make_run, tmp_path):
-    runs = [make_run("a", trained([0.1] * 40, [0.1, 0.2])), make_run("b", trained([0.5]))]
-    assert "curves" in compare(*runs, "--out", str(tmp_path / "curves.png"))
+    runs = [make_run("$LR_$SEED", trained([0.1] * 40, [0.1, 0.2])), make_run("b", trained([0.5]))]
+    assert "curves" in compare(*runs, "--out", str(tmp_path / "curves.png")), "and the name of a run is no formula"
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -197,6 +197,16 @@ def test_config_names_files_of_rows_and_tools_that_are_not_there(config, tmp_pat
     assert "agent.function_tool_path: tools.py: there is no such file." in said
 
 
+@pytest.mark.parametrize("key", ["tool_config_path", "function_tool_path", "interaction_config_path", "agent_config_path"])
+def test_config_names_a_file_of_agents_that_is_not_where_the_rows_are(key, config, capsys, refused):
+    write_rows({"prompt": "1", "answer": "1"})
+    words = [config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}", f"++agent={{{key}: none}}"]
+    assert main(["config", *words]) == 0
+    said = capsys.readouterr().out.partition("missing to run this config here:\n")[2]
+    assert f"agent.{key}: none: there is no such file." in said
+    assert f"agent.{key}" in refused("train", *words)
+
+
 def test_config_says_that_the_agent_of_a_row_is_missing(config, capsys, refused):
     write_rows(*({"prompt": "1", "answer": "1", "agent_name": name} for name in ("single_turn_agent", "react_agent")))
     changes = ["~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}"]
@@ -396,7 +406,7 @@ def test_what_this_machine_lacks_is_said_without_torch(is_here, config, tmp_path
     assert done.stdout.count("\n  - ") == 2 - is_here and done.stdout.endswith("set()\n"), done.stderr
 
 
-def test_rows_are_read_before_a_run_has_a_folder(folder, tiny_model, refused, both_refuse):
+def test_rows_are_read_before_a_run_has_a_folder(folder, tiny_model, refused, both_refuse, monkeypatch):
     (folder / "sft.yaml").write_text(
         f"pretrain: {tiny_model}\noutput_dir: runs\ntrain_files: [good.jsonl]\nval_files:\n  - bad.jsonl\n"
     )
@@ -406,6 +416,16 @@ def test_rows_are_read_before_a_run_has_a_folder(folder, tiny_model, refused, bo
     assert "sft.yaml:5: val_files[0]: bad.jsonl: no such file" in refused("sft", "sft.yaml")
     (folder / "bad.jsonl").write_text(good + '{"messages": [{"role": "user"}]}\n')
     both_refuse("sft.yaml:5: val_files[0]: bad.jsonl, line 2: message 0 has the content", "sft.yaml", verb="sft")
+    monkeypatch.setenv("HOME", str(folder))
+    of_home = ["sft.yaml", "train_files=['~/good.jsonl']", "val_files=['~/bad.jsonl']"]
+    both_refuse(f"val_files[0]: {folder}/bad.jsonl, line 2: message 0 has the content", *of_home, verb="sft")
+
+
+def test_rows_in_the_home_folder_are_read(config, folder, monkeypatch, both_refuse):
+    monkeypatch.setenv("HOME", str(folder))
+    write_rows({"text": "1"})
+    data = "++data={train_files: ['~/rows.jsonl'], reward: [exact_match]}"
+    both_refuse("rows.jsonl, line 1: there is no column 'prompt'", config, "pretrain=nowhere", "~custom_envs", data)
 
 
 BOMB = "[" * 99 + "]" * 99

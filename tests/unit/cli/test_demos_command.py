@@ -157,6 +157,22 @@ def test_a_prompt_may_show_a_call_without_content(sums: str, capsys: pytest.Capt
     assert success(capsys) == 1.0 and len(written.messages) == 5
 
 
+def test_half_a_character_of_a_model_is_written_as_a_question_mark(sums: str) -> None:
+    function = {"name": "calculator", "arguments": '{"expression": "12 \\ud800 7"}'}
+    call = {"content": "12 \ud800 7", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+
+    def said(request: dict[str, object]) -> dict[str, object] | str:
+        calls = "tools" in request and request["messages"][-1]["role"] == "user"
+        return {"choices": [{"message": call, "finish_reason": "stop"}]} if calls else "8\udfff4"
+
+    with ChatServer(said) as server:
+        assert demos(sums, "--policy", f"openai:{server.base_url}", "--model-name", "m") == 0
+    plain, with_tools = read_rows(["demos.jsonl"])
+    assert plain.messages[-1]["content"] == with_tools.messages[-1]["content"] == "8?4"
+    assert with_tools.messages[1]["content"] == "12 ? 7"
+    assert with_tools.messages[1]["tool_calls"][0]["function"]["arguments"] == {"expression": "12 ? 7"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -292,6 +292,18 @@ def test_a_model_behind_a_url_calls_tools(played, products):
     )
 
 
+def test_the_examples_in_a_row_s_prompt_are_shown_for_a_model_behind_a_url(played, folder, products):
+    call = {"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "2 * 7"}'}}
+    prompt = [{"role": role, "content": role} for role in ("system", "user", "assistant", "tool", "user")]
+    prompt[2] = {"role": "assistant", "content": "", "tool_calls": [call]}
+    row = {"prompt": prompt, "answer": "84", "agent_name": "single_turn_agent"}
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    with ChatServer(answer("84")) as server:
+        shown = played(products, "--policy", f"openai:{server.base_url}", "--model-name", "x")
+    assert rows(shown, "system") == ["system"] and rows(shown, "user") == ["user"] * 2 and rows(shown, "tool") == ["tool"]
+    assert rows(shown, "calls") == ['calculator({"expression": "2 * 7"})'] and rows(shown, "says") == ["84"]
+
+
 LOOPS = """
 from turnwise.types import CallOptions, Trajectory
 

@@ -34,6 +34,7 @@ from turnwise.errors import ConfigError
         ({"use_kl_loss": True, "kl_loss_type": "low_var"}, "kl_loss_type", "k3"),
         ({"track_with": "tensorboard"}, "track_with", ["tensorboard"]),
         ({"async_generation_ratio": 1.0}, "async_generation_ratio", 1),
+        ({"rollout_name": "hf", "actor_infer": None}, "actor_infer.strategy_args.strategy_name", "hf"),
     ],
 )
 def test_mapped(keys: dict[str, Any], path: str, expected: object) -> None:
@@ -70,6 +71,26 @@ def test_mapped_in_an_environment(keys: dict[str, Any], name: str, expected: obj
 )
 def test_a_published_key_that_is_null_is_not_set(keys: dict[str, Any]) -> None:
     assert config_of(**keys) == config_of()
+
+
+NUMBERED = {8: {"env_type": "frozen_lake", "env_config": {"max_steps": 3}, "max_steps": 5}}
+MANAGED = {"custom_envs.Lake.env_manager_cls": "roll.TrajEnvManager"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"rollout_name": "hf", "actor_infer": 3}, r"actor_infer: .*\(got 3\)"),
+        ({"custom_envs": NUMBERED}, r"custom_envs\[8\]: "),
+        ({**MANAGED, "train_env_manager.tags": 8}, r"train_env_manager.tags: .*\(got 8\)"),
+        ({**MANAGED, "train_env_manager.tags": [{"Lake": 1}]}, r"train_env_manager.tags\[0\]: "),
+    ],
+)
+def test_a_published_key_beside_a_value_of_another_type_leaves_that_to_the_check_of_types(
+    keys: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        config_of(**keys)
 
 
 def test_an_environment_of_ones_own_keeps_its_arguments() -> None:

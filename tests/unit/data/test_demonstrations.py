@@ -21,6 +21,7 @@ def test_rows_of_all_files_in_order(tmp_path):
 
 
 ANSWER = {"role": "assistant", "content": "yes"}
+TEXT = {"type": "text", "text": "what?"}
 
 
 def written(*messages):
@@ -40,6 +41,8 @@ def written(*messages):
         (written({"role": "user"}, ANSWER), "message 0 has the content 'None'; it must be a string"),
         (written({"role": "user", "content": 7}, ANSWER), "message 0 has the content '7'; it must be a string"),
         (written({"role": "user", "content": ["a"]}, ANSWER), "message 0 has the content"),
+        (written({"role": "user", "content": [TEXT, {"type": "image", "image": "a.png"}]}, ANSWER), "message 0 has a picture"),
+        (written(ANSWER, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}), "message 1 has a picture"),
         (written({"role": "bot", "content": "a"}, ANSWER), "message 0 has the role 'bot'; allowed are system, user"),
         (written({"content": "a"}, ANSWER), "message 0 has the role 'None'"),
         (written({"role": [], "content": "a"}, ANSWER), "message 0 has the role '[]'"),

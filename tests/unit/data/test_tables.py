@@ -135,9 +135,11 @@ def test_a_column_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
     [
         ({("a", 1): "x"}, r"row 1: the column name \('a', 1\) is of type tuple; it must be a string"),
         ({"prompt": "x", "extra": {1: "x", "a": "y"}}, "row 1: column 'extra' is a dict, which JSON can't hold"),
+        ({"prompt": [{"content": "\ud800"}]}, r"row 1: column 'prompt' holds '\\ud800', half a character, which no tokenizer"),
+        ({"\udfff": "x"}, r"row 1: column '\\udfff' holds '\\udfff', half a character"),
     ],
 )
-def test_a_name_that_json_cannot_hold_is_said(monkeypatch, row, message) -> None:
+def test_a_name_or_text_that_json_cannot_hold_is_said(monkeypatch, row, message) -> None:
     module = ModuleType("own_rows")
     module.ROWS = [row]
     monkeypatch.setitem(sys.modules, "own_rows", module)

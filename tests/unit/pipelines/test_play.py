@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 from contextlib import closing
@@ -20,7 +21,7 @@ from turnwise.envs.parsing import as_answer
 from turnwise.errors import ConfigError, RolloutError
 from turnwise.models.load import load_tokenizer
 from turnwise.rollout.tasks import SeededTasks
-from turnwise.types import Task
+from turnwise.types import SamplingParams, Task
 
 LAKE = {
     "env_type": "frozen_lake",
@@ -172,6 +173,22 @@ def test_a_policy_known_by_its_words_has_no_tokens(tiny_model):
     assert [message["role"] for message in notes.prompts[0].messages] == ["system", "user"]
     assert [message["role"] for message in notes.prompts[1].messages] == ["user"], "only what is new"
     assert len(asked[1]) == 4 and setup.voice.tokenizer is None
+
+
+def test_the_examples_of_a_first_prompt_are_new_to_the_player():
+    async def complete(messages, sampling, tools=()):
+        return TextAnswer("4", "stop")
+
+    async def talk():
+        conversation = printer(SamplingParams(max_new_tokens=4))
+        await conversation.generate([{"role": role, "content": "2"} for role in ("system", "user", "assistant", "user")])
+        await conversation.generate([{"role": "user", "content": "Sure?"}])
+
+    printer = EpisodePrinter(Notes())
+    printer.over_text(complete)
+    asyncio.run(talk())
+    roles = [[message["role"] for message in prompt.messages] for prompt in printer.onlooker.prompts]
+    assert roles == [["system", "user", "assistant", "user"], ["user"]]
 
 
 @pytest.mark.parametrize(

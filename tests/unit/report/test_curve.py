@@ -15,10 +15,10 @@ from turnwise.report.intervals import wilson_interval
 SUCCESS = [{"step": i, "env/A/success": i / 10, "val/env/A/success": i / 12} for i in range(10)]
 
 
-def drawn(rows, tmp_path, **options):
+def drawn(rows, tmp_path, title="title", **options):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        path = learning_curve(rows, tmp_path / "curve.png", "title", **options)
+        path = learning_curve(rows, tmp_path / "curve.png", title, **options)
     with Image.open(path) as image:
         assert image.format == "PNG"
         return np.asarray(image.convert("RGB")).astype(int)
@@ -30,6 +30,12 @@ def test_curve_is_a_picture_of_its_rows(tmp_path):
     assert not np.array_equal(whole, drawn(SUCCESS, tmp_path, baselines={"random player": 0.1}))
     of_a_path = [{name.replace("/A/", "/openai/gsm8k/"): value for name, value in row.items()} for row in SUCCESS]
     assert np.array_equal(whole, drawn(of_a_path, tmp_path)), "a tag may hold slashes"
+
+
+def test_names_with_dollar_signs_are_no_formulas(tmp_path):
+    plain = drawn(SUCCESS, tmp_path)
+    assert not np.array_equal(plain, drawn(SUCCESS, tmp_path, title="run_$LR_$SEED"))
+    assert not np.array_equal(plain, drawn(SUCCESS, tmp_path, baselines={"$_$": 0.1}))
 
 
 def test_validation_is_called_validation_since_nothing_need_be_held_out(tmp_path, monkeypatch):

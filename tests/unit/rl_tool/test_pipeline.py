@@ -68,6 +68,23 @@ def test_a_stage_is_usable_alone_and_a_cut_file_of_results_is_named(write, word_
     assert main(["pipeline", "config.json"]) == 1
 
 
+class NotedTool:
+    """A tool that does nothing, and notes what it is asked for."""
+
+    def run(self, parameters):
+        self.asked = parameters
+        return json.dumps({"status": "success", "output_dir": "out"})
+
+
+def test_the_model_that_counts_the_tokens_of_the_data_is_not_trained(write, word_model):
+    pipeline = AgenticRLPipeline(write(data={"model_name": "models/counter"}))
+    pipeline.rl_tool = tool = NotedTool()
+    pipeline.stage2_sft_training()
+    assert tool.asked["model_name"] == word_model and tool.asked["max_samples"] == 4
+    pipeline.stage4_grpo_training("models/sft")
+    assert tool.asked["model_name"] == "models/sft"
+
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "rl_tool" / "pipeline.json"
 
 
@@ -132,6 +149,7 @@ def test_a_model_below_the_gate_isn_t_trained_on(write):
         ({"sft": {"num_epoch": 3}}, "Did you mean 'num_epochs'"),
         ({"grpo": {"output_dir": "out/sft"}}, "its own folder"),
         ({"eval": {"max_sample": 3}}, "Did you mean 'max_samples'"),
+        ({"data": {"num_epochs": 3}}, "num_epochs: unknown parameter"),
         ({"eval": {"sft_accuracy_threshold": 30}}, "it is an accuracy from 0 to 1"),
         ({"model": {"base_modl": "m"}}, "has the key base_model, .* and no other"),
     ],

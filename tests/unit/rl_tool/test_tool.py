@@ -178,6 +178,9 @@ def test_rows_are_shown_and_examined():
     assert len(answer["samples"]) == 3 and answer["dataset_object"][0]["ground_truth"] == "7"
     half = [{"messages": [{"role": "user"}, {"role": "assistant", "content": "#### 7"}]}]
     assert ask("load_dataset", dataset=half)["quality"]["null"] == 1
+    odd = [{"prompt": "a", "ground_truth": 0}, *({"question": "a", "answer": "#### 7", "messages": m} for m in ("b", ["b"], 5))]
+    answer = ask("load_dataset", dataset=odd, format="rl")
+    assert answer["quality"] == {"empty": 0, "null": 0, "duplicate": 2, "over_long": 0, "answer_not_extractable": 0}
     assert "dataset_object" not in json.loads(RLTrainingTool().run({"action": "load_dataset", "max_samples": 2}))
 
 

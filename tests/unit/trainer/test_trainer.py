@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 import json
 import sys
+from datetime import date
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from turnwise import Trainer
 from turnwise.agents.env_agent import EnvAgent
 from turnwise.cli.main import main
 from turnwise.envs.base import TextEnv
-from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, TurnwiseError
+from turnwise.errors import ConfigError, DataError, EnvironmentFault, NotAvailableError, TurnwiseError
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.trainer.objects import Objects, plain_values
 
@@ -345,7 +347,7 @@ def test_an_agent_of_an_environment_is_given_what_it_asks_for(keys):
         Trainer(**keys | {"env": own(agent_name=AgentOfItsOwn)})
 
 
-def test_sft_takes_messages_as_objects(tiny_model, tmp_path):
+def test_sft_takes_messages_as_objects(tiny_model, tmp_path, monkeypatch):
     rows = [[{"role": "user", "content": f"write {i}"}, {"role": "assistant", "content": "Left"}] for i in range(4)]
     given = {"output_dir": tmp_path, "track_with": [], "is_quiet": True, "sequence_length": 128}
     one = Trainer.sft(tiny_model, rows, exp_name="one", **given)
@@ -356,3 +358,16 @@ def test_sft_takes_messages_as_objects(tiny_model, tmp_path):
     assert len({(folder / "model.safetensors").read_bytes() for folder in (one, two, three)}) == 1
     with pytest.raises(ConfigError, match="has no `messages`"):
         Trainer.sft(tiny_model, [{"text": "x"}], **given)
+    for content, said in (("\ud800", r"holds '\\ud800', half a char"), (date(2026, 1, 1), "is a list, which JSON can't hold")):
+        with pytest.raises(DataError, match=f"messages, row 2: column 'messages' {said}"):
+            Trainer.sft(tiny_model, [rows[0], [{"role": "user", "content": content}]], **given)
+    whole = file.read_text()
+
+    def half_written(path, text, **_):
+        path.write_bytes(text.encode()[:10])
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Path, "write_text", half_written)
+    with pytest.raises(OSError, match="the disk is full"):
+        Trainer.sft(tiny_model, rows, exp_name="one", **given)
+    assert file.read_text() == whole, "another rank or run may be reading it"
