@@ -140,7 +140,7 @@ class ReplayLog:
             self._next = next(self._events, None)
 
     def took(self, step: int, taken: Taken) -> None:
-        """Records the groups that a step took."""
+        """Records the groups that a step took, and those that failed or were filtered out since the step before."""
         self._num_taken += 1
         parts, rejected = taken
         event = {"parts": parts} if len(parts) > 1 else {"groups": parts[0]}

@@ -71,8 +71,8 @@ def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
 
 
 def bucket_metrics(tokens: ResponseTokens, groups: Index, buckets: Index) -> list[Metric]:
-    """Sizes of the `buckets` of turns [K], the share of buckets of one turn, and the share of *aliased* turns. A turn is
-    aliased if another turn with the same number in `groups` [K] has the same observation in another state."""
+    """Sizes of the buckets (`buckets` [K]: the number of each turn's), the share that hold one turn, and the share of *aliased*
+    turns. A turn is aliased if another turn with the same number in `groups` [K] has the same observation in another state."""
     if not len(buckets):
         return []
     sizes = np.bincount(buckets)

@@ -1,4 +1,4 @@
-"""Builds the common parts of all runs: the run folder, trackers, checkpoints, and the determinism of the process."""
+"""The common parts of all runs: run folder, trackers and checkpoints; seeds and determinism of the process."""
 
 import logging
 import os

@@ -185,8 +185,8 @@ class ChatTemplate:
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response: the template's end of turn, the tokenizer's and `eos_token_ids`. If the template's also ends
-        a part of a response, such as thinking, it counts only if it is one of the others too, or there are no others."""
+        """Ids that end a response: the template's end of turn, the tokenizer's EOS and `eos_token_ids`. If the template's end
+        also ends a part of a response, such as thinking, it is left out, unless it is one of the others or there are none."""
         end = self._ends.said[-1:]
         is_part = bool(end) and end[0] in self._between_thought_and_answer
         return tuple(dict.fromkeys([*([] if is_part and self._known_ends else end), *self._known_ends]))

@@ -35,9 +35,10 @@ class EnvTarget:
 def read_target(
     options: argparse.Namespace, config_file: str | None = None, model: str = NO_MODEL, takes_rows: bool = False
 ) -> EnvTarget:
-    """The environment that a command line names, or with `takes_rows` a config's rows, whose tag is `ROWS_TAG`. If ENV ends
-    in .yaml, it is a config file, and KEY=VALUE sets any of its keys. Any other ENV is an env_type, and KEY=VALUE an argument
-    of the environment, added to those of its tag in `config_file`. `model` is used if the config names none."""
+    """The environment that a command line names; with `takes_rows` also a config's rows, under the tag `ROWS_TAG`. If ENV ends
+    in .yaml, it is the config file, and KEY=VALUE sets any of its keys. Otherwise ENV is an env_type, and KEY=VALUE sets an
+    argument of the environment; with `config_file`, it overrides or extends the arguments that the file gives. `model` is
+    used if the config names no model."""
     word, arguments, keys = options.env, options.overrides, list[str]()
     if word is not None and "=" in word and ":" not in word.partition("=")[0]:
         word, arguments = None, [word, *arguments]

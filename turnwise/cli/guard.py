@@ -17,7 +17,7 @@ from turnwise.pipelines.interrupt import EXIT_INTERRUPTED
 from turnwise.runtime.call_board import CALLS
 
 EXIT_UNFINISHED = 70
-"""Exit status of a command that ended with status 0 before it was done (EX_SOFTWARE)."""
+"""Exit status reported instead of 0 when the command's process ended before the command was done (EX_SOFTWARE)."""
 _EXIT_TRACEBACK, _EXIT_UNPRINTED = 1, 120
 """Python's exit statuses: after an uncaught exception, and if standard output couldn't be flushed at the end."""
 _TIMERS = ("SIGALRM", "SIGVTALRM", "SIGPROF")

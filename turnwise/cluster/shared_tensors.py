@@ -20,7 +20,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """A tensor's place in a buffer, in bytes."""
+    """Where a tensor starts in a buffer, in bytes, and its dtype and shape."""
 
     start: int
     dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""Writes a resolved config as YAML that loads to the same config, and compares two resolved configs (`resume.yaml`)."""
+"""Writes a resolved config as YAML that loads to the same config, and compares two; `resume.yaml` says which changes matter."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

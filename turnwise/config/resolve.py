@@ -96,7 +96,7 @@ def _resolve_algorithm(config: "AgenticConfig") -> None:
 
 
 def published_clips(config: "AgenticConfig") -> dict[str, Any]:
-    """The clip keys of published configs (`pg_clip`, …) as `pg_args`, if they are set and the loss variant takes them."""
+    """The `pg_args` that the published keys `pg_clip`, … and `dual_clip_loss` stand for, where the loss variant takes them."""
     variant = config.variant
     asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
     if config.use_pg_clip_range:

@@ -139,7 +139,7 @@ def formatted(row: Mapping[str, Any]) -> str:
 
 
 def _contents(row: Mapping[str, Any]) -> list[Any]:
-    """The contents of a row's messages; [] if it has none. A column of this name that isn't read may hold anything."""
+    """The contents of a row's messages; [] if it has none. RL reads no column `messages`, so there it may hold anything."""
     messages = row.get("messages")
     return [m.get("content") for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
 

@@ -282,9 +282,9 @@ class Health:
 
 
 def _figures(row: Row) -> Figures:
-    """A row in which missing metrics are NaN, with these figures added: `is_critic`; `alike` (no token has an advantage; with a
-    critic, all scores are equal); `usable` (share of valid answers); `success`; `entropy`. If the mean score is missing, the
-    mean score before the group filter stands in for it."""
+    """The row, with NaN for missing metrics and with added figures: `is_critic`; `alike` (whether all advantages are 0, or with
+    a critic all scores equal, or the filter left no group); `usable` (share of valid answers); `success` (mean over tags);
+    `entropy` (−mean log-prob if not measured). A missing mean score is replaced by the mean score before the group filter."""
     figures: Figures = defaultdict(lambda: math.nan, row)
     figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
     # The advantages of a critic are never all 0: its errors are in them.

@@ -161,7 +161,7 @@ class Engine:
         self._prefill.forget_all()
 
     def _plan(self) -> None:
-        """Chooses the tokens of the next forward pass: those of decoding rows, then prompts in order of arrival."""
+        """Plans the next forward pass: decoding rows, then prompts in order of arrival. Admits requests while room is left."""
         self.admitted = ()
         budget = self._prefill.plan(max(self._max_step_tokens - (self.num_running - len(self._prefill.slots)), 1))
         while budget and self.is_admitting and (admitted := self._admit()) is not None:
