@@ -18,6 +18,7 @@ from sglang_fake import SGLangFake
 from transformers import PreTrainedModel
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ReplicasDeadError, ServerError
+from turnwise.inference import engine_server
 from turnwise.inference.http_json import HttpJson
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.inference.sglang_server import SGLangServer
@@ -98,6 +99,21 @@ def test_a_request_that_is_cancelled_ends_in_the_engine_too(serve, model):
         while fake._running:
             await asyncio.sleep(0.01)
         assert fake.num_sampled <= num_sampled + 1, "but for the token that was in the making"
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_request_ends_though_the_engine_answers_no_abort(serve, model, monkeypatch):
+    async def main() -> None:
+        server = serve(model)
+        monkeypatch.setattr(engine_server, "_ABORT_S", 0.05)
+        monkeypatch.setattr(server, "_abort", lambda _: asyncio.Event().wait())
+        request = asyncio.create_task(server.generate([1, 2], SamplingParams(90), "c"))
+        while not server.fake.num_sampled:
+            await asyncio.sleep(0.01)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(request, 20)
 
     asyncio.run(main())
 

@@ -107,8 +107,7 @@ def as_row(messages: Sequence[Message], tools: Tools = ()) -> str:
     message isn't plain text."""
     if not all(isinstance(message.get("content") or "", str) for message in messages):
         raise ConfigError("the environment shows pictures, and demonstrations are text; set its observation to text")
-    row = {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
-    return readable(json.dumps(row, ensure_ascii=False))
+    return readable(json.dumps({"messages": list(messages)} | ({"tools": list(tools)} if tools else {}), ensure_ascii=False))
 
 
 def _scripted(demonstrator: Demonstrator, settings: EnvAgentSettings) -> Converse:

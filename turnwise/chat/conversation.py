@@ -171,8 +171,6 @@ class TokenConversation:
         )
 
     def _encode(self, messages: Sequence[Message], tools: Tools, is_anew: bool) -> list[int]:
-        # Some templates take an empty list of calls for a call.
-        messages = [{k: v for k, v in m.items() if k not in ("tool_calls", "call_errors") or v} for m in messages]
         if is_anew or not self.turns:
             return self._template.start(messages, tools)
         self._template.announce_rewrites()

@@ -144,8 +144,10 @@ class Renderer:
             "add_generation_prompt": opens_answer,
             "tokenize": False,
         }
+        # Some templates take an empty list of calls for a call.
+        said = [{k: v for k, v in m.items() if v or k not in ("tool_calls", "call_errors")} for m in messages]
         try:
-            return str(self._tokenizer.apply_chat_template(list(messages), **options, **self._kwargs))
+            return str(self._tokenizer.apply_chat_template(said, **options, **self._kwargs))
         except _FAULTS as error:
             roles = " → ".join(str(message.get("role")) for message in messages)
             raise ChatTemplateError(

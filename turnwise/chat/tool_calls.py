@@ -298,8 +298,8 @@ def _types(name: str, tools: Tools) -> Mapping[str, set[str]]:
     for schema in tools:
         if schema["function"]["name"] == name:
             root = schema["function"].get("parameters") or {}
-            named = [item for part in _parts(root, root) for item in (part.get("properties") or {}).items()]
-            return {key: _allowed(wanted, root) for key, wanted in named}
+            named = [part.get("properties") or {} for part in _parts(root, root)]
+            return {key: _allowed({"anyOf": [own.get(key) for own in named]}, root) for own in named for key in own}
     return {}
 
 

@@ -69,7 +69,8 @@ class PlayScreen:
         for message in prompt.messages:
             self._lines(str(message["role"]), "", _text(message.get("content") or ""))
             for call in message.get("tool_calls") or ():
-                self._lines("calls", "", "{name}({arguments})".format(**{"arguments": "", **call["function"]}))
+                name, given = call["function"]["name"], call["function"].get("arguments", {})
+                self._lines("calls", "", f"{name}({given if isinstance(given, str) else json.dumps(given)})")
 
     def response(self, prompt: "ShownPrompt", answer: Completion | TextAnswer) -> None:
         ending = {"stop": "", "length": f"  ← cut at {prompt.max_new_tokens} tokens", "aborted": "  ← aborted"}

@@ -32,6 +32,7 @@ from turnwise.types import Completion, FinishReason, Media, SamplingParams, Vers
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 """Maps the finish reasons of vLLM and SGLang to turnwise's."""
 _AGAIN_S = 0.1  # seconds after which an abort is repeated: an engine ignores an abort that arrives before its request
+_ABORT_S = 5.0  # maximum seconds for the abort of a cancelled request: a deadline may have cancelled it
 _MISSING_LOGPROB = -9999.0  # SGLang's number for a log-prob that it doesn't have
 _FILE_BYTES = 2**30  # a file of weights is written as soon as its tensors exceed this size
 _SPARE_BYTES = 2**30  # bytes of shared memory that weights leave free
@@ -125,7 +126,7 @@ class RequestServer(ABC):
             sampled = await self._sample(running.engine_id, request)
         except asyncio.CancelledError:
             with suppress(Exception):  # the engine would go on sampling for nobody
-                await self._abort(running.engine_id)
+                await asyncio.wait_for(self._abort(running.engine_id), _ABORT_S)
             raise
         finally:
             del self._running[request_id]

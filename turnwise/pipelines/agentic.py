@@ -63,7 +63,8 @@ class AgenticPipeline:
 
     def steps(self) -> Iterator[StepReport]:
         """Makes steps: plays, assigns credit and trains. Yields a report of each finished step, and a last report if the run
-        ends with a validation. A step trains nothing if the group filter drops all its groups."""
+        ends with a validation, or saves another run's checkpoint as its own. A step trains nothing if the group filter drops
+        all its groups."""
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
         if self.train_rollout_scheduler.is_exhausted:  # the run that is continued has ended with its last row
             self.checkpoints.end_here()

@@ -49,7 +49,7 @@ class Interrupts:
         if self._is_pressed:
             raise KeyboardInterrupt
         self._is_pressed = True
-        with suppress(OSError, ValueError):  # the terminal may be closed, which is what SIGHUP says
+        with suppress(OSError, ValueError, RuntimeError):  # the terminal is closed (SIGHUP), or is being written to
             print(f"\n{self._doing}; press Ctrl-C again to drop it", file=sys.stderr, flush=True)
 
 

@@ -119,9 +119,9 @@ class AgenticRLPipeline:
 
     def _training(self, kind: str, model: str) -> dict[str, Any]:
         common = {"algorithm": kind, "model_name": model, "output_dir": str(self.output_dir / kind)}
-        # The model of `data` only counts tokens.
-        rows = {key: value for key, value in self._section("data").items() if key != "model_name"}
-        return {**common, **rows, "use_tensorboard": True, **self._section("monitoring"), **self._section(kind)}
+        monitored = {"use_tensorboard": True, **self._section("monitoring")}
+        # The model of `data` only counts tokens, so that of the stage comes after it.
+        return {**self._section("data"), **common, **monitored, **self._section(kind)}
 
     def _evaluation(self, model_path: str) -> dict[str, Any]:
         own = {key: value for key, value in self._section("eval").items() if key != THRESHOLD}

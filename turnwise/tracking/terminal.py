@@ -127,7 +127,8 @@ class TerminalHandler(logging.Handler):
             else:
                 self._repeated[kind] = line
         except Exception:  # boundary: a library may log anything
-            self.handleError(record)
+            with suppress(ValueError):  # standard error is closed, too
+                self.handleError(record)
 
     def close(self) -> None:
         for kind, line in self._repeated.items():

@@ -233,8 +233,7 @@ def _demonstrations(messages: Any, values: Mapping[str, Any]) -> list[str]:
     rows = [row if isinstance(row, Mapping | str | Path) else {"messages": row} for row in messages]
     if rows and all(isinstance(row, str | Path) for row in rows):
         return [str(row) for row in rows]
-    plain = (plain_columns(row, place) for place, row in numbered(rows, "messages"))
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in plain)
+    text = "".join(json.dumps(plain_columns(row, at), ensure_ascii=False) + "\n" for at, row in numbered(rows, "messages"))
     folder = Path(values.get("output_dir") or "runs") / (values.get("exp_name") or "turnwise")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"messages-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"

@@ -125,3 +125,5 @@ def test_a_reply_without_calls_is_shown_again_where_the_tools_change(family: Fam
     assert asyncio.run(converse()) == assistant("Hello.") | {"tool_calls": [], "call_errors": []}
     shown = template.decode(conversation.turns[1].prompt_ids.tolist(), skips_special=False)
     assert all(text in shown for text in ("Finds a thing.", "Hi", "Hello.", "And now?"))
+    examples = [user("Hi"), assistant("Hello.") | {"tool_calls": None}, user("And now?")]
+    assert "Hello." in template.decode(template.start(examples, [SCHEMA]))

@@ -391,3 +391,10 @@ def test_an_unquoted_value_has_a_type_that_its_schema_allows(text, schema, value
     for parameters, expected in ((own | {"$defs": DEFS}, value), (composed, value), (None, text)):
         [read] = Qwen3CoderParser().parse(said, [{"function": {"name": "f", "parameters": parameters}}]).tool_calls
         assert read.arguments == {"n": expected}
+
+
+def test_a_value_has_a_type_that_any_part_of_the_schema_allows():
+    parts = [{"properties": {"n": {"type": "integer"}}}, {"properties": {"n": {"description": "How many."}}}]
+    said = "<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>"
+    [read] = Qwen3CoderParser().parse(said, [{"function": {"name": "f", "parameters": {"allOf": parts}}}]).tool_calls
+    assert read.arguments == {"n": 5}

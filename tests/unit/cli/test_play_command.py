@@ -292,8 +292,9 @@ def test_a_model_behind_a_url_calls_tools(played, products):
     )
 
 
-def test_the_examples_in_a_row_s_prompt_are_shown_for_a_model_behind_a_url(played, folder, products):
-    call = {"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "2 * 7"}'}}
+@pytest.mark.parametrize("arguments", ['{"expression": "2 * 7"}', {"expression": "2 * 7"}])
+def test_the_examples_in_a_row_s_prompt_are_shown_for_a_model_behind_a_url(played, folder, products, arguments):
+    call = {"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
     prompt = [{"role": role, "content": role} for role in ("system", "user", "assistant", "tool", "user")]
     prompt[2] = {"role": "assistant", "content": "", "tool_calls": [call]}
     row = {"prompt": prompt, "answer": "84", "agent_name": "single_turn_agent"}

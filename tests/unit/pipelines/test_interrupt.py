@@ -137,15 +137,20 @@ def test_a_job_in_the_background_ends_by_sigterm_too(tmp_path):
         signal.signal(signal.SIGINT, before)
 
 
-class ClosedTerminal(io.StringIO):
+class NoTerminal(io.StringIO):
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+
     def write(self, text):
-        raise OSError(5, "Input/output error")
+        raise self.fault
 
 
-def test_the_signal_of_a_closed_terminal_lets_the_step_end(tmp_path, monkeypatch):
+@pytest.mark.parametrize("fault", [OSError(5, "Input/output error"), RuntimeError("reentrant call")])
+def test_the_signal_of_a_closed_terminal_lets_the_step_end(tmp_path, monkeypatch, fault):
     def hang_up(step):
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "stderr", ClosedTerminal())
+            patch.setattr(sys, "stderr", NoTerminal(fault))
             press(signal.SIGHUP, at=1)(step)
 
     assert end(tmp_path, KeyboardInterrupt, during=hang_up).saved == ["checkpoint-2"]

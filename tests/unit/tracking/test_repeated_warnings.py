@@ -101,6 +101,7 @@ def test_neither_a_malformed_call_nor_a_closed_standard_error_raises(capsys, mon
     monkeypatch.setattr(sys, "stderr", closed)
     for _ in range(2):
         handler.emit(logging.makeLogRecord({"msg": "twice"}))
+    handler.emit(logging.makeLogRecord({"msg": "done", "args": (5,)}))
     handler.close()
 
 

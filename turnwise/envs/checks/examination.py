@@ -276,7 +276,8 @@ class _Examination:
                     episode = CheckedEpisode(seed, [env.reset(seed)])
                     act = choose(env, seed)
                     if act is None:
-                        yield unknown
+                        if not episodes:
+                            yield unknown
                         return
                     while len(episode.actions) < self._settings.max_steps and not episode.call_results[-1].is_over:
                         episode.actions.append(act())
