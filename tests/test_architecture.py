@@ -49,7 +49,7 @@ LAYERS: list[set[str]] = [
 ]
 """A room imports lower layers only, and never a neighbour in its own."""
 
-SIDE_ROOMS = {"cluster", "tracking", "report", "compat"}
+SIDE_ROOMS = {"cluster", "tracking", "report"}
 """Beside the layers: the rooms of `READS_CONFIG` alone import them."""
 
 ONLY: dict[str, set[str]] = {

@@ -4,7 +4,7 @@
 
 1. Problems have one or two additions of numbers below 40. One pair of operands in five is in test problems only, and another
    tenth of them is kept from imitation, to look at it by.
-2. Imitation takes 500 new problems at a time, and ends once 40 of 100 problems with kept operands are right: it
+2. Imitation takes 500 new problems at a time, and ends once 40% of the problems with kept operands are right: it
    learns to add within a few rounds, and each seed begins at another one.
 3. Reinforcement does the rest. Its reward is 1 for a right answer, and half of the share of right digits in the results
    of the steps. `training_results.json` and `report.html` in DIR have the figures of the test problems.
