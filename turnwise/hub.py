@@ -1,5 +1,5 @@
-"""Turns model names of the Hugging Face hub, `ORG/NAME`, into folders on this machine, downloaded once. A name is looked up
-only if neither ORG/NAME nor ORG exists as a path here. Fetches weights, config, tokenizer, template, and code if allowed."""
+"""Turns model names of the Hugging Face hub, `ORG/NAME`, into folders on this machine, downloaded once. The hub isn't asked if
+the path ORG/NAME or a folder ORG exists here. Fetches weights, config, tokenizer, template, and code if allowed."""
 
 import re
 import sys

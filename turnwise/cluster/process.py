@@ -99,7 +99,7 @@ class TrainerProcess(ABC):
 
     @abstractmethod
     def _ask(self, name: str, command: Command) -> Any:
-        """The result of a command. Runs in the thread."""
+        """The result of a command. Called in the thread that talks to the process."""
 
     @abstractmethod
     def _stack(self) -> str:

@@ -126,7 +126,7 @@ class ProcessCluster:
         set_num_threads(num_threads.rollout)
 
     def _start(self, talk: tuple[Any, ...], begin: Callable[[], object]) -> None:
-        """Starts the processes and joins them. `talk` holds the arguments of a `TrainerProcess` except for its name."""
+        """Starts the processes and connects their ranks. `talk` holds the arguments of a `TrainerProcess` except its name."""
         size = self.placement.num_processes
         for rank in range(size):
             name = "the trainer's process" if size == 1 else f"the trainer's process of rank {rank}"

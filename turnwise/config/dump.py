@@ -17,7 +17,7 @@ _MAX_INLINE = 300  # maximum characters of a mapping that is written on one line
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes short mappings on one line, and texts of several lines as blocks."""
+    """Writes short flat mappings on one line, and texts of several lines as blocks."""
 
 
 def _represent_mapping(dumper: yaml.SafeDumper, value: dict[str, Any]) -> yaml.Node:

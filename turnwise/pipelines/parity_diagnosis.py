@@ -149,7 +149,7 @@ def _fault(name: str, rest: Callable[[], float], rounding: Callable[[], float] |
 
 
 def _rounding(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> float:
-    """The mean change of the trainer's log-probs if they are computed in another dtype."""
+    """The mean |Δ log-prob| between the trainer's own forward pass and transformers' in `dtype`, over the sampled tokens."""
     trained, rounded = suspects.score(samples), suspects.score_plainly(samples, suspects.temperature, dtype)
     masked = [abs(a - b)[s.response_mask] for s, a, b in zip(samples, trained, rounded, strict=True)]
     return float(sum(part.sum() for part in masked) / sum(map(len, masked)))

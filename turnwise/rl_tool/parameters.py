@@ -109,7 +109,7 @@ class Train(RowChoice):
 
 
 class LoadDataset(RowChoice):
-    """Loads rows, shows three as the model will see them, and says what is wrong with them."""
+    """Loads rows, shows the first three as text with roles and true answers, and counts what is wrong with all of them."""
 
     format: Literal["sft", "rl"] = "sft"
     """Demonstrations for SFT, or prompts with their true answers."""

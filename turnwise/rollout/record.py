@@ -65,7 +65,7 @@ def _read_state_key(value: Any) -> Hashable:
 
 
 def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
-    """The line of a trajectory, without media. `read_record` ignores the advantages. All lines of a group share `keys`."""
+    """The JSON line of a trajectory, without media. `read_record` ignores the advantages. Pass one `keys` for a whole group."""
     advantages = trajectory.advantages_by_turn
     record = {
         **key._asdict(),

@@ -47,7 +47,7 @@ class Screen:
         self._shown = Text("\n", no_wrap=True, overflow="ellipsis").append(first, "bold").append("\n".join(["", *rest]))
 
     def log(self, step: int, metrics: Mapping[str, float], now: float) -> None:
-        """Takes over the metrics of a finished step."""
+        """Adds the metrics of a finished step to the curves, and notes in `pace` that it has ended."""
         interval_s = self.pace.end_step(step, now)
         for column in self._columns.all:
             if (value := column.read(metrics)) is not None:

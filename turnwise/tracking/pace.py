@@ -38,7 +38,7 @@ class Pace:
         self._ends: list[float] = []  # when the run started, and when each step ended
 
     def begin_phase(self, name: str, now: float) -> None:
-        """Begins a phase; the first one starts the run."""
+        """Begins a phase. The run's time counts from the first one."""
         if not self._ends:
             self._ends.append(now)
         if self._step_began is None and name not in _BESIDE_STEPS:

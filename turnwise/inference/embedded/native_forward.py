@@ -13,7 +13,7 @@ from turnwise.inference.embedded.runner import PackedStep
 from turnwise.models.fused import FusedLinear
 
 PANEL = 16
-"""The number of rows of a weight matrix that are stored interleaved; must equal `PANEL` in `kernels/products.h`."""
+"""The number of rows of a weight matrix that are stored interleaved; must equal `WIDE` in `kernels/products.h`."""
 
 
 class _Linear(ctypes.Structure):
@@ -48,8 +48,8 @@ class _Step(ctypes.Structure):
 
 
 class NativeForward:
-    """Forward passes over a copy of the weights, made at construction, in panels of interleaved rows that the kernels read in
-    order. A token's result depends neither on the number of threads nor on the rest of the batch."""
+    """Forward passes by C kernels over their own copy of the weights: each `PANEL` rows of a matrix are interleaved, in the
+    order that the kernels read. A token's result depends neither on the number of threads nor on the rest of the batch."""
 
     def __init__(
         self,
