@@ -54,6 +54,11 @@ PROCESS_GROUPS = (
 """Files whose tests start several processes that wait for each other, or signal whole groups of them."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first worker of pytest-xdist gets what comes first, and others steal from its end: no two wait for the lock below."""
+    items.sort(key=lambda item: not item.path.name.startswith(PROCESS_GROUPS))
+
+
 @pytest.fixture(autouse=True)
 def process_groups_run_one_at_a_time(request, tmp_path_factory) -> Iterator[None]:
     """Two groups at once have more processes than cores: ranks would wait for each other past their deadlines."""

@@ -26,8 +26,6 @@ class RolePlacement:
     """The devices of a role, one per rank, and the processes that host the ranks."""
 
     devices: tuple[int, ...]
-    layout: Mapping[str, int]
-    """Sizes of the parallel dimensions; their product is the number of devices."""
     processes: tuple[int, ...]
 
     @property
@@ -101,13 +99,12 @@ class Placement:
 
     def context(self, role: str, rank: int, stopwatch: Stopwatch | None = None) -> RankContext:
         """The context that a rank gets. A role without a placement has one rank, on the first device."""
-        placed = self.roles.get(role) or RolePlacement(self.devices[:1], {"dp": 1}, (0,))
+        placed = self.roles.get(role) or RolePlacement(self.devices[:1], (0,))
         return RankContext(
             role=role,
             rank=rank,
             world_size=placed.size,
             device=self.device(placed.devices[rank]),
-            layout=placed.layout,
             peers=placed.processes,
             stopwatch=stopwatch or Stopwatch(),
         )
@@ -147,7 +144,7 @@ def place(
             "without a launcher to train in separate processes"
         )
     roles = {
-        role: RolePlacement(named, {"dp": len(named)}, tuple(numbers.index(device) for device in named))
+        role: RolePlacement(named, tuple(numbers.index(device) for device in named))
         for role, named in devices.items()
     }
     return Placement(found, accelerator, tuple(numbers), roles)

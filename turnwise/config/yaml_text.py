@@ -11,6 +11,7 @@ import yaml
 
 from turnwise.config.problems import Path as KeyPath
 from turnwise.errors import ConfigError
+from turnwise.package_tables import YAML_LOADER
 
 MAX_BYTES = 2**20
 """Maximum bytes of a YAML file."""
@@ -52,7 +53,7 @@ def load_yaml(text: str, name: str) -> Any:
     """
     require_bounded(text, name)
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=YAML_LOADER)
     except (yaml.YAMLError, ValueError) as fault:
         raise ConfigError(f"{name} can't be read: {' '.join(str(fault).split())}") from fault
 
@@ -64,7 +65,7 @@ def require_bounded(text: str, name: str) -> None:
     line = 1
     try:
         # Events come one by one, before anything is nested or expanded, so a hostile file costs no memory.
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        for event in yaml.parse(text, Loader=YAML_LOADER):
             line = event.start_mark.line + 1 if event.start_mark else line
             anchor, size, depth = None, 1, 0
             if isinstance(event, yaml.CollectionStartEvent):
@@ -174,7 +175,7 @@ class KeyLocations:
         self._links: dict[KeyPath, KeyPath] = {}
         for file in files:
             with suppress(yaml.YAMLError, UnicodeDecodeError):
-                self._walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader), (), display(file))
+                self._walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=YAML_LOADER), (), display(file))
         for override in overrides:
             key, place = tuple(override.lstrip("+~").partition("=")[0].split(".")), f"override {override!r}"
             for length in range(1, len(key)):

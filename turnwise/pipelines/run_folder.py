@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from turnwise import __version__
 from turnwise.errors import CheckpointError, ConfigError
@@ -130,12 +131,7 @@ class RunFolder:
         """Writes the resolved config, the versions of packages and Python, and turnwise's git revision. Cuts metrics and
         trajectories after the first `num_done` steps, since a resumed run plays the later steps again."""
         _replace_text(self.config, config_yaml)
-        facts = {
-            "packages": {"turnwise": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
-            "python": platform.python_version(),
-            "git_revision": _git_revision(),
-        }
-        _replace_text(self.path / "environment.json", json.dumps(facts, indent=2) + "\n")
+        _replace_text(self.path / "environment.json", json.dumps(_environment(), indent=2) + "\n")
         for file, length in self.lengths.items():
             os.truncate(file, length)
 
@@ -191,6 +187,16 @@ def _replace_text(file: Path, text: str) -> None:
     partial = file.with_name(file.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
+
+
+@cache
+def _environment() -> dict[str, Any]:
+    """What `environment.json` holds. It is found out once, since the code of a process stays as it was loaded."""
+    return {
+        "packages": {"turnwise": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "git_revision": _git_revision(),
+    }
 
 
 def _git_revision() -> str | None:

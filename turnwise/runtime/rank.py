@@ -46,8 +46,6 @@ class RankContext:
     """Number of the role's ranks."""
     device: str = "cpu"
     """The rank's device, as torch names it."""
-    layout: Mapping[str, int] = field(default_factory=lambda: {"dp": 1})
-    """Sizes of the parallel dimensions; their product is `world_size`."""
     peers: tuple[int, ...] = (0,)
     """For each rank of the role: the number of its process in torch's default process group."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)

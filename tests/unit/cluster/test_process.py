@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from turnwise.build.cluster import set_torch_threads
+from turnwise.build.placement import set_torch_threads
 from turnwise.cluster.child import KeptStopwatch
 from turnwise.cluster.fork_server import ForkServer, prepare_processes
 from turnwise.cluster.messages import dumps, loads
@@ -160,6 +160,15 @@ class Notes(Stopwatch):
         self.notes.append((track, name, ended - started, details))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def fork_server_of_torch():
+    """Tests end it several times, and most of what runs import isn't needed here."""
+    end_fork_server()
+    prepare_processes(["pytest", "turnwise.build.placement", "turnwise.cluster.child"])
+    yield
+    end_fork_server()
+
+
 @pytest.fixture
 def runner():
     with WatchedRunner(Watchdog(grace_s=5.0)) as runner:
@@ -169,7 +178,6 @@ def runner():
 @pytest.fixture
 def make_cluster(runner):
     threads = set(threading.enumerate())
-    prepare_processes(["turnwise.build.roles"])
     before, made = torch.get_num_threads(), []
 
     def make(stopwatch=None, **options):

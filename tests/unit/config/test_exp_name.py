@@ -10,7 +10,7 @@ from small_configs import values_of
 
 from turnwise.cli.main import main
 
-NAMES = ["../evil", "/tmp/evil", "", ".", "..", "a/b", "a\\b", "a\0b", "\ud800", "x" * 300, "é" * 101, "two\nlines"]
+NAMES = ["../evil", "/tmp/evil", "", ".", "..", "a/b", "a\\b", "a\0b", "x" * 300, "é" * 101, "two\nlines"]
 
 
 def status_of(folder: Path, name: str) -> int:
@@ -22,8 +22,7 @@ def status_of(folder: Path, name: str) -> int:
 def test_a_name_that_is_no_folder_in_output_dir_is_refused(tmp_path, capsys, name):
     assert status_of(tmp_path, name) == 2
     said = capsys.readouterr().err
-    is_text = "\0" not in name and "\ud800" not in name
-    assert "exp_name" in said and ("output_dir" in said or not is_text) and "Traceback" not in said
+    assert "exp_name" in said and ("output_dir" in said or "\0" in name) and "Traceback" not in said
 
 
 def test_names_in_any_script_are_fine(tmp_path):
