@@ -370,5 +370,4 @@ def derive_seed(*parts: str | int) -> int:
     >>> derive_seed(42, "train", "FrozenLake", 7) == derive_seed(42, "train", "FrozenLake", 7)
     True
     """
-    text = "\x1f".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+    return int.from_bytes(hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest(), "little") >> 1

@@ -16,5 +16,4 @@ class OverForeignText:
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        opened = partial(open_conversation, encode_special_tokens=False)
-        return await self.agent.run(task, sibling, opened, sampling)
+        return await self.agent.run(task, sibling, partial(open_conversation, encode_special_tokens=False), sampling)

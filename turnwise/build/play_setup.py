@@ -178,8 +178,7 @@ def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> 
     """The responses of a player in an environment, or to a row (`env` is None)."""
     if choices.policy == "human" or env is None:
         return person(choices.read, pattern)
-    draws = choices.policy == "random"
-    chosen = random_player(env, task.seed, choices.actions) if draws else scripted_player(env)
+    chosen = random_player(env, task.seed, choices.actions) if choices.policy == "random" else scripted_player(env)
     return player(chosen.act, pattern)
 
 

@@ -320,8 +320,7 @@ def build_reward_stage(
             judge.chat = chat
     for place, asked in enumerate(config.data.reward):
         if asked.name == "reward_model":
-            model = build_reward_model(config, event_loop)
-            rewards.insert(place, WeightedReward(asked.name, asked.weight, model))
+            rewards.insert(place, WeightedReward(asked.name, asked.weight, build_reward_model(config, event_loop)))
     return RewardStage(rewards, config.data.reward_timeout_s, event_loop.watchdog)
 
 

@@ -142,8 +142,7 @@ class PlayScreen:
         if self._shows_ids or len(ids) <= _SHOWN_IDS:
             return " ".join(map(str, ids))
         half = _CUT_IDS // 2
-        hidden = len(ids) - 2 * half
-        return " ".join([*map(str, ids[:half]), f"… {hidden} more (--ids) …", *map(str, ids[-half:])])
+        return " ".join([*map(str, ids[:half]), f"… {len(ids) - 2 * half} more (--ids) …", *map(str, ids[-half:])])
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Prints each sampled token with its id and log-prob."""

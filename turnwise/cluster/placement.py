@@ -143,10 +143,7 @@ def place(
             "cluster.name: launched trains in the process that plays, so async_generation_ratio must be 0; start the run "
             "without a launcher to train in separate processes"
         )
-    roles = {
-        role: RolePlacement(named, tuple(numbers.index(device) for device in named))
-        for role, named in devices.items()
-    }
+    roles = {role: RolePlacement(named, tuple(numbers.index(device) for device in named)) for role, named in devices.items()}
     return Placement(found, accelerator, tuple(numbers), roles)
 
 

@@ -183,8 +183,7 @@ class ForkedProcess(ConnectedProcess):
         self._stacks, stacks = Pipe(duplex=False)
         self._exit_code: int | None = None
         self._fork_server = prepare_processes()
-        process_id = self._fork_server.fork(self._entry, [theirs, stacks])
-        super().__init__(ours, process_id, *talk)
+        super().__init__(ours, self._fork_server.fork(self._entry, [theirs, stacks]), *talk)
         theirs.close()
         stacks.close()
 

@@ -42,8 +42,7 @@ def vocabulary() -> Mapping[str, Any]:
 @cache
 def retired_keys() -> Mapping[str, Retired]:
     """The retired keys by dotted name, with `<role>`, `<manager>` and `<env>` for the sections that occur more than once."""
-    entries = [Retired(**entry) for entry in vocabulary()["retired"]]
-    return {key: entry for entry in entries for key in entry.keys}
+    return {key: entry for entry in (Retired(**retired) for retired in vocabulary()["retired"]) for key in entry.keys}
 
 
 PUBLISHED = "ROLL"

@@ -85,8 +85,7 @@ def read_interaction_file(path: str) -> list[InteractionEntry]:
 
 def read_loop_file(path: str) -> dict[str, LoopEntry]:
     """The loops of the file that `agent.agent_config_path` names, by name. Raises ConfigError like `read_tool_file`."""
-    found = _read("agent_config_path", path, _LoopFile, "a list of {name, _target_}")
-    return {loop.name: loop for loop in found.loops}
+    return {loop.name: loop for loop in _read("agent_config_path", path, _LoopFile, "a list of {name, _target_}").loops}
 
 
 def _read(key: str, path: str, kind: type[S], form: str) -> S:

@@ -105,8 +105,7 @@ def cache_folder() -> Path | None:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         # Links are followed, since whoever can write the folder of a link can point it elsewhere.
-        places = {Path(os.path.abspath(folder)), folder.resolve()}
-        parents = {parent for place in places for parent in place.parents}
+        parents = {parent for place in {Path(os.path.abspath(folder)), folder.resolve()} for parent in place.parents}
         is_own = folder.stat().st_uid == os.getuid() and not _is_open(folder)
         foreign = [parent for parent in sorted(parents) if _is_open(parent) or parent.stat().st_uid not in (0, os.getuid())]
     except (OSError, RuntimeError):

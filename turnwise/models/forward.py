@@ -102,8 +102,7 @@ class PackedForward(ABC):
         return self._run(batch, batch.num_tokens, inputs, with_logits)[is_token]
 
     def _run(self, batch: Batch, num_distinct: int, inputs: Mapping[str, Any], with_logits: bool) -> Tensor:
-        counts = TokenCounts(batch.num_tokens, num_distinct, inputs["input_ids"].numel())
-        self.counts = self.counts.plus(counts)
+        self.counts = self.counts.plus(TokenCounts(batch.num_tokens, num_distinct, inputs["input_ids"].numel()))
         return _run(self.model, inputs, with_logits)
 
 

@@ -211,8 +211,7 @@ class Adapters:
 
 def is_value_adapter(folder: Path) -> bool:
     """Whether the adapters in a folder are for a value model; then the folder also has its head."""
-    values = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    return bool(values.get("task_type") == _VALUE_TASK)
+    return bool(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("task_type") == _VALUE_TASK)
 
 
 def merge_adapter(model: PreTrainedModel, folder: Path) -> None:

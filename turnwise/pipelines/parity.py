@@ -60,8 +60,7 @@ class Probe:
 
     async def speak(self) -> bool:
         """Samples one more turn. Returns False if the context has no room for it."""
-        messages = self.prompt[-1:] if self.num_turns else self.prompt
-        return await self._conversation.generate(messages) is not None
+        return await self._conversation.generate(self.prompt[-1:] if self.num_turns else self.prompt) is not None
 
     def sample(self, num_scored: int) -> Sample:
         """The conversation so far. Its response mask marks the sampled tokens of the last `num_scored` turns."""

@@ -43,8 +43,7 @@ class Suspects:
 
     def score_plainly(self, samples: Sequence[Sample], temperature: float, dtype: str) -> list[FloatArray]:
         """Log-probs by transformers' own forward pass with the trainer's weights."""
-        model = plain_model(self.model_config, self.weights(), parse_dtype(dtype))
-        return plain_logprobs(model, samples, temperature)
+        return plain_logprobs(plain_model(self.model_config, self.weights(), parse_dtype(dtype)), samples, temperature)
 
     def score_folder(self, samples: Sequence[Sample], folder: str) -> list[FloatArray]:
         """Log-probs by transformers' own forward pass with the weights of a folder."""

@@ -66,8 +66,7 @@ def _wrapped(text: str, columns: int) -> list[str]:
     for line in printable.splitlines():
         lines += textwrap.wrap(line, columns, drop_whitespace=False, replace_whitespace=False) or [""]
     if len(lines) > MAX_LINES:
-        left_out = sum(map(len, lines[MAX_LINES - 1 :]))
-        lines = [*lines[: MAX_LINES - 1], f"… {left_out:,} more characters"]
+        lines = [*lines[: MAX_LINES - 1], f"… {sum(map(len, lines[MAX_LINES - 1 :])):,} more characters"]
     return lines or [""]
 
 
@@ -98,5 +97,4 @@ def _font() -> Any:
     """DejaVu Sans Mono, which comes with matplotlib. It is monospaced and has box characters, Greek and Cyrillic."""
     import matplotlib
 
-    file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"
-    return ImageFont.truetype(str(file), _TEXT_SIZE)
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"), _TEXT_SIZE)

@@ -53,8 +53,7 @@ class CallBoard:
         return self._text(self._memory[_LAST]) if self._memory[_LAST] else ""
 
     def _text(self, line: int) -> str:
-        written = self._memory[line * _WIDTH + 1 : (line + 1) * _WIDTH]
-        return written.partition(b"\0")[0].decode(errors="replace")
+        return self._memory[line * _WIDTH + 1 : (line + 1) * _WIDTH].partition(b"\0")[0].decode(errors="replace")
 
 
 CALLS = CallBoard()

@@ -39,8 +39,7 @@ class McpServer:
             raise ConfigError("mcp: config has command, a list of words, or url; give one of them")
         if tool_schema:
             raise ConfigError("mcp: the server says what its tools' schemas are; leave tool_schema out")
-        how = {key: config[key] for key in KEYS if key in config and key != "tools"}
-        self._connection = _connected(json.dumps(how))
+        self._connection = _connected(json.dumps({key: config[key] for key in KEYS if key in config and key != "tools"}))
         offered = {tool.name: tool for tool in self._connection.tools}
         for name in config.get("tools", ()):
             if name not in offered:

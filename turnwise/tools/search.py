@@ -74,8 +74,7 @@ def _indexed(path: Path, *changes: int) -> tuple[Sequence[tuple[str, str]], Any]
         found[str(id)] = (place, text)
     documents = [(id, text) for id, (_, text) in found.items()]
     index = _library().BM25()
-    texts = [text for _, text in documents]
-    words = _library().tokenize(texts, token_pattern=WORD, stopwords=[], show_progress=False)
+    words = _library().tokenize([text for _, text in documents], token_pattern=WORD, stopwords=[], show_progress=False)
     if not words.vocab.keys() - {""}:
         raise DataError(f"{path} has no document with a word; write objects with id and text, one per line")
     index.index(words, show_progress=False)

@@ -26,8 +26,7 @@ class SwanlabStore:
         defaults |= {} if {"logdir", "log_dir"} & set(arguments) else {"log_dir": str(run.folder / "swanlab")}
         self._text = swanlab.Text
         self._run = swanlab.init(**{**defaults, **arguments}, settings=settings)
-        is_online = self._run.mode == "online"
-        self.place = self._run.url if is_online else f"{self._run.dir}; `swanlab sync` sends it"
+        self.place = self._run.url if self._run.mode == "online" else f"{self._run.dir}; `swanlab sync` sends it"
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
         self._run.log({**metrics, **({"samples": self._text(text)} if text else {})}, step=step)

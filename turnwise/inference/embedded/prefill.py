@@ -47,8 +47,7 @@ class PrefixIndex:
     def neighbours(self, slot: int, context_ids: IntArray) -> list[int]:
         """At most two other slots, among them the slot with the longest prefix in common with the context of `slot`."""
         place = bisect_left(self._keys, (_key(context_ids), slot))
-        around = self._keys[max(place - 1, 0) : place + 2]
-        return [other for _, other in around if other != slot][:2]
+        return [other for _, other in self._keys[max(place - 1, 0) : place + 2] if other != slot][:2]
 
 
 def _key(context_ids: IntArray) -> bytes:
