@@ -91,7 +91,7 @@ def require_bounded(text: str, name: str) -> None:
             _require(len(sections) + depth, total + size, name, line)
     except yaml.MarkedYAMLError as fault:
         mark = fault.problem_mark or fault.context_mark
-        line = mark.line + 1 if mark else line
+        line = min(mark.line, text.count("\n")) + 1 if mark else line  # libyaml's end of a text is a line of its own
         raise ConfigError(f"{name}:{line} can't be read: {fault.problem or fault.context}") from fault
     except yaml.YAMLError as fault:
         position = fault.position if isinstance(fault, yaml.reader.ReaderError) else 0
