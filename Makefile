@@ -11,7 +11,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-versi
 quickstart: $(VENV)/.installed
 	@$(BIN)/python examples/frozen_lake/quickstart.py
 
-# Workers of one thread each: on two cores the suite took 6 minutes so, and more than 10 with two threads each.
+# Workers of one thread each: on two cores, two threads each took nearly twice as long.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/extras --ignore=tests/engines -n $(WORKERS) --dist worksteal
 
