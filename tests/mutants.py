@@ -139,33 +139,33 @@ def _is_there(test: str) -> bool:
 
 def changed(mutants: Sequence[Mutant], revision: str) -> list[Mutant]:
     """The mutants that are new since the revision, or where the code of their file or tests has changed; all where git doesn't
-    know it. A changed docstring or comment is no changed code."""
-    difference, table = (_git("diff", "--name-only", revision), _git("show", f"{revision}:tests/mutants.txt"))
-    if difference is None or table is None:
-        return list(mutants)
-    old = set(read_mutants(table))
-    named = {name for m in mutants for name in _files(m)}
-    files = {name for name in difference.split() if name in named and not _is_same_code(name, revision)}
-    return [mutant for mutant in mutants if mutant not in old or files & _files(mutant)]
+    know it. A changed docstring or comment is no changed code, and other tests of a file are no code of a named one."""
+    table = _git("show", f"{revision}:tests/mutants.txt")
+    old = set(read_mutants(table or ""))
+    return [
+        m for m in mutants if m not in old or not all(_is_same(part, revision) for part in (f"turnwise/{m.file}", *m.tests))
+    ]
 
 
+@cache
 def _git(*command: str) -> str | None:
     done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
     return None if done.returncode else done.stdout
 
 
-def _files(mutant: Mutant) -> set[str]:
-    return {f"turnwise/{mutant.file}", *(test.partition("::")[0] for test in mutant.tests)}
+@cache
+def _is_same(part: str, revision: str) -> bool:
+    """Whether the code of a file, or of one of its tests (`FILE::TEST`), is what it was."""
+    file, _, test = part.partition("::")
+    before, now = _git("show", f"{revision}:{file}"), (ROOT / file).read_text(encoding="utf-8")
+    return before is not None and _code(before, test) == _code(now, test)
 
 
-def _is_same_code(name: str, revision: str) -> bool:
-    before, now = _git("show", f"{revision}:{name}"), ROOT / name
-    return before is not None and now.is_file() and _code(before) == _code(now.read_text(encoding="utf-8"))
-
-
-def _code(source: str) -> str:
-    """The syntax tree of a module without its docstrings, those of attributes included."""
-    tree = ast.parse(source)
+def _code(source: str, test: str = "") -> str:
+    """The syntax tree of a module without its docstrings, those of attributes included; with `test` without all other tests."""
+    tree, named = ast.parse(source), test.partition("[")[0]
+    if test:
+        tree.body = [s for s in tree.body if not getattr(s, "name", "").startswith("test_") or getattr(s, "name", "") == named]
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             node.body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
