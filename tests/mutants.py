@@ -27,7 +27,7 @@ import tokenize
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -142,19 +142,16 @@ def changed(mutants: Sequence[Mutant], revision: str) -> list[Mutant]:
     know it. A changed docstring or comment is no changed code, and other tests of a file are no code of a named one."""
     table = _git("show", f"{revision}:tests/mutants.txt")
     old = set(read_mutants(table or ""))
-    return [
-        m for m in mutants if m not in old or not all(_is_same(part, revision) for part in (f"turnwise/{m.file}", *m.tests))
-    ]
+    is_same = cache(partial(_is_same, revision))
+    return [m for m in mutants if m not in old or not all(map(is_same, (f"turnwise/{m.file}", *m.tests)))]
 
 
-@cache
 def _git(*command: str) -> str | None:
     done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
     return None if done.returncode else done.stdout
 
 
-@cache
-def _is_same(part: str, revision: str) -> bool:
+def _is_same(revision: str, part: str) -> bool:
     """Whether the code of a file, or of one of its tests (`FILE::TEST`), is what it was."""
     file, _, test = part.partition("::")
     before, now = _git("show", f"{revision}:{file}"), (ROOT / file).read_text(encoding="utf-8")

@@ -60,6 +60,8 @@ def changed(tmp_path, monkeypatch):
         ("turnwise/three.py", "b = 2", []),
         ("turnwise/two.py", '"""A module."""\na: int = 1  # a comment\n"""Another text."""\n', []),
         ("tests/unit/test_one.py", "", ["first"]),
+        ("tests/unit/test_one.py", f"{CODE}def test_one():\n    assert a\n", ["first"]),
+        ("tests/unit/test_one.py", f"{CODE}def test_another():\n    assert a\n", []),
         ("tests/mutants.txt", TABLE.replace("second", "another"), ["another"]),
         ("tests/mutants.txt", TABLE.replace("About", "More about"), []),
     ],
