@@ -19,7 +19,7 @@ from turnwise.build.agentic import build_agentic
 from turnwise.build.rollouts import open_served_policy
 from turnwise.build.run import start_run
 from turnwise.build.saved import evaluate_model
-from turnwise.errors import ConfigError, NotAvailableError, RolloutError
+from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.models.load import load_model
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics
@@ -85,27 +85,18 @@ def test_rollouts_are_those_that_were_trained_on(letters):
         assert versions == {step}
         assert sample.num_trained == sum(len(turn.response_ids) for turn in trajectory.turns) > 0
         assert (sample.rollout_logprobs[sample.response_mask] < 0).all()
+    assert all(row["actor/train_infer_diff_token_max"] < 1e-4 for row in measured(letters)[:2])
 
 
 @pytest.mark.parametrize(
     ("sampler", "least", "most"),
-    [
-        ({}, 0.0, 1e-6),
-        ({"strategy_args": {"strategy_name": "hf"}}, 0.0, 1e-6),
-        ({"model_args": {"dtype": "bf16"}}, 1e-5, 0.05),
-    ],
-    ids=["embedded", "hf", "bf16"],
+    [({"strategy_args": {"strategy_name": "hf"}}, 0.0, 1e-6), ({"model_args": {"dtype": "bf16"}}, 1e-5, 0.05)],
+    ids=["hf", "bf16"],
 )
 def test_sampler_and_trainer_agree_as_far_as_their_dtypes_do(tiny_model, tmp_path, sampler, least, most):
     rows = measured(run(make_config(tiny_model, tmp_path, eval_steps=0, actor_infer=sampler)))
     assert all(least <= row["actor/train_infer_diff_token_mean"] < most for row in rows)
     assert least > 0 or all(row["actor/train_infer_diff_token_max"] < 1e-4 for row in rows)
-
-
-def test_an_environment_that_raises_ends_the_run_with_its_error(tiny_model, tmp_path):
-    envs = {"Broken": {"env_type": "odd_envs:RaisingEnv"}}
-    with pytest.raises(RolloutError, match="most frequent error"):
-        run(make_config(tiny_model, tmp_path, custom_envs=envs, eval_steps=0))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import pytest
 from small_runs import LETTERS, assert_same_weights, built, folder_of_run as run, small_config
@@ -15,23 +16,21 @@ from turnwise.pipelines.by_validation import BestValue, ByValidation
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import Metric
 
+OWN = {
+    "max_steps": 4,
+    "eval_steps": 1,
+    "rollout_batch_size": 4,
+    "val_batch_size": 2,
+    "actor_train": {"training_args": {"learning_rate": 1e-2}},
+    "train_env_manager": {"num_env_groups": 2, "group_size": 2},
+    "val_env_manager": {"num_env_groups": 2},
+    "custom_envs": {"Letters": {**LETTERS, "max_steps": 3}},
+}
+
 
 @pytest.fixture
 def make_config(tiny_model, tmp_path):
-    def make(**changes):
-        own = {
-            "max_steps": 4,
-            "eval_steps": 1,
-            "rollout_batch_size": 4,
-            "val_batch_size": 2,
-            "actor_train": {"training_args": {"learning_rate": 1e-2}},
-            "train_env_manager": {"num_env_groups": 2, "group_size": 2},
-            "val_env_manager": {"num_env_groups": 2},
-            "custom_envs": {"Letters": {**LETTERS, "max_steps": 3}},
-        }
-        return small_config(tiny_model, tmp_path, **own | changes)
-
-    return make
+    return partial(small_config, tiny_model, tmp_path, **OWN)
 
 
 def test_a_value_is_the_best_in_its_direction_and_by_enough():

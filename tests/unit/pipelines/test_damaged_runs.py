@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -21,13 +21,9 @@ from turnwise.build.run import start_run
 from turnwise.errors import CheckpointError
 from turnwise.pipelines.checkpoints import MANIFEST_FILE, all_checkpoints
 from turnwise.pipelines.resume import find_resume_point, open_run
-from turnwise.pipelines.run_folder import RunFolder
 
 NOBODY = 65534
 GARBAGE = bytes(range(256)) * 4
-BOMB = b"a: &a [x, x, x, x, x, x, x, x, x]\n" + b"".join(
-    b"%c: &%c [%s]\n" % (new, new, b", ".join([b"*%c" % old] * 9)) for old, new in zip(b"abcdefgh", b"bcdefghi", strict=True)
-)
 
 
 def make_config(model, output_dir, **changes):
@@ -98,7 +94,8 @@ def test_every_damaged_file_leads_to_the_checkpoint_before(copied, damage):
     shutil.copytree(newest, whole)
     names = sorted(str(file.relative_to(whole)) for file in whole.rglob("*") if file.is_file())
     assert len(names) >= 6 and MANIFEST_FILE in names
-    for name in names:
+    # These are read, each in its own way, the others only hashed.
+    for name in names if damage == "one bit" else (MANIFEST_FILE, "pipeline.json", "trainer_state.pt"):
         for other in run.parent.glob("*/checkpoints/checkpoint-2*"):
             shutil.rmtree(other)
         shutil.copytree(whole, newest)
@@ -133,7 +130,18 @@ class Evil:
         return os.system, ("echo this was run",)
 
 
-@pytest.mark.parametrize("content", [pickle.dumps({"a": 1}), pickle.dumps(Evil()), b"PK\3\4" + GARBAGE, GARBAGE, b""])
+def saved_by_torch(state):
+    torch.save(state, file := io.BytesIO())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(pickle.dumps({"a": 1}), pickle.dumps(Evil()), b"PK\3\4" + GARBAGE, GARBAGE, b""),
+        saved_by_torch({"optimizer": Evil(), "random": {}, "cuda_rng": []}),
+    ],
+)
 def test_a_state_that_is_no_state_leads_to_the_one_before_though_its_hash_agrees(copied, content, capfd):
     config, run = copied
     forge(run / "checkpoints" / "checkpoint-2" / "trainer_state.pt", content)
@@ -142,30 +150,15 @@ def test_a_state_that_is_no_state_leads_to_the_one_before_though_its_hash_agrees
     assert "weights_only" not in said and "this was run" not in capfd.readouterr().out
 
 
-def test_an_evil_state_in_torchs_own_form_leads_to_the_one_before(copied):
-    config, run = copied
-    file = run / "checkpoints" / "checkpoint-2" / "trainer_state.pt"
-    torch.save({"optimizer": Evil(), "random": {}, "cuda_rng": []}, file)
-    forge(file, file.read_bytes())
-    assert resumed(config)[0] == "checkpoint-1"
-
-
 @pytest.mark.parametrize(
     "content",
     [
-        GARBAGE,
-        b"exp_name: \xe9",
-        BOMB,
-        b"[" * 100_000,
-        b"- a list",
+        *(GARBAGE, b"[" * 100_000, b"", b"- a list"),
         b"checkpoint_config: text\nexp_name: 5",
         b"checkpoint_config: {output_dir: 5}",
         b'checkpoint_config: {output_dir: "a\\0b"}',
-        b"a: &a [*a]",
-        b"when: 2001-99-99",
-        b"",
     ],
-)  # fmt: skip
+)
 def test_a_damaged_config_of_the_run_hides_nothing(copied, content):
     config, run = copied
     (run / "config.yaml").write_bytes(content)
@@ -196,20 +189,6 @@ def test_a_run_goes_on_for_real_from_the_one_before(copied):
     assert pipeline.folder.path == run
     names = sorted(folder.name for folder in (run / "checkpoints").iterdir())
     assert names == ["checkpoint-1", "checkpoint-2", "checkpoint-2.aside-1", "checkpoint-3"]
-
-
-def test_a_run_folder_that_cannot_be_written_goes_on_in_another(copied, monkeypatch):
-    """A file system that is read-only refuses root too."""
-    config, run = copied
-
-    def refuse(cls, path):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path / "run.lock"))
-
-    monkeypatch.setattr(RunFolder, "reopen", classmethod(refuse))
-    checkpoint, path, said = resumed(config)
-    assert checkpoint == "checkpoint-2" and path != run and path.parent == run.parent
-    assert "Read-only file system" in said and "continues in a new folder" in said
-    assert (path / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
 
 
 @contextmanager

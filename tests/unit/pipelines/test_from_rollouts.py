@@ -6,9 +6,7 @@ import json
 import re
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from small_runs import LETTERS, folder_of_run as run, small_config, training
+from small_runs import LETTERS, assert_same_weights, folder_of_run as run, small_config, training
 
 from turnwise.build.saved import collect_rollouts
 from turnwise.errors import CheckpointError, DataError
@@ -28,12 +26,8 @@ def make_config(tiny_model, folder, **changes):
     return small_config(tiny_model, folder, **own | changes)
 
 
-def weights(folder, step):
-    return load_file(folder.path / "checkpoints" / f"checkpoint-{step}" / "model.safetensors")
-
-
-def same(first, second):
-    return all(torch.equal(first[name], second[name]) for name in first)
+def checkpoint(folder, step):
+    return folder.path / "checkpoints" / f"checkpoint-{step}"
 
 
 def measured(folder, step):
@@ -44,6 +38,12 @@ def measured(folder, step):
 def played(tiny_model, tmp_path_factory):
     """A run of three steps."""
     return run(make_config(tiny_model, tmp_path_factory.mktemp("runs")))
+
+
+@pytest.fixture(scope="module")
+def again(played, tiny_model, tmp_path_factory):
+    """A run from its rollouts."""
+    return run(make_config(tiny_model, tmp_path_factory.mktemp("again")), rollouts=played.rollouts)
 
 
 @pytest.fixture
@@ -61,17 +61,17 @@ def altered(played, tmp_path):
     return alter
 
 
-def test_training_from_the_rollouts_of_a_run_is_that_run_bit_by_bit(played, tiny_model, tmp_path):
-    again = run(make_config(tiny_model, tmp_path), rollouts=played.rollouts)
+def test_training_from_the_rollouts_of_a_run_is_that_run_bit_by_bit(played, again, tiny_model, tmp_path):
     for step in range(3):
-        assert same(weights(played, step + 1), weights(again, step + 1))
+        assert_same_weights(checkpoint(played, step + 1), checkpoint(again, step + 1))
         assert measured(played, step) == measured(again, step)
         assert "actor/staleness_max" in read_metrics(played.metrics)[step]
         assert "actor/staleness_max" not in read_metrics(again.metrics)[step], "versions of another run are no age in this one"
     first, second = (read_journal(folder.rollouts) for folder in (played, again))
     assert [(s, t.task, t.sibling, t.score) for s, t in first] == [(s, t.task, t.sibling, t.score) for s, t in second]
     other = run(make_config(tiny_model, tmp_path, adv_estimator="gae"), rollouts=played.rollouts)
-    assert not same(weights(other, 1), weights(again, 1)), "the algorithm is this config's"
+    with pytest.raises(AssertionError):  # the algorithm is this config's
+        assert_same_weights(checkpoint(other, 1), checkpoint(again, 1))
 
 
 def test_rollouts_without_a_trainer_train_like_those_of_a_run(played, tiny_model, tmp_path):
@@ -79,7 +79,7 @@ def test_rollouts_without_a_trainer_train_like_those_of_a_run(played, tiny_model
     collection = Collection(tmp_path / "rollouts.jsonl")
     collect_rollouts(config, collection)
     again = run(config, rollouts=collection.file)
-    assert same(weights(played, 1), weights(again, 1))
+    assert_same_weights(checkpoint(played, 1), checkpoint(again, 1))
 
 
 def test_greedy_siblings_are_in_the_file(played, tiny_model, tmp_path):
@@ -88,7 +88,7 @@ def test_greedy_siblings_are_in_the_file(played, tiny_model, tmp_path):
     rows = [json.loads(line) for line in first.rollouts.read_text().splitlines()]
     assert [(row["sibling"], row["is_baseline"]) for row in rows[:5]] == [(i, i == 4) for i in range(5)]
     assert all("advantage" not in turn and turn["is_greedy"] for row in rows if row["is_baseline"] for turn in row["turns"])
-    assert same(weights(first, 1), weights(run(config, rollouts=first.rollouts), 1))
+    assert_same_weights(checkpoint(first, 1), checkpoint(run(config, rollouts=first.rollouts), 1))
     with pytest.raises(DataError, match="train/Letters/0 has no greedy sibling, which adv_estimator remax needs"):
         run(config, rollouts=played.rollouts)
 
@@ -105,13 +105,9 @@ def test_training_ends_with_the_file_and_keeps_its_schedule(played, tiny_model, 
     assert "holds 2 batches: training ends before its 3 steps" in caplog.text
 
 
-def test_it_goes_on_where_it_stopped(played, tiny_model, tmp_path):
-    config = make_config(tiny_model, tmp_path, max_steps=3)
-    whole = run(config, rollouts=played.rollouts)
-    stopped = whole.path / "checkpoints" / "checkpoint-2"
-    going_on = make_config(tiny_model, tmp_path, max_steps=3, resume_from_checkpoint=str(stopped))
-    again = run(going_on, rollouts=played.rollouts)
-    assert same(weights(whole, 3), weights(again, 3))
+def test_it_goes_on_where_it_stopped(played, again, tiny_model, tmp_path):
+    going_on = make_config(tiny_model, tmp_path, resume_from_checkpoint=str(checkpoint(again, 2)))
+    assert_same_weights(checkpoint(again, 3), checkpoint(run(going_on, rollouts=played.rollouts), 3))
     with pytest.raises(CheckpointError, match="--from-rollouts"):
         run(going_on)
     other = tmp_path / "other.jsonl"

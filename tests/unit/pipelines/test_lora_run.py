@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from small_runs import assert_same_weights, measured, sft_config, small_config, training
+from small_runs import assert_same_weights, measured, run_small, sft_config, small_config, training
 from toy_model import toy_samples
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
@@ -29,21 +31,27 @@ from turnwise.training.torch_strategy import TorchStrategy
 TRAINING = training(1e-2, 8)
 
 
+def config_of(model, output_dir, lora=None, /, **changes):
+    own = {
+        "max_steps": 2,
+        "eval_steps": 0,
+        "val_batch_size": 4,
+        "use_kl_loss": True,
+        "actor_train": {"model_args": {"lora_rank": 4, **(lora or {})}, **TRAINING},
+        "val_env_manager": {"num_env_groups": 4},
+    }
+    return small_config(model, output_dir, **own | changes)
+
+
 @pytest.fixture
 def make_config(tiny_model, tmp_path):
-    def make(lora=None, **changes):
-        model_args = {"lora_rank": 4, **(lora or {})}
-        own = {
-            "max_steps": 3,
-            "eval_steps": 0,
-            "val_batch_size": 4,
-            "use_kl_loss": True,
-            "actor_train": {"model_args": model_args, **TRAINING},
-            "val_env_manager": {"num_env_groups": 4},
-        }
-        return small_config(tiny_model, tmp_path / "runs", **own | changes)
+    return partial(config_of, tiny_model, tmp_path / "runs")
 
-    return make
+
+@pytest.fixture(scope="module")
+def trained(tiny_model, tmp_path_factory):
+    """A pipeline after a step."""
+    return run_small(config_of(tiny_model, tmp_path_factory.mktemp("trained"), max_steps=1))
 
 
 @pytest.fixture
@@ -93,7 +101,7 @@ def rows(pipeline):
     ("changes", "bound"),
     [
         ({}, 1e-5),
-        ({"actor_infer": {"strategy_args": {"strategy_name": "hf"}}, "max_steps": 2}, 1e-5),
+        ({"actor_infer": {"strategy_args": {"strategy_name": "hf"}}}, 1e-5),
         ({"actor_infer": {"model_args": {"dtype": "bf16"}}}, 5e-2),
     ],
 )
@@ -114,6 +122,8 @@ def test_the_servers_sample_from_the_merged_policy_after_every_update(build, tmp
     moved = server.model.get_parameter("model.layers.0.self_attn.q_proj.weight").float()
     start = load_model(pipeline.pipeline_config.pretrain).get_parameter("model.layers.0.self_attn.q_proj.weight")
     assert (moved - start).abs().max() > 1e-3
+    evaluation = evaluate_model(pipeline.pipeline_config, model_path=str(adapter))
+    assert evaluation.overall.mean_score == pytest.approx(metrics[-1]["val/score/mean"], abs=1e-9)
 
 
 def test_the_table_says_what_is_trained(build):
@@ -126,24 +136,22 @@ def test_the_table_says_what_is_trained(build):
     assert "AdamW at 0.01" in said["optimiser"]
 
 
-def test_all_linear_trains_every_linear_module_but_the_head(build):
-    targets = []
-    for asked in ("all-linear", None):
-        folder = finished(build({"lora_target": asked}, max_steps=1)).checkpoints.newest
-        targets.append(set(json.loads((folder / "adapter_config.json").read_text())["target_modules"]))
-    assert targets[0] == targets[1] >= {"q_proj", "down_proj"} and "lm_head" not in targets[0]
-
-
-def test_a_checkpoint_is_a_peft_folder_with_a_tokenizer(build):
-    pipeline = finished(build(max_steps=1))
-    folder = pipeline.checkpoints.newest
+def test_a_checkpoint_is_a_peft_folder_with_a_tokenizer(trained):
+    folder = trained.checkpoints.newest
     names = {path.name for path in folder.iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "trainer_state.pt"} < names
     assert "model.safetensors" not in names and "config.json" not in names
     settings = json.loads((folder / "adapter_config.json").read_text())
     assert Path(settings["base_model_name_or_path"]).is_absolute() and settings["r"] == 4 and settings["lora_alpha"] == 8
     weights = load_file(folder / "adapter_model.safetensors")
-    assert sum(t.numel() for t in weights.values()) == strategy_of(pipeline.actor_train).info().model.num_trainable
+    assert sum(t.numel() for t in weights.values()) == strategy_of(trained.actor_train).info().model.num_trainable
+
+
+def test_all_linear_trains_every_linear_module_but_the_head(build, trained):
+    """So does no target."""
+    folders = [finished(build({"lora_target": "all-linear"}, max_steps=1)).checkpoints.newest, trained.checkpoints.newest]
+    first, second = (set(json.loads((f / "adapter_config.json").read_text())["target_modules"]) for f in folders)
+    assert first == second >= {"q_proj", "down_proj"} and "lm_head" not in first
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -163,40 +171,34 @@ def test_the_reference_is_the_policy_without_its_adapter(build, tiny_model):
         np.testing.assert_array_equal(sample.ref_logprobs, expected)
 
 
-@pytest.mark.parametrize("changed", [{"dtype": "bf16"}, {"attn_implementation": "sdpa"}, {"model_name_or_path": "other"}])
-def test_a_reference_of_its_own_is_loaded(build, tiny_model, tmp_path, changed):
+def test_a_reference_of_its_own_is_loaded(build, make_config, tiny_model, tmp_path):
+    """Where another model is asked for, or the policy has no adapter that could be off."""
+    others = [{"reference": {"model_args": own}} for own in ({"dtype": "bf16"}, {"attn_implementation": "sdpa"})]
+    assert not any(make_config(**own).is_reference_in_policy for own in (*others, {"actor_train": TRAINING}))
     (tmp_path / "other").symlink_to(tiny_model)
-    changed = {key: str(tmp_path / value) if value == "other" else value for key, value in changed.items()}
-    pipeline = build(reference={"model_args": changed})
+    pipeline = build(reference={"model_args": {"model_name_or_path": str(tmp_path / "other")}})
     assert strategy_of(pipeline.reference).model is not strategy_of(pipeline.actor_train).model
-    assert rows(pipeline)["reference"].startswith(changed.get("model_name_or_path", str(tiny_model)))
-
-
-def test_without_lora_the_reference_is_a_model_of_its_own(build):
-    pipeline = build(actor_train=TRAINING)
-    assert strategy_of(pipeline.reference).model is not strategy_of(pipeline.actor_train).model
-    assert "adapters" not in rows(pipeline)
+    assert rows(pipeline)["reference"].startswith(str(tmp_path / "other"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Going on
 
 
-def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(build, tmp_path):
+def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(build):
     lora = {"lora_dropout": 0.2}
-    whole = finished(build(lora, output_dir=str(tmp_path / "whole"), max_steps=4))
-    finished(build(lora, max_steps=2))
-    resumed = finished(build(lora, max_steps=4, resume_from_checkpoint=True))
+    whole = finished(build(lora, max_steps=4))
+    resumed = finished(build(lora, max_steps=4, resume_from_checkpoint=str(whole.checkpoints.path / "checkpoint-2")))
     assert len(measured(whole.folder)) == 4 and measured(resumed.folder) == measured(whole.folder)
     assert_same_weights(resumed.checkpoints.newest, whole.checkpoints.newest, "adapter_model.safetensors")
 
 
-def test_what_an_adapter_cannot_be_continued_with_is_refused(build, make_config, tiny_model, tmp_path):
-    finished(build(max_steps=1))
+def test_what_an_adapter_cannot_be_continued_with_is_refused(build, make_config, trained, tiny_model, tmp_path):
+    checkpoint = str(shutil.copytree(trained.checkpoints.newest, tmp_path / "checkpoint-1"))
     refused = {"lora_rank": 8, "lora_alpha": 3.0, "lora_target": "q_proj", "freeze_module_prefix": "model.layers.0"}
     for name, value in refused.items():
         with pytest.raises(CheckpointError, match=rf"{name}: .*other parameters would be trained"):
-            start_run(make_config({name: value}, resume_from_checkpoint=True))
+            start_run(make_config({name: value}, resume_from_checkpoint=checkpoint))
     model = load_model(tiny_model)
     with torch.no_grad():
         model.model.norm.weight.mul_(1.5)
@@ -204,18 +206,20 @@ def test_what_an_adapter_cannot_be_continued_with_is_refused(build, make_config,
     for file in tiny_model.glob("*token*"):
         (tmp_path / "other" / file.name).write_bytes(file.read_bytes())
     with pytest.raises(ModelError, match="trained on another base model; set pretrain"):
-        build(max_steps=2, resume_from_checkpoint=True, pretrain=str(tmp_path / "other"))
+        build(resume_from_checkpoint=checkpoint, pretrain=str(tmp_path / "other"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Adapters as a start
 
 
-def test_training_starts_from_an_adapter_folder_merged(build, tmp_path):
-    start = finished(build(max_steps=1)).checkpoints.newest
+def test_training_starts_from_an_adapter_folder_merged(build, trained):
+    """So does a critic."""
+    start = trained.checkpoints.newest
     expected = dict(load_model(start).named_parameters())
-    full = build(pretrain=str(start), actor_train=TRAINING, max_steps=1)
-    assert rows(full)["model"].startswith(f"{start}, an adapter merged into ")
+    full = build(pretrain=str(start), actor_train=TRAINING, max_steps=1, adv_estimator="gae")
+    assert rows(full)["model"].startswith(f"{start}, an adapter merged into ") and "adapters" not in rows(full)
+    assert strategy_of(full.reference).model is not strategy_of(full.actor_train).model
     for role in (full.actor_train, full.reference):
         assert all(torch.equal(tensor, expected[name]) for name, tensor in strategy_of(role).weights())
     finished(full)
@@ -231,11 +235,6 @@ def test_training_starts_from_an_adapter_folder_merged(build, tmp_path):
         torch.testing.assert_close(theirs.get_parameter(name), tensor, rtol=0, atol=1e-6)
 
 
-def test_a_critic_starts_from_an_adapter_folder(build):
-    start = finished(build(max_steps=1)).checkpoints.newest
-    finished(build(pretrain=str(start), max_steps=1, adv_estimator="gae"))
-
-
 def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with(build, tiny_model):
     keys = {"adv_estimator": "gae", "critic": {"model_args": {"lora_rank": 2, "lora_dropout": 0.1}, **TRAINING}}
     pipeline = build(**keys)
@@ -246,7 +245,7 @@ def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with
     start = strategy_of(pipeline.critic).model.base_model.embed_tokens.weight.clone()
     critic = strategy_of(finished(pipeline).critic).model
     assert torch.equal(start, critic.base_model.embed_tokens.weight) and critic.score.weight.abs().max() > 0
-    first, _, last = (pipeline.checkpoints.path / f"checkpoint-{step}" / "critic" for step in (1, 2, 3))
+    first, last = (pipeline.checkpoints.path / f"checkpoint-{step}" / "critic" for step in (1, 2))
     saved = load_file(last / "adapter_model.safetensors")
     assert torch.equal(saved["base_model.model.score.weight"], critic.score.weight.cpu()) and len(saved) == 2 * 14 + 2
     assert all(tensor.any() for name, tensor in saved.items() if "lora_B" in name), "adapters learn once the head isn't 0"
@@ -267,12 +266,6 @@ def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with
         load_model(last)
     keys["critic"]["model_args"]["freeze_module_prefix"] = ["score"]
     assert rows(build(**keys, reward_pretrain=str(last), max_steps=1))["its adapters"].endswith("v_proj"), "the head is frozen"
-
-
-def test_evaluation_scores_an_adapter_as_validation_in_training_did(build, make_config):
-    pipeline = finished(build(max_steps=2, eval_steps=2))
-    evaluation = evaluate_model(make_config(eval_steps=2), model_path=str(pipeline.checkpoints.newest))
-    assert evaluation.overall.mean_score == pytest.approx(measured(pipeline.folder)[-1]["val/score/mean"], abs=1e-9)
 
 
 def test_fine_tuning_trains_adapters_too(tiny_model, tmp_path, make_config):

@@ -116,8 +116,8 @@ def cause(message):
 @pytest.mark.parametrize(
     ("kind", "temperature", "num_updates", "cut"),
     [
-        (EmbeddedServer, 1.0, 6, {}),
-        (EmbeddedServer, 0.7, 6, {"top_k": 50, "top_p": 0.9}),
+        (EmbeddedServer, 1.0, 3, {}),
+        (EmbeddedServer, 0.7, 3, {"top_k": 50, "top_p": 0.9}),
         (HFServer, 0.7, 2, {"top_k": 50, "min_p": 0.1}),
     ],
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from small_runs import LETTERS, assert_same_weights, run_small as run, small_config, training
+from small_runs import LETTERS, assert_same_weights, played, run_small as run, small_config, training
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from turnwise.build import rows as build_rows
@@ -23,7 +23,6 @@ from turnwise.cli.main import main
 from turnwise.config import AgenticConfig, dump_yaml, parse_config
 from turnwise.errors import CheckpointError, ConfigError, DataError, RolloutError
 from turnwise.models.load import load_model, load_tokenizer, save_model
-from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.protocols import RewardResult
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tracking.jsonl import read_metrics
@@ -57,10 +56,6 @@ def make_config(tiny_model, tmp_path):
     return make
 
 
-def played(pipeline: AgenticPipeline) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in pipeline.folder.rollouts.read_text().splitlines()]
-
-
 def rows_of(records: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
     """How often each `(row, epoch)` was played."""
     return Counter((record["task"]["row"], record["task"]["epoch"]) for record in records)
@@ -68,13 +63,14 @@ def rows_of(records: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
 
 def test_every_row_is_played_once_an_epoch_and_the_run_ends_with_them(make_config, tmp_path: Path) -> None:
     val = {"val_files": str(tmp_path / "val.jsonl"), "num_epochs": 2}
-    pipeline = run(make_config(val, max_steps=50, eval_steps=50))
-    records = played(pipeline)
+    pipeline = run(make_config(val, rollout_batch_size=10, max_steps=50, eval_steps=50))
+    records = played(pipeline.folder)
+    assert Counter(record["step"] for record in records) == {0: 10, 1: 10, 2: 8}, "the last batch is smaller"
     assert rows_of(records) == {(row, epoch): 2 for row in range(7) for epoch in range(2)}
     assert [record["task"]["row"] for record in records[::2]] != sorted(record["task"]["row"] for record in records[::2])
     metrics = read_metrics(pipeline.folder.metrics)
     trained = [row for row in metrics if "rollout/score/mean" in row]
-    assert len(trained) == 7 and pipeline.checkpoints.num_steps == 7
+    assert len(trained) == pipeline.checkpoints.num_steps == 3
     assert all(record["score"] == record["outcome_rewards"]["length"] > 0 for record in records)
     assert "rollout/reward/length" in trained[0]
     validated = [row for row in metrics if "val/score/mean" in row]
@@ -90,30 +86,24 @@ def test_a_run_whose_rows_were_used_up_goes_on_to_nothing_more(make_config) -> N
     assert len(read_metrics(again.folder.metrics)) == first.checkpoints.num_done
 
 
-def test_the_last_batch_is_smaller_where_rows_are_left_over(make_config) -> None:
-    pipeline = run(make_config({"num_epochs": 1}, rollout_batch_size=10))
-    assert Counter(record["step"] for record in played(pipeline)) == {0: 10, 1: 4}
-
-
 def test_a_run_that_goes_on_is_the_one_that_was_never_stopped(make_config) -> None:
     changes = {"data": {"curriculum": True}, "deterministic": True, "save_steps": 2}
     whole = run(make_config(**changes))
-    first = run(make_config(**changes, max_steps=2, exp_name="halves"))
-    resumed = run(make_config(**changes, exp_name="halves", resume_from_checkpoint=str(first.checkpoints.newest)))
+    resumed = run(make_config(**changes, resume_from_checkpoint=str(whole.checkpoints.path / "checkpoint-2")))
     torch.use_deterministic_algorithms(False)
-    assert [r["task"] for r in played(resumed)] == [r["task"] for r in played(whole)]
+    assert [r["task"] for r in played(resumed.folder)] == [r["task"] for r in played(whole.folder)]
     assert_same_weights(resumed.checkpoints.newest, whole.checkpoints.newest)
 
 
 def test_an_asynchronous_run_that_goes_on_plays_every_row_once(make_config) -> None:
-    config = {"data": {"num_epochs": 2}, "async_generation_ratio": 1, "save_steps": 1, "max_ckpt_to_keep": 0, "max_steps": 50}
+    config = {"data": {"num_epochs": 2}, "rollout_batch_size": 8, "async_generation_ratio": 1, "save_steps": 1, "max_steps": 50}
     first = run(make_config(**config))
     checkpoint = first.checkpoints.path / "checkpoint-2"
     state = json.loads((checkpoint / "pipeline.json").read_text())["rollouts"]
     assert state["playing"] or state["finished"], "nothing was ahead of training"
     resumed = run(make_config(**config, resume_from_checkpoint=str(checkpoint)))
     # The new folder begins with the records of the two steps that were done.
-    assert rows_of(played(resumed)) == {(row, epoch): 2 for row in range(7) for epoch in range(2)}
+    assert rows_of(played(resumed.folder)) == {(row, epoch): 2 for row in range(7) for epoch in range(2)}
 
 
 def test_a_run_goes_on_with_the_same_rows_only(make_config, tmp_path: Path) -> None:
@@ -133,7 +123,7 @@ def test_rewards_of_environments_and_their_arguments_are_in_the_resolved_config(
 
 def test_rewards_whose_names_end_alike_are_kept_apart(make_config) -> None:
     rewards = [{"name": "toy_rewards:length"}, {"name": "odd_rewards:length", "weight": 0.5}]
-    [first, *_] = played(run(make_config({"reward": rewards}, max_steps=1)))
+    [first, *_] = played(run(make_config({"reward": rewards}, max_steps=1)).folder)
     assert set(first["outcome_rewards"]) == {"toy_rewards:length", "odd_rewards:length"}
     assert first["score"] == pytest.approx(sum(first["outcome_rewards"].values()))
 
@@ -170,7 +160,7 @@ def test_the_first_reward_that_is_named_decides_what_a_success_is(make_config, t
 
 def test_arguments_reach_rewards_of_groups_or_are_refused(make_config) -> None:
     def of(name: str, **args: Any) -> list[float]:
-        records = played(run(make_config({"reward": [{"name": name, "args": args}]}, max_steps=1)))
+        records = played(run(make_config({"reward": [{"name": name, "args": args}]}, max_steps=1)).folder)
         return sorted({record["score"] for record in records})
 
     assert of("odd_rewards:compare", margin=3.0) == [3.0]
@@ -190,7 +180,7 @@ def test_an_asynchronous_curriculum_is_repeated_bit_by_bit(make_config) -> None:
     schedule = [json.loads(line) for line in recorded.folder.schedule.read_text().splitlines()]
     assert any(event.get("version") for event in schedule), "nothing was admitted after the first step"
     again = run(make_config({"curriculum": True}, async_generation_ratio=1, exp_name="again"), replay=recorded.folder.path)
-    first, second = ({(r["group"], r["sibling"]): r["task"] for r in played(pipeline)} for pipeline in (recorded, again))
+    first, second = ({(r["group"], r["sibling"]): r["task"] for r in played(pipeline.folder)} for pipeline in (recorded, again))
     assert first == second
     assert_same_weights(again.checkpoints.newest, recorded.checkpoints.newest)
 
@@ -203,15 +193,16 @@ def test_an_asynchronous_curriculum_that_goes_on_plays_the_tasks_that_were_admit
         manager = {"num_env_groups": 24, "group_size": group_size}
         batch = {"rollout_batch_size": 24 * group_size, "train_env_manager": manager, "max_steps": 4}
         data = {"curriculum": True, "reward": "toy_rewards:half_from_four_on"}
-        return make_config(data, async_generation_ratio=1, save_steps=1, max_ckpt_to_keep=0, **batch, **changes)
+        return make_config(data, async_generation_ratio=1, save_steps=1, **batch, **changes)
 
     first = run(config(2))  # half of the siblings succeed from row 3 on, so the curriculum turns to these rows
     checkpoint = first.checkpoints.path / "checkpoint-1"
     admitted = dict(json.loads((checkpoint / "pipeline.json").read_text())["rollouts"]["task_versions"])
     assert admitted and set(admitted.values()) == {0}, "nothing was ahead of training"
     resumed = run(config(3, resume_from_checkpoint=str(checkpoint)))
-    before, after = ({record["group"]: record["task"] for record in played(pipeline)} for pipeline in (first, resumed))
-    assert Counter(record["group"] for record in played(resumed) if record["group"] in admitted) == dict.fromkeys(admitted, 3)
+    before, after = ({record["group"]: record["task"] for record in played(pipeline.folder)} for pipeline in (first, resumed))
+    num_played = Counter(record["group"] for record in played(resumed.folder) if record["group"] in admitted)
+    assert num_played == dict.fromkeys(admitted, 3)
     assert {index: after[index] for index in admitted} == {index: before[index] for index in admitted}
     schedule = [json.loads(line) for line in resumed.folder.schedule.read_text().splitlines()]
     assert max(event.get("version", 0) for event in schedule) > 1, "the curriculum stood still after the resume"
@@ -222,7 +213,7 @@ def test_rows_and_environments_are_mixed_in_their_shares(make_config) -> None:
     pipeline = run(
         make_config(custom_envs={"Letters": LETTERS}, train_env_manager=manager, rollout_batch_size=6, sequence_length=256)
     )
-    records = played(pipeline)
+    records = played(pipeline.folder)
     assert Counter(record["task"]["tag"] for record in records) == {"Letters": 8, "data": 16}
     assert {record["task"]["agent"] for record in records} == {"env_agent", "single_turn_agent"}
     of_letters = next(record for record in records if record["task"]["tag"] == "Letters" and record["turns"])
@@ -255,7 +246,7 @@ def test_a_fault_of_a_tool_file_is_said_once_although_rows_need_it_too(make_conf
 def test_rows_without_room_are_left_out_and_counted(make_config, caplog: pytest.LogCaptureFixture) -> None:
     config = make_config({"max_prompt_length": 12, "num_epochs": 1})
     pipeline = run(config)
-    left = {record["task"]["payload"]["prompt"] for record in played(pipeline)}
+    left = {record["task"]["payload"]["prompt"] for record in played(pipeline.folder)}
     assert 0 < len(left) < 7
     assert f"{7 - len(left)} of 7 rows are left out, since their prompts have more than 12 tokens" in caplog.text
     with pytest.raises(DataError, match=r"all 7 prompts have more than 2 tokens \(data.max_prompt_length\)"):
@@ -265,7 +256,7 @@ def test_rows_without_room_are_left_out_and_counted(make_config, caplog: pytest.
 def test_recorded_rows_are_trained_on_again(make_config) -> None:
     first = run(make_config(max_steps=2))
     again = run(make_config(max_steps=2, exp_name="again"), rollouts=first.folder.rollouts)
-    assert [record["score"] for record in played(again)] == [record["score"] for record in played(first)]
+    assert [record["score"] for record in played(again.folder)] == [record["score"] for record in played(first.folder)]
 
 
 def test_a_command_for_what_is_not_there_says_so(make_config, tmp_path: Path, capsys) -> None:
@@ -316,7 +307,7 @@ def test_a_classifier_scores_whole_conversations(make_config, tiny_model, tmp_pa
     tokenizer = load_tokenizer(tiny_model)
     save_model(judge, tokenizer, tmp_path / "judge")
     config = make_config({"reward": "reward_model"}, reward_pretrain=str(tmp_path / "judge"), max_steps=1)
-    records = played(run(config))
+    records = played(run(config).folder)
     assert len({record["score"] for record in records}) > 1
     for record in records:
         said = [("user", record["task"]["payload"]["prompt"]), ("assistant", record["turns"][-1]["text"])]
@@ -342,20 +333,18 @@ def test_a_judge_of_the_reward_role_is_asked_in_the_run_itself(make_config, tiny
 
 
 def model_that_says(text: str, start: Path, folder: Path) -> Path:
-    """A causal model that says a text behind every prompt."""
-    torch.manual_seed(0)
+    """A causal model that says a text behind every prompt: it sees the last token alone, and knows which one is next."""
     model, tokenizer = load_model(start), load_tokenizer(start)
     template = ChatTemplate(tokenizer)
-    header = template.start([{"role": "user", "content": "a"}])[-8:]
-    said = torch.tensor(template.respond(text))
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(60):
-        before = torch.randint(0, len(tokenizer), (16, int(torch.randint(20, 400, ()))))
-        ids = torch.cat([before, torch.tensor(header).expand(16, -1), said.expand(16, -1)], 1)
-        logits = model(ids).logits[:, -len(said) - 1 : -1]
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), said.repeat(16)).backward()
-        optimizer.step()
+    said = [template.start([{"role": "user", "content": "a"}])[-1], *template.respond(text)]
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        seen = torch.nn.functional.normalize(model.get_input_embeddings().weight)
+        head = torch.zeros_like(seen)
+        head[said[1:]] = 100 * seen[said[:-1]]
+    model.config.tie_word_embeddings, model.lm_head.weight = False, torch.nn.Parameter(head)
     save_model(model, tokenizer, folder)
     return folder
 
@@ -369,7 +358,7 @@ def test_a_user_of_gsm8k_replies_in_a_whole_run(make_config, tmp_path: Path) -> 
     ]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = make_config(
-        max_steps=2,
+        max_steps=1,
         sequence_length=512,
         actor_infer={"generating_args": {"max_new_tokens": 16, "stop_strings": list("abcdefghijklmnopqrstuvwxyz0123456789")}},
         agent={"interaction_config_path": str(tmp_path / "users.yaml"), "max_user_turns": 2},
@@ -378,7 +367,7 @@ def test_a_user_of_gsm8k_replies_in_a_whole_run(make_config, tmp_path: Path) -> 
     assert main(["train", str(tmp_path / "gsm8k.yaml")]) == 0
     [folder] = (tmp_path / "runs" / "rows").iterdir()
     records = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
-    assert Counter(record["step"] for record in records) == {0: 4, 1: 4}
+    assert len(records) == 4
     whole = [record for record in records if record["limit"] == "max_steps"]
     assert whole and all(len(record["turns"]) == 3 for record in whole)
     assert all(turn["observation"].startswith("Your response is incorrect!") for turn in whole[0]["turns"][1:])
@@ -396,7 +385,7 @@ def test_a_run_goes_on_where_the_user_of_a_row_raises(make_config, tmp_path: Pat
         agent={"interaction_config_path": str(tmp_path / "users.yaml")},
         train_env_manager={"num_env_groups": 2, "group_size": 2, "max_env_retries": 0, "max_failed_fraction": 0.9},
     )
-    records = played(run(config))
+    records = played(run(config).folder)
     failed = [record for record in records if record["status"] == "failed"]
     assert {record["task"]["row"] for record in failed} == {2} and len({record["task"]["row"] for record in records}) == 7
     said = "the interaction user.start_interaction raised RuntimeError: the service is down"

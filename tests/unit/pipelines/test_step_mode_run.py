@@ -23,11 +23,11 @@ LAKE = {
 }
 
 
-@pytest.fixture
-def run(tiny_model, tmp_path):
-    """Runs some steps in which episodes have different lengths, and returns the pipeline; its run's samples are in `seen`."""
+@pytest.fixture(scope="module")
+def run(tiny_model, tmp_path_factory):
+    """Runs some steps in which episodes have different lengths, and returns the pipeline."""
 
-    def run(name="whole", **changes):
+    def run(**changes):
         own = {
             "exp_name": "steps",
             "max_steps": NUM_STEPS,
@@ -37,14 +37,19 @@ def run(tiny_model, tmp_path):
             "train_env_manager": MANAGER,
             "custom_envs": {"Lake": LAKE | STEPS, "Toy": {"env_type": "toy_envs:LettersEnv"} | STEPS},
         }
-        return run_small(small_config(tiny_model, tmp_path / name, **own | changes))
+        return run_small(small_config(tiny_model, tmp_path_factory.mktemp("runs"), **own | changes))
 
     yield run
     torch.use_deterministic_algorithms(False)
 
 
-def test_a_run_trains_on_one_sample_a_turn_and_its_schedule_ends_with_it(run):
-    rows = measured((pipeline := run()).folder)
+@pytest.fixture(scope="module")
+def whole(run):
+    return run()
+
+
+def test_a_run_trains_on_one_sample_a_turn_and_its_schedule_ends_with_it(whole):
+    rows = measured(whole.folder)
     assert len(rows) == NUM_STEPS
     for step, row in enumerate(rows):
         assert row["rollout/num_contexts"] == row["rollout/num_turns"] >= 2
@@ -55,25 +60,23 @@ def test_a_run_trains_on_one_sample_a_turn_and_its_schedule_ends_with_it(run):
         # Contexts share what they begin with, among steps and siblings; the trainer sees each alone.
         assert row["actor/train_infer_diff_token_max"] < 1e-4 and row["parity/logprob_diff_max"] < 1e-4
     assert {row["rollout/num_samples"] for row in rows} != {rows[0]["rollout/num_samples"]}
-    assert pipeline.actor_train.plan.position(NUM_STEPS, 0, num_samples=99) == NUM_STEPS * 2
+    assert whole.actor_train.plan.position(NUM_STEPS, 0, num_samples=99) == NUM_STEPS * 2
 
 
-def test_the_journal_gives_the_samples_back(run):
-    pipeline = run(max_steps=1)
-    trajectories = [trajectory for _, trajectory in read_journal(pipeline.folder.rollouts)]
+def test_the_journal_gives_the_samples_back(whole):
+    trajectories = [trajectory for _, trajectory in read_journal(whole.folder.rollouts)]
     for trajectory in trajectories:
         samples = build_samples(trajectory)
         assert len(samples) == len(trajectory.turns) and all(turn.starts_context for turn in trajectory.turns)
         for sample, turn in zip(samples, trajectory.turns, strict=True):
             np.testing.assert_array_equal(sample.token_ids, np.concatenate([turn.prompt_ids, turn.response_ids]))
             np.testing.assert_array_equal(sample.rollout_logprobs[sample.response_mask], turn.logprobs)
-    assert sum(len(t.turns) for t in trajectories) == measured(pipeline.folder)[0]["rollout/num_samples"]
-    assert all("advantage" in turn for row in played(pipeline.folder) for turn in row["turns"])
+    assert sum(len(t.turns) for t in trajectories) == sum(row["rollout/num_samples"] for row in measured(whole.folder))
+    assert all("advantage" in turn for row in played(whole.folder) for turn in row["turns"])
 
 
-def test_going_on_from_a_checkpoint_changes_no_bit(run):
-    whole = run()
-    resumed = run("resumed", resume_from_checkpoint=str(whole.checkpoints.path / f"checkpoint-{NUM_STEPS - 1}"))
+def test_going_on_from_a_checkpoint_changes_no_bit(run, whole):
+    resumed = run(resume_from_checkpoint=str(whole.checkpoints.path / f"checkpoint-{NUM_STEPS - 1}"))
     assert measured(resumed.folder)[-1] == measured(whole.folder)[-1]
     assert played(resumed.folder)[-8:] == played(whole.folder)[-8:]
     assert_same_weights(resumed.checkpoints.newest, whole.checkpoints.newest)
