@@ -98,18 +98,6 @@ def test_whitening_one_token_is_no_nan(name):
     assert np.isfinite(advantages(group.trajectories[0])).all() and np.isfinite(list(metrics.values())).all()
 
 
-def test_a_cut_from_outside_is_not_an_end():
-    """The same episode, ended and cut: only the cut one goes on from the value after its last token."""
-    found = []
-    for fields in ({}, {"status": "truncated", "limit": "max_steps"}, {"status": "truncated", "limit": "time"}):
-        trajectory = episode([1.0], **fields)
-        [sample] = trajectory.samples
-        sample.values, sample.next_values = np.zeros(2, np.float32), np.full(2, 4.0, np.float32)
-        build("gae", gamma=0.5).credit([group_of(trajectory)])
-        found.append(advantages(trajectory))
-    assert found == [[1.0], [1.0], [3.0]]
-
-
 @pytest.mark.parametrize("name", ["reinforce", "agentic_reinforce", "step_reinforce", "reinforce_plus_plus", "gae"])
 def test_a_reward_on_a_masked_position_is_not_lost(name):
     """The last token of each turn is masked, by a filter say: its reward stands on the last one before it."""

@@ -46,11 +46,10 @@ def test_an_object_is_its_attributes_and_not_its_address(kind: type[Plain]) -> N
     assert fingerprint(Plain(1, 2)) != fingerprint(Open(1, 2))
 
 
-@pytest.mark.parametrize("hash_seed", ["1", "2"])
-def test_hashes_are_the_same_in_every_process(hash_seed: str) -> None:
+def test_hashes_are_the_same_in_every_process() -> None:
     code = "from turnwise.envs.hold_out import fingerprint; from turnwise.envs.frozen_lake.map import map_hash"
     code += f"; print(fingerprint({VALUE}), map_hash(('SF', 'HG')))"
-    env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    env = {**os.environ, "PYTHONHASHSEED": "1"}
     other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert other.stdout.split() == [fingerprint(VALUE), str(map_hash(["SF", "HG"]))]
 

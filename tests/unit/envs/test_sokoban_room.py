@@ -70,11 +70,11 @@ def shown(layout: Layout, state: State) -> str:
 @pytest.mark.parametrize(
     ("dim_room", "num_boxes", "search_depth", "num_rooms"),
     [
-        ((6, 6), 1, 300, 500),
+        ((6, 6), 1, 300, 200),
         ((6, 6), 1, 10, 50),
         ((5, 7), 1, 300, 50),
         ((3, 8), 1, 300, 20),
-        ((6, 6), 2, 300, 200),
+        ((6, 6), 2, 300, 100),
         ((7, 7), 2, 300, 50),
         ((7, 7), 3, 50, 30),
         ((10, 10), 1, 300, 50),
@@ -152,20 +152,17 @@ def test_a_room_follows_from_its_arguments() -> None:
 def test_another_process_draws_the_same_rooms() -> None:
     code = "from turnwise.envs.sokoban.room import *; print([random_room(s, (7, 6), 2)[1].player for s in range(20)],"
     code += "layout_hash(random_room(3)[0]))"
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONHASHSEED": seed}, check=True)
-        for seed in ("1", "2")
-    ]
-    assert runs[0].stdout == runs[1].stdout
-    assert str([random_room(s, (7, 6), 2)[1].player for s in range(20)]) in runs[0].stdout
+    env = {"PYTHONHASHSEED": "1"}
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True).stdout
+    assert other == f"{[random_room(s, (7, 6), 2)[1].player for s in range(20)]} {layout_hash(random_room(3)[0])}\n"
 
 
 def test_rooms_of_the_two_splits_share_no_walls_and_targets() -> None:
-    layouts = {split: {random_room(seed, split=split)[0] for seed in range(600)} for split in ("train", "val")}  # type: ignore[arg-type]
+    layouts = {split: {random_room(seed, split=split)[0] for seed in range(300)} for split in ("train", "val")}  # type: ignore[arg-type]
     assert layouts["train"].isdisjoint(layouts["val"])
     hashes = [layout_hash(layout) for layout in layouts["train"]]
     assert all(in_split(content, "train") and not in_split(content, "val") for content in hashes)
-    share = sum(in_split(layout_hash(random_room(seed)[0]), "val") for seed in range(1000)) / 1000
+    share = sum(in_split(layout_hash(random_room(seed)[0]), "val") for seed in range(500)) / 500
     assert share == pytest.approx(0.25, abs=0.05)
 
 

@@ -9,6 +9,7 @@ from safetensors import safe_open
 
 from turnwise.cli.main import main
 from turnwise.errors import ModelError
+from turnwise.models import tokenizer as tokenizers
 from turnwise.models.load import load_model, load_tokenizer
 from turnwise.models.make import make_model
 
@@ -90,6 +91,13 @@ def test_overrides_reach_the_config_and_are_checked(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trains tokenizers on each symbol once instead of 5,000 times, which takes a second."""
+    monkeypatch.setattr(tokenizers, "_SYMBOL_COUNT", 1)
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("size", "changes"), [("qwen2.5-0.5b", {}), ("tiny", {"vocab_size": 700})])
 def test_every_id_that_can_be_sampled_has_a_text(size: str, changes: dict[str, int], tmp_path: Path) -> None:
     overrides = {"num_hidden_layers": 1, "hidden_size": 28, "intermediate_size": 32, **changes}
@@ -104,6 +112,7 @@ def test_every_id_that_can_be_sampled_has_a_text(size: str, changes: dict[str, i
     assert tokenizer.decode(own) == text and len(own) <= len(plain), "what fills up is never encoded"
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
