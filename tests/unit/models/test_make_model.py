@@ -9,7 +9,6 @@ from safetensors import safe_open
 
 from turnwise.cli.main import main
 from turnwise.errors import ModelError
-from turnwise.models import tokenizer as tokenizers
 from turnwise.models.load import load_model, load_tokenizer
 from turnwise.models.make import make_model
 
@@ -74,6 +73,7 @@ def test_equal_arguments_give_equal_bytes_and_another_seed_other_weights(folder:
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.usefixtures("quick")
 def test_overrides_reach_the_config_and_are_checked(tmp_path: Path) -> None:
     overrides = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
     summary = make_model("tiny", tmp_path / "m", CORPUS, vocab_size=300, overrides=overrides)
@@ -93,8 +93,9 @@ def test_overrides_reach_the_config_and_are_checked(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trains tokenizers on each symbol once instead of 5,000 times, which takes a second."""
-    monkeypatch.setattr(tokenizers, "_SYMBOL_COUNT", 1)
+    """Trains tokenizers on each symbol once instead of 5,000 times, and on no games, which takes a second."""
+    monkeypatch.setattr("turnwise.models.tokenizer._SYMBOL_COUNT", 1)
+    monkeypatch.setattr("turnwise.pipelines.tokenizer_text.environment_text", list)
 
 
 @pytest.mark.usefixtures("quick")
