@@ -112,20 +112,6 @@ def test_a_reward_on_a_masked_position_is_not_lost(name):
         assert advantages(trajectory)[0] == 3.0
 
 
-def test_a_group_of_one_is_the_same_in_two_implementations_of_one_estimator():
-    """A mean over siblings without the episode itself, and n/(n−1) times the distance from their mean."""
-
-    def credited(name, groups, **settings):
-        build(name, **settings).credit(groups)
-        return [advantages(t)[0] for group in groups for t in group.trajectories]
-
-    def groups():
-        return [group_of(episode([1.0]), episode([0.0], sibling=1)), group_of(episode([9.0]))]
-
-    assert credited("rloo", groups()) == [1.0, -1.0, 0.0]
-    assert [2 * a for a in credited("grpo", groups(), reward_normalization=MEAN)] == [1.0, -1.0, 0.0]
-
-
 def test_no_row_is_duplicated_before_group_statistics():
     """A batch that fills no whole optimiser step is neither copied nor cut: 7 samples of 3 siblings, 4 a step."""
     scores = {1: 0.0, 2: 1.0, 4: 5.0}

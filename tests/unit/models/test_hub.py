@@ -139,9 +139,8 @@ def start(environment: dict[str, str], folder: Path, *words: str) -> forked.Pope
 
 
 def run(environment: dict[str, str], folder: Path, *words: str) -> tuple[int, str, str]:
-    process = start(environment, folder, *words)
-    output, errors = process.communicate(timeout=300)
-    return process.returncode, output, errors
+    done = forked.run(words, module="fresh_hub", env=environment, cwd=folder / "work")
+    return done.returncode, done.stdout, done.stderr
 
 
 WANTED = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
