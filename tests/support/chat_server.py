@@ -15,7 +15,7 @@ class ChatServer(ThreadingHTTPServer):
         self.body, self.status, self.asked = body, status, []
         super().__init__(("127.0.0.1", 0), _Handler)
         self.base_url = f"http://127.0.0.1:{self.server_port}/v1"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()

@@ -49,7 +49,7 @@ class SGLangFake(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def start(self) -> SGLangFake:
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:

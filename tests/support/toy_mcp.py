@@ -36,13 +36,20 @@ def make_server() -> Any:
         await asyncio.sleep(100)
         return ""
 
+    waiting, refused = asyncio.Event(), asyncio.Event()
+
     @server.tool()
     async def refuse() -> str:
+        await waiting.wait()
+        refused.set()
         raise MCPError(code=-32603, message="the quota is used up")
 
     @server.tool()
     async def wait() -> str:
-        await asyncio.sleep(2)
+        """Answers a while after a call of `refuse`, which waits for it."""
+        waiting.set()
+        await refused.wait()
+        await asyncio.sleep(0.5)
         return "waited"
 
     @server.tool()

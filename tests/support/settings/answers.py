@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
+
+from pydantic import BaseModel
 
 from settings.leaves import TAG, Kind, Leaf, value_at, with_value
 from turnwise.config import AgenticConfig, SFTConfig, parse_config, unavailable
@@ -84,13 +88,19 @@ def answers(kind: Kind, changes: dict[str, Any], leaf: Leaf) -> list[Answer]:
     An answer is a line that begins with the key's name, or with that of a section around it.
     """
     base = BASE[kind] | changes
-    current = value_at(parse_config(base, kind)[0], leaf.path)
+    current = value_at(_config(kind, json.dumps(base)), leaf.path)
     names = (leaf.key, str(leaf.path[-1]))
     value = next((_OTHER_VALUES[name] for name in names if name in _OTHER_VALUES), None)
     value = leaf.other_value(current) if value is None else value
     if value is None:
         raise LookupError(f"there is no other value of {leaf.key} to try; give it one here")
     return list(_about(leaf, _lines(kind, with_value(base, leaf.path, value))))
+
+
+@cache
+def _config(kind: Kind, values: str) -> BaseModel:
+    """The config of values in JSON, which is asked for anew with each of its keys."""
+    return parse_config(json.loads(values), kind)[0]
 
 
 def _lines(kind: Kind, values: dict[str, Any]) -> Iterator[Answer]:

@@ -87,8 +87,10 @@ def play(env: Env, num_episodes: int = 1, **calls: Any) -> list[Trajectory | Bas
         return [result if isinstance(result, BaseException) else result[0] for result in runner.run(episodes())]
 
 
-@pytest.mark.parametrize("wait", WAITS, ids=lambda wait: wait.__name__)
-@pytest.mark.parametrize("where", ["reset", "state_key", "step", "close"])
+@pytest.mark.parametrize(
+    ("where", "wait"),
+    [*(("step", wait) for wait in WAITS), *((where, sleep_for_ever) for where in ("reset", "state_key", "close"))],
+)
 def test_a_call_that_blocks_for_ever_is_named_with_its_stack(where: str, wait: Callable[..., Any]) -> None:
     env = Stuck(where, wait)
     [fault] = play(env)

@@ -190,16 +190,11 @@ def test_a_cancelled_conversation_is_released_and_stays_cancelled(caplog: pytest
     assert "the interaction user.finalize_interaction raised RuntimeError" in caplog.text
 
 
-def test_a_class_in_the_published_form_is_taken_as_it_is() -> None:
+def test_a_class_in_the_published_form_is_taken_as_it_is_and_a_row_s_arguments_may_have_any_name() -> None:
     user = Plain({"name": "user"})
-    trajectory, _ = play(agent_of(user), ["a", "b"], word="hello")
+    trajectory, _ = play(agent_of(user), ["a", "b"], word="hello", method="socratic")
     assert trajectory.turns[1].observation == "user says hello" and user.states == {}
     assert trajectory.score == 0
-
-
-def test_a_row_s_arguments_may_have_any_name() -> None:
-    trajectory, _ = play(agent_of(Plain({"name": "user"})), ["a", "b"], word="hello", method="socratic")
-    assert trajectory.turns[1].observation == "user says hello"
 
 
 def test_half_a_character_and_a_forged_turn_stay_text() -> None:

@@ -38,7 +38,7 @@ def test_most_estimators_are_streamed():
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if is_streamed(name, {})])
 @pytest.mark.parametrize("changes", [{}, EVERYWHERE], ids=["plain", "with all that is of tokens"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_groups_one_by_one_get_what_they_get_together(make_nested, name, changes, seed):
     assert is_streamed(name, changes)
     methods = NORMALIZED if ESTIMATORS[name].normalization != "own" else NORMALIZED[:1]

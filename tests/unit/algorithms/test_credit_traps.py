@@ -98,18 +98,6 @@ def test_whitening_one_token_is_no_nan(name):
     assert np.isfinite(advantages(group.trajectories[0])).all() and np.isfinite(list(metrics.values())).all()
 
 
-def test_a_cut_from_outside_is_not_an_end():
-    """The same episode, ended and cut: only the cut one goes on from the value after its last token."""
-    found = []
-    for fields in ({}, {"status": "truncated", "limit": "max_steps"}, {"status": "truncated", "limit": "time"}):
-        trajectory = episode([1.0], **fields)
-        [sample] = trajectory.samples
-        sample.values, sample.next_values = np.zeros(2, np.float32), np.full(2, 4.0, np.float32)
-        build("gae", gamma=0.5).credit([group_of(trajectory)])
-        found.append(advantages(trajectory))
-    assert found == [[1.0], [1.0], [3.0]]
-
-
 @pytest.mark.parametrize("name", ["reinforce", "agentic_reinforce", "step_reinforce", "reinforce_plus_plus", "gae"])
 def test_a_reward_on_a_masked_position_is_not_lost(name):
     """The last token of each turn is masked, by a filter say: its reward stands on the last one before it."""
@@ -122,20 +110,6 @@ def test_a_reward_on_a_masked_position_is_not_lost(name):
     assert metrics["critic/rewards/mean"] == 3.0
     if not ESTIMATORS[name].whitens_advantages:
         assert advantages(trajectory)[0] == 3.0
-
-
-def test_a_group_of_one_is_the_same_in_two_implementations_of_one_estimator():
-    """A mean over siblings without the episode itself, and n/(n−1) times the distance from their mean."""
-
-    def credited(name, groups, **settings):
-        build(name, **settings).credit(groups)
-        return [advantages(t)[0] for group in groups for t in group.trajectories]
-
-    def groups():
-        return [group_of(episode([1.0]), episode([0.0], sibling=1)), group_of(episode([9.0]))]
-
-    assert credited("rloo", groups()) == [1.0, -1.0, 0.0]
-    assert [2 * a for a in credited("grpo", groups(), reward_normalization=MEAN)] == [1.0, -1.0, 0.0]
 
 
 def test_no_row_is_duplicated_before_group_statistics():

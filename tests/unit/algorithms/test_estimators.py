@@ -83,29 +83,20 @@ def test_reinforce_plus_plus_baseline_whitens_over_tokens():
     assert got == [[pytest.approx(expected[0])], [pytest.approx(expected[3])]]
 
 
-def test_rloo():
-    got, _ = credited("rloo", score_groups([1, 0, 0, 1], [7]))
-    assert got == [[pytest.approx(x)] for x in (2 / 3, -2 / 3, -2 / 3, 2 / 3, 0)]
-
-
-def test_opo_weighs_scores_by_trained_tokens():
-    group = Group(TASK, [episode([1.0], lengths=[1]), episode([0.0], lengths=[3], sibling=1)])
-    assert credited("opo", [group])[0] == [[0.75], [-0.25]]
-
-
-def test_grpo_passk_rewards_the_best_alone():
-    got, _ = credited("grpo_passk", score_groups([1.0, 0.5, 0.0], [1.0, 1.0, 0.0]))
-    assert got == [[pytest.approx(1.0, abs=1e-5)], [0], [0], [0], [0], [0]]
-
-
-def test_gpg_makes_up_for_groups_that_teach_nothing():
-    assert credited("gpg", score_groups([1, 0], [1, 1], [0.3, 0.1 + 0.2]))[0][:4] == [[1.5], [-1.5], [0], [0]]
-
-
-def test_remax_subtracts_the_greedy_score():
-    group = score_groups([3.0, 1.0])[0]
-    group.greedy = episode([0.5, 1.5])
-    assert credited("remax", [group])[0] == [[1.0], [-1.0]]
+@pytest.mark.parametrize(
+    ("name", "groups", "expected"),
+    [
+        ("rloo", score_groups([1, 0, 0, 1], [7]), [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0]),
+        ("opo", [Group(TASK, [episode([1.0], lengths=[1]), episode([0.0], lengths=[3], sibling=1)])], [0.75, -0.25]),
+        ("grpo_passk", score_groups([1.0, 0.5, 0.0], [1.0, 1.0, 0.0]), [1, 0, 0, 0, 0, 0]),
+        ("gpg", score_groups([1, 0], [1, 1], [0.3, 0.1 + 0.2]), [1.5, -1.5, 0, 0, 0, 0]),
+        ("remax", [Group(TASK, [episode([3.0]), episode([1.0], sibling=1)], greedy=episode([0.5, 1.5]))], [1, -1]),
+    ],
+)
+def test_estimators_on_scores(name, groups, expected):
+    """The mean of the others; the mean by trained tokens; the best alone, above the second; groups that teach nothing made up
+    for; the greedy score subtracted."""
+    assert flat(credited(name, groups)[0]) == pytest.approx(expected, abs=1e-5)
 
 
 def test_step_reinforce_normalises_step_returns():

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from turnwise.algorithms.response_tokens import discounted_sums, gae
+from turnwise.algorithms.response_tokens import gae
 
 FINITE = st.floats(-10, 10, width=32)
 
@@ -36,14 +36,3 @@ def test_each_trajectory_equals_the_definition_written_out(data, gamma, lambd):
     ]
     np.testing.assert_allclose(advantages, [a for part in expected for a in part], atol=1e-6)
     np.testing.assert_allclose(returns, advantages + values, atol=1e-9)
-
-
-@settings(deadline=None, max_examples=60)
-@given(trajectories(), st.floats(0, 1))
-def test_discounted_sums_are_sums(data, discount):
-    x, _, lengths, _ = data
-    expected = []
-    for start, length in zip(np.cumsum(lengths) - lengths, lengths, strict=True):
-        part = x[start : start + length]
-        expected += [sum(discount ** (k - t) * part[k] for k in range(t, length)) for t in range(length)]
-    np.testing.assert_allclose(discounted_sums(x, lengths, discount), expected, atol=1e-6)

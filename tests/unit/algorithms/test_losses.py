@@ -130,10 +130,3 @@ def test_an_entropy_bonus_raises_entropy(make_batch):
     loss, _ = PolicyLoss(AlgorithmSettings(entropy_loss_coef=1.0))(ModelOutputs(logprobs=logp[:1], entropy=entropy), batch)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert gradient[0] > 0  # descent lowers the likeliest logit
-
-
-def test_a_micro_batch_without_trained_tokens_adds_nothing(make_batch):
-    batch = make_batch([[0, 0]], advantages=[1.0, 1.0], old_logprobs=[0.0, 0.0])
-    batch.denominators = batch.denominators._replace(num_tokens=5.0, num_sequences=2.0)
-    loss, gradient, reduced = stepped(batch, [-1.0, -2.0], PLAIN)
-    assert (loss, gradient.tolist(), reduced) == (0.0, [0.0, 0.0], {})

@@ -72,12 +72,6 @@ nested = st.lists(
 )
 
 
-def test_worked_numbers():
-    trajectory, sample = flat_example()
-    credit([trajectory], lambd=0.95)
-    assert sample.advantages.tolist() == pytest.approx([0, 2.530575, 2.5585, 0, 1.43, 1.4], abs=1e-6)
-
-
 def test_contexts_are_one_row_in_the_order_of_their_turns():
     """Turns 0 and 2 are one context, and turns 0, 1 and 3 another, which only reads turn 0."""
     turns = [make_turn(2, 1), make_turn(1, 2), make_turn(1, 1, 1.0, parent=0), make_turn(1, 1, parent=1)]

@@ -76,17 +76,12 @@ def test_by_turn_it_is_the_mean_over_the_first_tokens_of_turns(make_batch):
     assert reduced["critic/error"] == pytest.approx(14 / 3)
 
 
-def test_turns_that_touch_are_told_apart(make_batch):
-    batch = make_batch([[0, 1, 1, 1]])
-    batch.turn_id = torch.tensor([-1, 0, 1, 1])
-    assert first_tokens(batch).tolist() == [False, True, True, False]
-
-
-def test_a_turn_with_a_hole_begins_once(make_batch):
+def test_turns_that_touch_are_told_apart_and_one_with_a_hole_begins_once(make_batch):
     """The turn counts once in `denominators`, and credit has one value of it."""
     batch = make_batch([[0, 1, 0, 1], [0, 1, 1]])
-    batch.turn_id = torch.tensor([-1, 0, -1, 0, -1, 0, 0])
-    assert first_tokens(batch).tolist() == [False, True, False, False, False, True, False]
+    for second, begins in ((0, [False, True, False]), (1, [False, True, True])):
+        batch.turn_id = torch.tensor([-1, 0, -1, 0, -1, 0, second])
+        assert first_tokens(batch).tolist() == [False, True, False, False, *begins]
 
 
 @pytest.mark.parametrize("granularity", ["token", "turn"])

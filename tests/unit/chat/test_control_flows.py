@@ -173,10 +173,9 @@ def rendered(template, messages):
 
 
 @settings(max_examples=8)
-@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
 @pytest.mark.parametrize("kind", ADDED)
 @pytest.mark.parametrize("name", TEMPLATES)
-@given(asked=WORD, answer=WORD)
+@given(is_cut=st.booleans(), asked=WORD, answer=WORD)
 def test_what_is_added_shows_and_is_the_template_s_or_is_refused(name, kind, is_cut, asked, answer):
     template, (messages, words) = of(name), ADDED[kind]
     try:

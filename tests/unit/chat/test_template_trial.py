@@ -8,6 +8,7 @@ import shutil
 import pytest
 from chat_messages import assistant, user
 
+from turnwise.chat import trial
 from turnwise.cli.main import main
 from turnwise.testing.fakes import CHATML_TEMPLATE
 
@@ -31,7 +32,8 @@ def config(tmp_path, tiny_model):
 
 
 @pytest.mark.parametrize("where", ["{% if messages | length > 50 %}", "{% if tools %}"])
-def test_a_template_that_loops_is_named_with_its_file(config, capsys, where):
+def test_a_template_that_loops_is_named_with_its_file(config, capsys, monkeypatch, where):
+    monkeypatch.setattr(trial, "CPU_S", 1)
     path, model = config
     (model / "chat_template.jinja").write_text(where + LOOP + "{% endif %}" + CHATML_TEMPLATE)
     assert main(["sft", str(path)]) == 2

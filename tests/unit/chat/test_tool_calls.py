@@ -30,34 +30,27 @@ WEATHER = tool("weather", "The weather of a town.", town="string", days="integer
 PYTHON = tool("python", "Runs a program.", code="string")
 PARIS = ("weather", {"town": "Paris", "days": 2})
 ROME = ("weather", {"town": "Rome"})
+TO_PARIS, TO_ROME = (json.dumps(arguments) for _, arguments in (PARIS, ROME))
+ASK_PARIS, ASK_ROME = (f'{{"name": "weather", "arguments": {arguments}}}' for arguments in (TO_PARIS, TO_ROME))
+OF_LLAMA, ROME_OF_LLAMA = (f'{{"name": "weather", "parameters": {arguments}}}' for arguments in (TO_PARIS, TO_ROME))
+THOUGHT = '<think>\n<tool_call>{"name": "no"}</tool_call>?\n</think>'
+SAY = '{"name": "say", "arguments": {"text": "a </tool_call> {b} \\"c\\"", "in": {"d": [{}]}}}'
 
 READABLE = [
     # The chat template of Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B; NousResearch/Hermes-2-Pro-Llama-3-8B's model card.
-    (HermesParser, '<tool_call>\n{"name": "weather", "arguments": {"town": "Paris", "days": 2}}\n</tool_call>', [PARIS], ""),
+    (HermesParser, f"<tool_call>\n{ASK_PARIS}\n</tool_call>", [PARIS], ""),
     (
         HermesParser,
-        'I ask twice.\n<tool_call>\n{"name": "weather", "arguments": {"town": "Paris", "days": 2}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "weather", "arguments": {"town": "Rome"}}\n</tool_call>',
+        f"I ask twice.\n<tool_call>\n{ASK_PARIS}\n</tool_call>\n<tool_call>\n{ASK_ROME}\n</tool_call>",
         [PARIS, ROME],
         "I ask twice.",
     ),
-    (
-        HermesParser,
-        '<think>\n<tool_call>{"name": "no"}</tool_call>?\n</think>\n\n'
-        '<tool_call>{"name": "weather", "arguments": {"town": "Rome"}}</tool_call>',
-        [ROME],
-        '<think>\n<tool_call>{"name": "no"}</tool_call>?\n</think>',
-    ),
-    (
-        HermesParser,
-        '<think>\n<tool_call>{"name": "weather"}</tool_call>',
-        [],
-        '<think>\n<tool_call>{"name": "weather"}</tool_call>',
-    ),
+    (HermesParser, f"{THOUGHT}\n\n<tool_call>{ASK_ROME}</tool_call>", [ROME], THOUGHT),
+    (HermesParser, f"<think>\n<tool_call>{ASK_ROME}</tool_call>", [], f"<think>\n<tool_call>{ASK_ROME}</tool_call>"),
     (HermesParser, '<tool_call>{"name": "weather", "arguments": "{\\"town\\": \\"Rome\\"}"}</tool_call>', [ROME], ""),
     (
         HermesParser,
-        '<tool_call>{"name": "say", "arguments": {"text": "a </tool_call> {b} \\"c\\"", "in": {"d": [{}]}}}</tool_call>',
+        f"<tool_call>{SAY}</tool_call>",
         [("say", {"text": 'a </tool_call> {b} "c"', "in": {"d": [{}]}})],
         "",
     ),
@@ -84,43 +77,21 @@ READABLE = [
         "",
     ),
     # Meta's prompt format of Llama 3.1: JSON-based tool calling; several calls divided by semicolons, as vLLM reads them.
-    (Llama3JsonParser, '{"name": "weather", "parameters": {"town": "Paris", "days": 2}}', [PARIS], ""),
-    (
-        Llama3JsonParser,
-        '<|python_tag|>{"name": "weather", "parameters": {"town": "Paris", "days": 2}}; '
-        '{"name": "weather", "parameters": {"town": "Rome"}}<|eom_id|>',
-        [PARIS, ROME],
-        "",
-    ),
+    (Llama3JsonParser, OF_LLAMA, [PARIS], ""),
+    (Llama3JsonParser, f"<|python_tag|>{OF_LLAMA}; {ROME_OF_LLAMA}<|eom_id|>", [PARIS, ROME], ""),
     (Llama3JsonParser, 'A set {1, 2} and {"a": 1} are no calls.', [], 'A set {1, 2} and {"a": 1} are no calls.'),
     (Llama3JsonParser, '{"type": "function", "name": "weather", "parameters": {"town": "Rome"}}', [ROME], ""),
     # Meta's prompt format of Llama 3.1: built-in tools and the code interpreter.
     (PythonTagParser, '<|python_tag|>weather.call(town="Paris", days=2)<|eom_id|>', [PARIS], ""),
     (PythonTagParser, 'So: <|python_tag|>weather(town="Rome")', [ROME], "So:"),
-    (PythonTagParser, '<|python_tag|>{"name": "weather", "parameters": {"town": "Rome"}}', [ROME], ""),
-    (
-        PythonTagParser,
-        "<|python_tag|>import math\nprint(math.pi)<|eom_id|>",
-        [("python", {"code": "import math\nprint(math.pi)"})],
-        "",
-    ),
+    (PythonTagParser, f"<|python_tag|>{ROME_OF_LLAMA}", [ROME], ""),
+    (PythonTagParser, "<|python_tag|>import math\nprint(1)<|eom_id|>", [("python", {"code": "import math\nprint(1)"})], ""),
     # Mistral's cookbook, tokenizers v3 and v7; mistralai/Magistral-Small-2507 and later, tokenizer v11.
+    (MistralParser, f'[TOOL_CALLS][{ASK_PARIS[:-1]}, "id": "a1b2c3d4e"}}]', [PARIS], ""),
+    (MistralParser, f"Both. [TOOL_CALLS] [{ASK_PARIS}, {ASK_ROME}]", [PARIS, ROME], "Both."),
     (
         MistralParser,
-        '[TOOL_CALLS][{"name": "weather", "arguments": {"town": "Paris", "days": 2}, "id": "a1b2c3d4e"}]',
-        [PARIS],
-        "",
-    ),
-    (
-        MistralParser,
-        'Both. [TOOL_CALLS] [{"name": "weather", "arguments": {"town": "Paris", "days": 2}}, '
-        '{"name": "weather", "arguments": {"town": "Rome"}}]',
-        [PARIS, ROME],
-        "Both.",
-    ),
-    (
-        MistralParser,
-        '[TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{"town": "Paris", "days": 2}[TOOL_CALLS]weather[ARGS]{"town": "Rome"}',
+        f"[TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{TO_PARIS}[TOOL_CALLS]weather[ARGS]{TO_ROME}",
         [PARIS, ROME],
         "",
     ),
@@ -128,11 +99,11 @@ READABLE = [
     (
         GptOssParser,
         "<|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
-        '<|constrain|>json<|message|>{"town":"Paris","days":2}<|call|>',
+        f"<|constrain|>json<|message|>{TO_PARIS}<|call|>",
         [PARIS],
         "",
     ),
-    (GptOssParser, ' to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{"town": "Rome"}', [ROME], ""),
+    (GptOssParser, f" to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{TO_ROME}", [ROME], ""),
     (
         GptOssParser,
         "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>It rains.<|return|>",
@@ -142,15 +113,15 @@ READABLE = [
     # The chat templates of deepseek-ai/DeepSeek-V3.1 and deepseek-ai/DeepSeek-R1-0528.
     (
         DeepSeekParser,
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"town": "Paris", "days": 2}<｜tool▁call▁end｜>'
-        '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"town": "Rome"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{TO_PARIS}<｜tool▁call▁end｜>"
+        f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{TO_ROME}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         [PARIS, ROME],
         "",
     ),
     (
         DeepSeekParser,
-        '</think>I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"town": "Paris", '
-        '"days": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        f"</think>I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{TO_PARIS}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         [PARIS],
         "</think>I look.",
     ),
@@ -194,12 +165,8 @@ def test_an_id_of_the_model_is_kept():
 @pytest.mark.parametrize(
     ("parser", "text", "said"),
     [
-        (HermesParser, '<tool_call>{"name": "weather", "arguments": {"town": "Rome"}}', "it isn't closed by </tool_call>"),
-        (
-            HermesParser,
-            '<tool_call>{"name": "weather", "arguments": {"town": "Rome"}</tool_call>',
-            "its JSON is wrong (Expecting",
-        ),
+        (HermesParser, f"<tool_call>{ASK_ROME}", "it isn't closed by </tool_call>"),
+        (HermesParser, f"<tool_call>{ASK_ROME[:-1]}</tool_call>", "its JSON is wrong (Expecting"),
         (HermesParser, "<tool_call>weather(Rome)</tool_call>", "its JSON is wrong (Expecting value)"),
         (HermesParser, '<tool_call>["weather"]</tool_call>', "it names no function"),
         (HermesParser, '<tool_call>{"name": 7, "arguments": {}}</tool_call>', "it names no function"),
@@ -217,23 +184,15 @@ def test_an_id_of_the_model_is_kept():
         (Llama3JsonParser, '{"name": "weather", "parameters": {"name": "Rome"', "its JSON is wrong"),
         (PythonTagParser, "<|python_tag|>weather.call(town=Rome)", "it isn't a call with named literal arguments"),
         (PythonTagParser, '<|python_tag|>weather.call("Rome")', "it isn't a call with named literal arguments"),
-        (MistralParser, '[TOOL_CALLS][{"name": "weather", "arguments": {"town": "Rome"}', "its JSON is wrong"),
+        (MistralParser, f"[TOOL_CALLS][{ASK_ROME[:-1]}", "its JSON is wrong"),
         (MistralParser, "[TOOL_CALLS]weather[ARGS]Rome", "its JSON is wrong"),
         (
             GptOssParser,
             "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{'town': 1}<|call|>",
             "its JSON is wrong",
         ),
-        (
-            DeepSeekParser,
-            '<｜tool▁call▁begin｜>weather{"town": "Rome"}<｜tool▁call▁end｜>',
-            "<｜tool▁sep｜> doesn't follow the name",
-        ),
-        (
-            DeepSeekParser,
-            '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"town": "Rome"}',
-            "it isn't closed by <｜tool▁call▁end｜>",
-        ),
+        (DeepSeekParser, f"<｜tool▁call▁begin｜>weather{TO_ROME}<｜tool▁call▁end｜>", "<｜tool▁sep｜> doesn't follow the name"),
+        (DeepSeekParser, f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{TO_ROME}", "it isn't closed by <｜tool▁call▁end｜>"),
     ],
 )
 def test_a_call_that_can_not_be_read_is_one_sentence(parser, text, said):
@@ -243,21 +202,18 @@ def test_a_call_that_can_not_be_read_is_one_sentence(parser, text, said):
     assert len(parsed.errors[0]) < 400
 
 
-GOOD = json.dumps({"name": "weather", "arguments": {"town": "Rome"}})
-
-
 @pytest.mark.parametrize(
     ("parser", "text", "calls", "faults"),
     [
         (
             HermesParser,
-            f"<tool_call>{{broken</tool_call><tool_call>{GOOD}</tool_call><tool_call>{GOOD}",
+            f"<tool_call>{{broken</tool_call><tool_call>{ASK_ROME}</tool_call><tool_call>{ASK_ROME}",
             [ROME],
             ["its JSON is wrong", "it isn't closed by"],
         ),
         # A call that is never closed doesn't swallow the next.
         (HermesParser, '<tool_call>{"name": "a"} <tool_call>{"name": "b"}</tool_call>', [("b", {})], ["it isn't closed by"]),
-        (MistralParser, f'[TOOL_CALLS][{GOOD}, {{"arguments": {{}}}}]', [ROME], ["it names no function"]),
+        (MistralParser, f'[TOOL_CALLS][{ASK_ROME}, {{"arguments": {{}}}}]', [ROME], ["it names no function"]),
     ],
 )
 def test_an_unreadable_call_leaves_the_others(parser, text, calls, faults):

@@ -275,15 +275,7 @@ def test_an_observation_that_fills_the_context_is_an_error() -> None:
 
 @pytest.mark.usefixtures("nothing_stays_stuck")
 @pytest.mark.parametrize(
-    ("where", "how"),
-    [
-        ("constructor", "block"),
-        ("reset", "block"),
-        ("reset", "await"),
-        ("step", "block"),
-        ("step", "await"),
-        ("step", "thread"),
-    ],
+    ("where", "how"), [("constructor", "block"), ("reset", "await"), ("step", "block"), ("step", "thread")]
 )
 def test_a_call_that_never_returns_ends_the_examination(where: str, how: Any) -> None:
     report = examine(lambda: StuckEnv(where, how), replace(QUICK, timeout_s=0.5), takes_split=False)

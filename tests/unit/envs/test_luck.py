@@ -6,6 +6,7 @@ import random
 import time
 from typing import ClassVar
 
+import odd_envs
 import pytest
 from toy_envs import LettersEnv
 
@@ -37,7 +38,7 @@ class SlowEnv(DoorEnv):
 
 class HungEnv(DoorEnv):
     def step(self, action):
-        time.sleep(3)
+        odd_envs.LET_GO.wait()
         return super().step(action)
 
 

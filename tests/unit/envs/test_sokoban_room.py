@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -70,11 +68,11 @@ def shown(layout: Layout, state: State) -> str:
 @pytest.mark.parametrize(
     ("dim_room", "num_boxes", "search_depth", "num_rooms"),
     [
-        ((6, 6), 1, 300, 500),
+        ((6, 6), 1, 300, 200),
         ((6, 6), 1, 10, 50),
         ((5, 7), 1, 300, 50),
         ((3, 8), 1, 300, 20),
-        ((6, 6), 2, 300, 200),
+        ((6, 6), 2, 300, 100),
         ((7, 7), 2, 300, 50),
         ((7, 7), 3, 50, 30),
         ((10, 10), 1, 300, 50),
@@ -141,31 +139,22 @@ def test_boxes_are_lost_in_corners_and_along_walls_without_a_target() -> None:
 
 
 def test_a_room_follows_from_its_arguments() -> None:
-    # A seed must go on drawing the same room, since published figures are measured on these rooms.
+    # A seed must go on drawing the same room in every process, since published figures are measured on these rooms.
     letters = "".join("# .*$@+"[number] for number in cell_numbers(*random_room(0)))
     assert [letters[i : i + 6] for i in range(0, 36, 6)] == ["######", "#@   #", "#   ##", "# $ .#", "#  ###", "######"]
+    assert [random_room(seed, (7, 6), 2)[1].player for seed in range(6)] == [28, 16, 14, 8, 19, 16]
+    assert layout_hash(random_room(3)[0]) == 14973262559747290116
     for arguments in ((0, (6, 6), 1, 300, "val"), (5, (9, 8), 3, 120, "train")):
         assert random_room(*arguments) == random_room(*arguments)  # type: ignore[arg-type]
     assert len({random_room(seed) for seed in range(50)}) > 45
 
 
-def test_another_process_draws_the_same_rooms() -> None:
-    code = "from turnwise.envs.sokoban.room import *; print([random_room(s, (7, 6), 2)[1].player for s in range(20)],"
-    code += "layout_hash(random_room(3)[0]))"
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONHASHSEED": seed}, check=True)
-        for seed in ("1", "2")
-    ]
-    assert runs[0].stdout == runs[1].stdout
-    assert str([random_room(s, (7, 6), 2)[1].player for s in range(20)]) in runs[0].stdout
-
-
 def test_rooms_of_the_two_splits_share_no_walls_and_targets() -> None:
-    layouts = {split: {random_room(seed, split=split)[0] for seed in range(600)} for split in ("train", "val")}  # type: ignore[arg-type]
+    layouts = {split: {random_room(seed, split=split)[0] for seed in range(300)} for split in ("train", "val")}  # type: ignore[arg-type]
     assert layouts["train"].isdisjoint(layouts["val"])
     hashes = [layout_hash(layout) for layout in layouts["train"]]
     assert all(in_split(content, "train") and not in_split(content, "val") for content in hashes)
-    share = sum(in_split(layout_hash(random_room(seed)[0]), "val") for seed in range(1000)) / 1000
+    share = sum(in_split(layout_hash(random_room(seed)[0]), "val") for seed in range(500)) / 500
     assert share == pytest.approx(0.25, abs=0.05)
 
 

@@ -118,18 +118,6 @@ def test_a_failed_pass_leaves_those_that_wait_and_what_idle_ones_have_cached() -
     assert len(runner.steps[0].token_ids) == 2, "the token sampled last and the new one"
 
 
-def test_an_update_drops_prefixes_and_refuses_running_requests() -> None:
-    engine, runner = make_engine()
-    ask(engine, "a", list(range(10)))
-    engine.update(3)
-    runner.steps.clear()
-    engine.add(request("a", [*range(10), 1]))
-    with pytest.raises(ServerError, match="suspend"):
-        engine.step()
-        engine.update(4)
-    assert len(runner.steps[0].token_ids) == 11
-
-
 def test_a_conversation_has_one_request_at_a_time() -> None:
     engine, _ = make_engine()
     engine.add(request("a", [1]))

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from glob import glob
@@ -15,17 +14,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import forked
 import pytest
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 MODEL = "somebody/tiny"
-FOLDER = """
-import sys
-from turnwise.cli.main import exit_status
-from turnwise.hub import model_folder
-sys.exit(exit_status(lambda: print(model_folder({!r}))))
-"""
-"""What every command does with `--model NAME`, without importing torch for seconds."""
 
 
 class Hub(ThreadingHTTPServer):
@@ -123,7 +116,7 @@ def hub(tiny_model: Path) -> Iterator[Hub]:
         ("README.md", "pytorch_model.bin", "own.py", "onnx/model.onnx", "old/model.safetensors"), b"not wanted"
     )
     server = Hub(files)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
     server.goes_on.set()
@@ -140,20 +133,14 @@ def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **own, "OMP_NUM_THREADS": "1"}
 
 
-def start(environment: dict[str, str], folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, *arguments]
+def start(environment: dict[str, str], folder: Path, *words: str) -> forked.Popen:
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, cwd=folder / "work", stdout=pipe, stderr=pipe, text=True)
+    return forked.Popen(words, module="fresh_hub", env=environment, cwd=folder / "work", stdout=pipe, stderr=pipe)
 
 
-def run(environment: dict[str, str], folder: Path, *arguments: str) -> tuple[int, str, str]:
-    process = start(environment, folder, *arguments)
-    output, errors = process.communicate(timeout=300)
-    return process.returncode, output, errors
-
-
-def turnwise(environment: dict[str, str], folder: Path, *words: str) -> tuple[int, str, str]:
-    return run(environment, folder, "-m", "turnwise.cli.main", *words)
+def run(environment: dict[str, str], folder: Path, *words: str) -> tuple[int, str, str]:
+    done = forked.run(words, module="fresh_hub", env=environment, cwd=folder / "work")
+    return done.returncode, done.stdout, done.stderr
 
 
 WANTED = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -164,12 +151,12 @@ def test_a_name_is_downloaded_once_with_its_progress_and_comes_from_the_cache_th
 ) -> None:
     config = tmp_path / "work" / "lake.yaml"
     config.write_text(f"pretrain: {MODEL}\ncustom_envs: {{Lake: {{env_type: frozen_lake}}}}\n")
-    status, output, errors = turnwise(environment, tmp_path, "config", "lake.yaml")
+    status, output, errors = run(environment, tmp_path, "config", "lake.yaml")
     assert status == 0, errors
     assert f"{MODEL} (not on this machine: train downloads it from the hub)" in output
     assert hub.num_requests == 0, "config looks nothing up"
 
-    status, output, errors = turnwise(environment, tmp_path, "export", "--model", MODEL, "--out", "a")
+    status, output, errors = run(environment, tmp_path, "export", "--model", MODEL, "--out", "a")
     assert status == 0, errors
     assert hub.names == WANTED, "only what is needed"
     assert f"{MODEL}: no folder here, so 5 files" in errors and environment["HF_ENDPOINT"] in errors and "100%" in errors
@@ -177,10 +164,10 @@ def test_a_name_is_downloaded_once_with_its_progress_and_comes_from_the_cache_th
         assert (tmp_path / "work" / "a" / file).read_bytes() == (tiny_model / file).read_bytes()
 
     num_requests = hub.num_requests
-    status, output, errors = run(environment, tmp_path, "-c", FOLDER.format(MODEL))
+    status, output, errors = run(environment, tmp_path, "folder", MODEL)
     assert status == 0 and hub.num_requests == num_requests, "the second time nobody is asked"
     assert (Path(output.strip()) / "model.safetensors").read_bytes() == (tiny_model / "model.safetensors").read_bytes()
-    status, output, errors = turnwise(environment | {"HF_HUB_OFFLINE": "1"}, tmp_path, "config", "lake.yaml")
+    status, output, errors = run(environment | {"HF_HUB_OFFLINE": "1"}, tmp_path, "config", "lake.yaml")
     assert status == 0 and f"{MODEL}: qwen3" in output, "the cache tells config the size"
 
 
@@ -188,7 +175,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Hub, environme
     # huggingface_hub writes parts of 10 MB.
     weights = hub.files["model.safetensors"] = os.urandom(30_000_000)
     hub.cuts = 1
-    status, output, errors = run(environment, tmp_path, "-c", FOLDER.format(MODEL))
+    status, output, errors = run(environment, tmp_path, "folder", MODEL)
     assert status == 0, errors
     ranges = [wanted for name, wanted in hub.gets if name == "model.safetensors"]
     assert len(ranges) == 2 and ranges[0] is None and int(ranges[1].removeprefix("bytes=").rstrip("-")) >= 10_000_000
@@ -199,7 +186,7 @@ def test_a_killed_download_goes_on_with_the_files_that_are_missing(
     hub: Hub, environment: dict[str, str], tmp_path: Path
 ) -> None:
     hub.stalls = 1
-    process = start(environment, tmp_path, "-c", FOLDER.format(MODEL))
+    process = start(environment, tmp_path, "folder", MODEL)
     assert hub.has_stalled.wait(120)
     while set(hub.names) != set(WANTED) or not glob(f"{tmp_path}/cache/**/snapshots/*/config.json", recursive=True):
         threading.Event().wait(0.05)
@@ -208,17 +195,17 @@ def test_a_killed_download_goes_on_with_the_files_that_are_missing(
     hub.stalls = 0
     hub.goes_on.set()
     offline = environment | {"HF_HUB_OFFLINE": "1"}
-    status, _, errors = run(offline, tmp_path, "-c", FOLDER.format(MODEL))
+    status, _, errors = run(offline, tmp_path, "folder", MODEL)
     assert status != 0 and "HF_HUB_OFFLINE is set" in errors, "half a model is none"
     hub.gets.clear()
-    status, _, errors = run(environment, tmp_path, "-c", FOLDER.format(MODEL))
+    status, _, errors = run(environment, tmp_path, "folder", MODEL)
     assert status == 0, errors
     assert "model.safetensors" in hub.names and len(hub.names) < len(WANTED)
 
 
 def test_two_processes_download_a_file_once(hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
     hub.stalls = 1
-    both = [start(environment, tmp_path, "-c", FOLDER.format(MODEL)) for _ in range(2)]
+    both = [start(environment, tmp_path, "folder", MODEL) for _ in range(2)]
     assert hub.has_stalled.wait(120)
     hub.stalls = 0
     hub.goes_on.set()
@@ -246,14 +233,14 @@ def test_what_the_hub_does_not_give_is_one_sentence(
         del hub.files["model.safetensors"]
     environment |= {"offline": {"HF_HUB_OFFLINE": "1"}, "no network": {"HF_ENDPOINT": "http://127.0.0.1:9"}}.get(case, {})
     name = "nobody/none" if case == "unknown" else MODEL
-    status, _, errors = run(environment, tmp_path, "-c", FOLDER.format(name))
+    status, _, errors = run(environment, tmp_path, "folder", name)
     assert status == 2 and expected in errors and "Traceback" not in errors, errors
     assert not any(".safetensors" in name for name in hub.names)
 
 
 def test_a_path_is_not_looked_up(hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "work" / "runs").mkdir()
-    for name in ("./model", "/nowhere/model", "runs/a/model", "runs/model", "model"):
-        status, _, errors = run(environment, tmp_path, "-c", FOLDER.format(name))
-        assert status != 0 and "no such model folder" in errors, errors
+    names = ("./model", "/nowhere/model", "runs/a/model", "runs/model", "model")
+    status, _, errors = run(environment, tmp_path, "folder", *names)
+    assert status == 2 and errors.count("no such model folder") == len(names), errors
     assert hub.num_requests == 0

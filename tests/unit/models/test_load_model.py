@@ -11,31 +11,28 @@ from toy_model import toy_model
 
 from turnwise.errors import ModelError
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype, save_model, stop_token_ids, written_whole
-from turnwise.models.make import make_model
 from turnwise.models.packed_attention import PACKED_ATTENTION
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    overrides = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}
-    make_model("tiny", tmp_path / "model", ["some text"], vocab_size=300, overrides=overrides)
-    return tmp_path / "model"
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
 
 
-def test_attention_and_dtype(folder: Path) -> None:
-    assert load_model(folder).config._attn_implementation == PACKED_ATTENTION
-    assert load_model(folder, attn_implementation="eager").config._attn_implementation == "eager"
-    assert load_model(folder, dtype=parse_dtype("bf16")).dtype == torch.bfloat16
+def test_attention_and_dtype(tiny_model: Path) -> None:
+    assert load_model(tiny_model).config._attn_implementation == PACKED_ATTENTION
+    assert load_model(tiny_model, attn_implementation="eager").config._attn_implementation == "eager"
+    assert load_model(tiny_model, dtype=parse_dtype("bf16")).dtype == torch.bfloat16
     with pytest.raises(ModelError, match="allowed are fp32, bf16, fp16"):
         parse_dtype("float8")
     with pytest.raises(ModelError, match="allowed are auto, sdpa, eager, fa2"):
-        load_model(folder, attn_implementation="flash")
+        load_model(tiny_model, attn_implementation="flash")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="refused only without CUDA")
-def test_flash_attention_is_refused_without_cuda(folder: Path) -> None:
+def test_flash_attention_is_refused_without_cuda(tiny_model: Path) -> None:
     with pytest.raises(ModelError, match="fa2 needs a CUDA device"):
-        load_model(folder, attn_implementation="fa2")
+        load_model(tiny_model, attn_implementation="fa2")
 
 
 def test_a_missing_folder_names_the_command_that_makes_one(tmp_path: Path) -> None:
@@ -58,18 +55,16 @@ def test_missing_weights_and_an_unknown_architecture(folder: Path) -> None:
         load_model(folder)
 
 
-def test_no_tokenizer_and_no_chat_template(folder: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    shutil.copytree(folder, bare)
-    settings = json.loads((bare / "tokenizer_config.json").read_text())
+def test_no_tokenizer_and_no_chat_template(folder: Path) -> None:
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
     del settings["chat_template"]
-    (bare / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(ModelError, match="no chat template"):
-        load_tokenizer(bare)
-    (bare / "tokenizer_config.json").unlink()
-    (bare / "tokenizer.json").unlink()
+        load_tokenizer(folder)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match="tokenizer"):
-        load_tokenizer(bare)
+        load_tokenizer(folder)
 
 
 @pytest.mark.parametrize("is_tied", [True, False])

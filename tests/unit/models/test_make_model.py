@@ -73,6 +73,7 @@ def test_equal_arguments_give_equal_bytes_and_another_seed_other_weights(folder:
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.usefixtures("quick")
 def test_overrides_reach_the_config_and_are_checked(tmp_path: Path) -> None:
     overrides = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
     summary = make_model("tiny", tmp_path / "m", CORPUS, vocab_size=300, overrides=overrides)
@@ -90,6 +91,14 @@ def test_overrides_reach_the_config_and_are_checked(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trains tokenizers on each symbol once instead of 5,000 times, and on no games, which takes a second."""
+    monkeypatch.setattr("turnwise.models.tokenizer._SYMBOL_COUNT", 1)
+    monkeypatch.setattr("turnwise.pipelines.tokenizer_text.environment_text", list)
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("size", "changes"), [("qwen2.5-0.5b", {}), ("tiny", {"vocab_size": 700})])
 def test_every_id_that_can_be_sampled_has_a_text(size: str, changes: dict[str, int], tmp_path: Path) -> None:
     overrides = {"num_hidden_layers": 1, "hidden_size": 28, "intermediate_size": 32, **changes}
@@ -104,6 +113,7 @@ def test_every_id_that_can_be_sampled_has_a_text(size: str, changes: dict[str, i
     assert tokenizer.decode(own) == text and len(own) <= len(plain), "what fills up is never encoded"
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -24,18 +24,20 @@ def drawn(rows, tmp_path, title="title", **options):
         return np.asarray(image.convert("RGB")).astype(int)
 
 
-def test_curve_is_a_picture_of_its_rows(tmp_path):
-    whole = drawn(SUCCESS, tmp_path)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return drawn(SUCCESS, tmp_path_factory.mktemp("whole"))
+
+
+def test_curve_is_a_picture_of_its_rows(whole, tmp_path):
     assert not np.array_equal(whole, drawn(SUCCESS[:5], tmp_path))
     assert not np.array_equal(whole, drawn(SUCCESS, tmp_path, baselines={"random player": 0.1}))
     of_a_path = [{name.replace("/A/", "/openai/gsm8k/"): value for name, value in row.items()} for row in SUCCESS]
     assert np.array_equal(whole, drawn(of_a_path, tmp_path)), "a tag may hold slashes"
 
 
-def test_names_with_dollar_signs_are_no_formulas(tmp_path):
-    plain = drawn(SUCCESS, tmp_path)
-    assert not np.array_equal(plain, drawn(SUCCESS, tmp_path, title="run_$LR_$SEED"))
-    assert not np.array_equal(plain, drawn(SUCCESS, tmp_path, baselines={"$_$": 0.1}))
+def test_names_with_dollar_signs_are_no_formulas(whole, tmp_path):
+    assert not np.array_equal(whole, drawn(SUCCESS, tmp_path, title="run_$LR_$SEED", baselines={"$_$": 0.1}))
 
 
 def test_validation_is_called_validation_since_nothing_need_be_held_out(tmp_path, monkeypatch):
@@ -73,11 +75,10 @@ def test_panels_come_and_go_with_their_metrics(changes, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["actor_train/grad_norm", "rollout/zero_variance_groups", "rollout/parsed"])
-def test_what_tells_that_nothing_is_learnt_is_drawn_where_it_is_zero_too(name, tmp_path):
-    without = drawn(SUCCESS, tmp_path)
+def test_what_tells_that_nothing_is_learnt_is_drawn_where_it_is_zero_too(name, whole, tmp_path):
     zero = drawn([row | {name: 0.0} for row in SUCCESS], tmp_path)
     one = drawn([row | {name: 1.0} for row in SUCCESS], tmp_path)
-    assert zero.shape != without.shape and not np.array_equal(zero, one)
+    assert zero.shape != whole.shape and not np.array_equal(zero, one)
 
 
 def test_scores_are_drawn_where_nothing_succeeds(tmp_path):

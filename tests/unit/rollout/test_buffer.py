@@ -128,7 +128,7 @@ class Player:
         self.admit()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_never_beyond_the_bound_nothing_lost_nothing_twice(data):
     draw = data.draw

@@ -184,13 +184,6 @@ def test_a_timeout_of_the_environment_itself_keeps_its_message(runner):
         make(runner, agent, max_env_retries=0).get_batch(2)
 
 
-def test_an_error_that_ends_the_run_leaves_no_episode_behind(runner):
-    agent = Agent(fails=lambda task, sibling, attempt: ConfigError("stop") if sibling == 0 else None)
-    with pytest.raises(ConfigError, match="stop"):
-        make(runner, agent, group_size=4).get_batch(12)
-    assert agent.num_running == 0 and not asyncio.all_tasks(runner.get_loop())
-
-
 @pytest.mark.parametrize("has_greedy_sibling", [False, True])
 def test_siblings_that_start_differently_are_refused(runner, has_greedy_sibling):
     """The greedy sibling, the third one, must start like the others too."""

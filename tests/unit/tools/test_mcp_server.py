@@ -105,7 +105,6 @@ def test_an_error_of_one_call_leaves_the_others_their_connection(config):
 
     async def main():
         waiting = asyncio.create_task(wait.execute(None, {}))
-        await asyncio.sleep(0.5)
         with pytest.raises(EnvironmentFault, match="failed in a call of refuse: the quota is used up"):
             await refuse.execute(None, {})
         return await waiting

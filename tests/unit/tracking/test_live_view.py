@@ -156,10 +156,9 @@ raise ValueError("nobody closed the view")
 """
 
 
-def in_a_terminal(**environment):
-    """What a process writes whose output and error are a terminal."""
+def test_in_a_terminal_warnings_stand_whole_and_an_error_leaves_a_cursor():
     master, slave = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=slave, stderr=slave, env=os.environ | environment)
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=slave, stderr=slave, env=os.environ | {"TERM": "xterm"})
     os.close(slave)
     chunks = []
     with suppress(OSError):  # Linux says that the other end is closed by an error.
@@ -167,16 +166,7 @@ def in_a_terminal(**environment):
             chunks.append(chunk)
     assert process.wait() == 1
     os.close(master)
-    return b"".join(chunks).decode()
-
-
-def test_in_a_terminal_warnings_stand_whole_and_an_error_leaves_a_cursor():
-    text = in_a_terminal(TERM="xterm")
+    text = b"".join(chunks).decode()
     assert "an episode was lost" in without_codes(text).splitlines()
     assert "step 1/8" in text and "ValueError: nobody closed the view" in text
     assert text.rindex(SHOW_CURSOR) > text.rindex(HIDE_CURSOR)
-
-
-def test_a_dumb_terminal_gets_plain_lines():
-    text = in_a_terminal(TERM="dumb")
-    assert "\x1b" not in text and "step 1/8  score 0.750" in text
