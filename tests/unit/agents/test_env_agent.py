@@ -235,7 +235,7 @@ class SecondStepBlocks(SecondStepHangs):
 @pytest.mark.parametrize("env", [SecondStepHangs, SecondStepBlocks])
 def test_an_episode_out_of_time_keeps_the_turns_that_were_answered(env: type[SecondStepHangs]) -> None:
     conversation, calls = ScriptedConversation(["ab", "cd", "ef"]), CallSettings(watchdog=Watchdog(poll_s=0.01))
-    settings = EnvAgentSettings(tag="Lake", action_pattern=None, episode_timeout_s=0.5, calls=calls)
+    settings = EnvAgentSettings(tag="Lake", action_pattern=None, episode_timeout_s=1.0, calls=calls)
     with WatchedRunner(calls.watchdog) as runner:
         [trajectory] = runner.run(EnvAgent(lambda _: env(3), settings).run(TASK, 2, lambda *_, **__: conversation, SAMPLING))
     assert (trajectory.status, trajectory.limit, trajectory.score) == ("truncated", "time", 1.0)
@@ -258,11 +258,11 @@ class LastStepIsLate(LettersEnv):
     """The time is up while its last step, which ends the episode, is running."""
 
     async def step(self, action: str) -> Any:
-        asyncio.get_running_loop().call_later(0, time.sleep, 0.6)
+        asyncio.get_running_loop().call_later(0, time.sleep, 1.1)
         await asyncio.sleep(0)
         return super().step(action)
 
 
 def test_what_the_environment_has_ended_is_not_cut_by_time() -> None:
-    trajectory, _ = run(lambda _: LastStepIsLate(1), ["ab"], action_pattern=None, episode_timeout_s=0.5)
+    trajectory, _ = run(lambda _: LastStepIsLate(1), ["ab"], action_pattern=None, episode_timeout_s=1.0)
     assert (trajectory.status, trajectory.limit) == ("finished", None)

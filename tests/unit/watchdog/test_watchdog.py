@@ -252,28 +252,28 @@ def test_whatever_blocks_the_event_loop_is_named(watchdog: Watchdog) -> None:
 
 def test_a_loop_that_turns_may_run_for_long(watchdog: Watchdog) -> None:
     async def main() -> str:
-        for _ in range(6):
+        for _ in range(12):
             time.sleep(0.05)
             await asyncio.sleep(0.05)
         return "done"
 
-    assert run(watchdog, main(), turn_s=0.5) == "done"
+    assert run(watchdog, main(), turn_s=1.0) == "done"
 
 
 def test_a_longer_deadline_of_its_own_holds_for_a_task_that_blocks(watchdog: Watchdog) -> None:
     async def main() -> str:
         async with watchdog.waiting("x", "y", 60.0, "z"):
-            time.sleep(0.6)
+            time.sleep(1.1)
         time.sleep(0.03)
         return "done"
 
     async def sync() -> str:
         with watchdog.waiting("x", "y", 60.0, "z"):
-            time.sleep(0.6)
+            time.sleep(1.1)
         time.sleep(0.03)
         return "done"
 
-    assert run(watchdog, main(), turn_s=0.5) == run(watchdog, sync(), turn_s=0.5) == "done"
+    assert run(watchdog, main(), turn_s=1.0) == run(watchdog, sync(), turn_s=1.0) == "done"
 
 
 def test_cancelling_and_time_outs_of_others_pass(watchdog: Watchdog) -> None:
