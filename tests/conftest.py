@@ -21,6 +21,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 import odd_envs
+from toy_model import TINY
 
 from turnwise.models.make import make_model
 
@@ -30,17 +31,6 @@ with suppress(ImportError):  # Machines that only run tests/gpu needn't have it.
     # The same examples on every run, however slow the machine is at the moment.
     settings.register_profile("turnwise", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("turnwise")
-
-TINY = {
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "intermediate_size": 64,
-    "max_position_embeddings": 512,
-}
-
 
 PROCESS_GROUPS = (
     "test_accelerate",

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from turnwise.spec import ESTIMATORS, PG_VARIANTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,18 +129,24 @@ BROAD_EXCEPT = {
 }
 """The boundaries where `except Exception` stands: foreign code runs below them, and its failure is recorded."""
 
-LONG_FILES: set[str] = set()
-LONG_FUNCTIONS: set[str] = set()
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FRONT_DOOR_LINES = 400, 80, 150
 
 
 @cache
-def sources() -> dict[str, ast.Module]:
-    """Path below the package → syntax tree."""
-    return {
-        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(PACKAGE.rglob("*.py"))
-    }
+def texts() -> dict[str, str]:
+    """Path below the package → what stands there."""
+    return {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def sources() -> dict[str, list[ast.AST]]:
+    """Path below the package → every node of its syntax tree."""
+    return {path: list(ast.walk(ast.parse(text))) for path, text in texts().items()}
+
+
+def lines() -> Iterator[tuple[str, int, str]]:
+    for path, text in texts().items():
+        yield from ((path, number, line) for number, line in enumerate(text.splitlines(), 1))
 
 
 def room_of(path: str) -> str:
@@ -151,9 +155,9 @@ def room_of(path: str) -> str:
     return first if rest else first.removesuffix(".py")
 
 
-def imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def imported(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """`(line, dotted module)` of every import, wherever it stands."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -172,9 +176,9 @@ def allowed(room: str) -> set[str]:
     return below | SIDE_ROOMS if room in READS_CONFIG else below - {"config"}
 
 
-def calls(tree: ast.Module, names: set[str]) -> Iterator[ast.Call]:
+def calls(nodes: list[ast.AST], names: set[str]) -> Iterator[ast.Call]:
     """Calls of builtins by name; methods of the same name are something else."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
             yield node
 
@@ -185,9 +189,9 @@ def report(problems: list[str]) -> None:
 
 def test_imports_go_one_way():
     problems = []
-    for path, tree in sources().items():
+    for path, nodes in sources().items():
         room = room_of(path)
-        for line, module in imported(tree):
+        for line, module in imported(nodes):
             if module.startswith("."):
                 problems.append(f"turnwise/{path}:{line} imports relatively; write the full name")
             if module.split(".")[0] != "turnwise" or module == "turnwise.__version__":
@@ -198,48 +202,43 @@ def test_imports_go_one_way():
     report(problems)
 
 
-@pytest.mark.parametrize("library", HEAVY)
-def test_a_heavy_library_is_imported_in_one_place(library):
+def test_a_heavy_library_is_imported_in_one_place():
     report(
         [
-            f"turnwise/{path}:{line} imports {module}; only {HEAVY[library]} may"
-            for path, tree in sources().items()
-            for line, module in imported(tree)
-            if module.split(".")[0] == library and not path.startswith(HEAVY[library])
+            f"turnwise/{path}:{line} imports {module}; only {place} may"
+            for path, nodes in sources().items()
+            for line, module in imported(nodes)
+            if not path.startswith(place := HEAVY.get(module.split(".")[0], ""))
         ]
     )
 
 
-@pytest.mark.parametrize("module", ["turnwise", "turnwise.spec", "turnwise.protocols", "turnwise.config"])
-def test_light_modules_import_nothing_heavy(module):
+def test_light_modules_import_nothing_heavy():
     heavy = {"torch", "transformers", "gymnasium", "matplotlib", *HEAVY}
-    code = f"import sys, {module}; print(*sorted({heavy!r} & set(sys.modules)))"
+    code = f"import sys, turnwise.spec, turnwise.protocols, turnwise.config; print(*sorted({heavy!r} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []
 
 
 def test_files_are_short():
-    long = {path for path in sources() if len((PACKAGE / path).read_text(encoding="utf-8").splitlines()) > MAX_FILE_LINES}
-    report([f"turnwise/{path} has more than {MAX_FILE_LINES} lines" for path in sorted(long - LONG_FILES)])
-    report([f"{path} is short now: take it off LONG_FILES" for path in sorted(LONG_FILES - long)])
+    long = [path for path, text in texts().items() if len(text.splitlines()) > MAX_FILE_LINES]
+    report([f"turnwise/{path} has more than {MAX_FILE_LINES} lines" for path in long])
 
 
 def test_functions_are_short():
-    long = {
+    long = [
         f"{path}:{node.name}"
-        for path, tree in sources().items()
-        for node in ast.walk(tree)
+        for path, nodes in sources().items()
+        for node in nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or node.lineno) - node.lineno + 1 > MAX_FUNCTION_LINES
-    }
-    report([f"turnwise/{name} has more than {MAX_FUNCTION_LINES} lines" for name in sorted(long - LONG_FUNCTIONS)])
-    report([f"{name} is short now: take it off LONG_FUNCTIONS" for name in sorted(LONG_FUNCTIONS - long)])
+    ]
+    report([f"turnwise/{name} has more than {MAX_FUNCTION_LINES} lines" for name in long])
 
 
 def test_the_front_door_is_one_screen():
-    front_door = PACKAGE / "pipelines" / "agentic.py"
-    assert len(front_door.read_text(encoding="utf-8").splitlines()) <= MAX_FRONT_DOOR_LINES
+    assert len(texts()["pipelines/agentic.py"].splitlines()) <= MAX_FRONT_DOOR_LINES
 
 
 def is_broad(handler: ast.ExceptHandler) -> bool:
@@ -250,8 +249,8 @@ def is_broad(handler: ast.ExceptHandler) -> bool:
 def test_broad_excepts_stand_at_the_boundaries_only():
     handlers = [
         (path, node.lineno)
-        for path, tree in sources().items()
-        for node in ast.walk(tree)
+        for path, nodes in sources().items()
+        for node in nodes
         if isinstance(node, ast.ExceptHandler) and is_broad(node)
     ]
     report([f"turnwise/{path}:{line} catches everything" for path, line in handlers if path not in BROAD_EXCEPT])
@@ -263,8 +262,8 @@ def test_attributes_are_named_not_looked_up():
     report(
         [
             f"turnwise/{path}:{call.lineno} calls {ast.unparse(call)}; state what the object has instead"
-            for path, tree in sources().items()
-            for call in calls(tree, {"getattr", "hasattr"})
+            for path, nodes in sources().items()
+            for call in calls(nodes, {"getattr", "hasattr"})
             if len(call.args) > 1 and isinstance(call.args[1], ast.Constant)
         ]
     )
@@ -272,7 +271,7 @@ def test_attributes_are_named_not_looked_up():
 
 def test_no_text_is_evaluated():
     report(
-        [f"turnwise/{path}:{call.lineno}" for path, tree in sources().items() for call in calls(tree, {"eval", "exec"})],
+        [f"turnwise/{path}:{call.lineno}" for path, nodes in sources().items() for call in calls(nodes, {"eval", "exec"})],
     )
 
 
@@ -280,8 +279,8 @@ def test_no_function_writes_a_global():
     report(
         [
             f"turnwise/{path}:{node.lineno} global {', '.join(node.names)}"
-            for path, tree in sources().items()
-            for node in ast.walk(tree)
+            for path, nodes in sources().items()
+            for node in nodes
             if isinstance(node, ast.Global)
         ]
     )
@@ -295,14 +294,7 @@ def test_no_drawer_for_everything():
 
 def test_no_work_is_left_in_comments():
     note = re.compile(r"#.*\b(TODO|FIXME|XXX|HACK)\b")
-    report(
-        [
-            f"turnwise/{path}:{number} {line.strip()}"
-            for path in sources()
-            for number, line in enumerate((PACKAGE / path).read_text(encoding="utf-8").splitlines(), 1)
-            if note.search(line)
-        ]
-    )
+    report([f"turnwise/{path}:{number} {line.strip()}" for path, number, line in lines() if note.search(line)])
 
 
 def test_training_is_blind_to_the_algorithm():
@@ -310,10 +302,8 @@ def test_training_is_blind_to_the_algorithm():
     report(
         [
             f"turnwise/{path}:{number} says {found.group()!r}"
-            for path in sources()
-            if room_of(path) == "training"
-            for number, line in enumerate((PACKAGE / path).read_text(encoding="utf-8").splitlines(), 1)
-            if (found := names.search(line))
+            for path, number, line in lines()
+            if room_of(path) == "training" and (found := names.search(line))
         ]
     )
 
@@ -322,7 +312,7 @@ def test_asynchrony_is_the_bound_of_a_buffer():
     """What else follows from it (a process of its own for the trainer, streamed steps) is derived in `config`."""
     asking = {
         f"turnwise/{path}"
-        for path in sources()
-        if "config.async_generation_ratio" in (PACKAGE / path).read_text(encoding="utf-8") and room_of(path) != "config"
+        for path, text in texts().items()
+        if "config.async_generation_ratio" in text and room_of(path) != "config"
     }
     assert asking == {"turnwise/build/source.py"}

@@ -32,19 +32,13 @@ class TestTorchStrategy(StrategyContract):
         return strategy.model.modules()
 
 
-class TestWithGradientCheckpointing(TestTorchStrategy):
-    is_gradient_checkpointing = True
-
-
-class TestPadded(TestTorchStrategy):
-    model_settings: ClassVar = {"attn_implementation": "sdpa"}
-
-
 class TestLoRA(TestTorchStrategy):
     adapters = LoRASettings(rank=4, alpha=8)
 
 
-class TestLoRAPaddedWithGradientCheckpointing(TestPadded, TestWithGradientCheckpointing):
+class TestLoRAPaddedWithGradientCheckpointing(TestTorchStrategy):
+    model_settings: ClassVar = {"attn_implementation": "sdpa"}
+    is_gradient_checkpointing = True
     adapters = LoRASettings(rank=4, alpha=8, targets=("q_proj", "down_proj"))
 
 
@@ -56,5 +50,6 @@ class TestCritic(TestTorchStrategy):
     outputs = VALUES
 
 
-class TestCriticPaddedWithGradientCheckpointing(TestPadded, TestWithGradientCheckpointing):
+class TestCriticPaddedWithGradientCheckpointing(TestLoRAPaddedWithGradientCheckpointing):
+    adapters = None
     outputs = VALUES

@@ -138,8 +138,11 @@ def test_without_a_signal_nothing_is_learnt():
     assert train("grpo", World(luck=LUCK), sign=0.0) == pytest.approx([0.25, 0.25])
 
 
-@pytest.mark.parametrize("granularity", ["token", "turn"])
-@pytest.mark.parametrize("settings", [{}, {"whiten_advantages": True, "value_clip": 0.5}], ids=["plain", "whitened"])
+@pytest.mark.parametrize(
+    ("granularity", "settings"),
+    [("token", {}), ("turn", {"whiten_advantages": True, "value_clip": 0.5})],
+    ids=["token", "turn"],
+)
 def test_ppo_learns_the_values_too(granularity, settings):
     """A right turn is worth 1: two are to come before the first turn, and one before the second."""
     right, values = learn("gae", World(), num_steps=PPO_STEPS, gae_granularity=granularity, **settings)

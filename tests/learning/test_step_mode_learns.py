@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
 from small_runs import LETTERS, folder_of_run, small_config, training
 
 from turnwise.tracking.jsonl import read_metrics
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gigpo"])
-def test_a_policy_learns_from_one_sample_a_turn(tiny_model, tmp_path, estimator):
+def test_a_policy_learns_from_one_sample_a_turn(tiny_model, tmp_path):
     letters = LETTERS | {"mode": "step", "max_tokens_per_step": 1, "agent_system_template": ""}
     config = small_config(
         tiny_model,
         tmp_path,
         max_steps=10,
         save_steps=0,
-        adv_estimator=estimator,
+        adv_estimator="gigpo",
         rollout_batch_size=48,
         sequence_length=48,
         actor_train=training(1e-2, 32),

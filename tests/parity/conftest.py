@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small_runs import measured, played, run_small
+from toy_model import TINY
 
 from turnwise.agents.demonstrations import demonstrations
 from turnwise.agents.env_agent import EnvAgentSettings
@@ -51,15 +52,6 @@ SMALLER = (
 nothing to unlikely tokens, so that hardly a random number falls where a rounding decides between two of them; with this seed
 none is nearer than 1e-4 to an edge."""
 
-SHAPE = {
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "intermediate_size": 64,
-    "max_position_embeddings": 512,
-}
 NUM_STEPS, BATCH = 60, 16
 
 
@@ -72,7 +64,7 @@ def walker(tmp_path_factory) -> Path:
     settings = EnvAgentSettings("FrozenLake", max_steps=6, system_template="Walk to the goal G.", turn_template="{observation}")
     tasks = [Task(f"demonstration/{i}", "FrozenLake", "train", seed=i) for i in range(NUM_STEPS * BATCH)]
     rows = list(demonstrations(lambda task: make_lake(), settings, _erring_player, tasks))
-    make_model("tiny", folder, message_text(rows), overrides=SHAPE)
+    make_model("tiny", folder, message_text(rows), overrides=TINY)
 
     model, tokenizer = load_model(folder), load_tokenizer(folder)
     samples = [encode_demonstration(ChatTemplate(tokenizer), messages) for messages in rows]
@@ -131,3 +123,9 @@ def read_run() -> Callable[[Path], Run]:
 def train() -> Callable[[AgenticConfig], Run]:
     """Runs the pipeline of a config in this process."""
     return lambda config: Run(run_small(config).folder.path)
+
+
+@pytest.fixture(scope="session")
+def plain(lake_config, train) -> Run:
+    """A run of the config as it is."""
+    return train(lake_config())

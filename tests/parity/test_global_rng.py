@@ -8,7 +8,6 @@ import random
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
@@ -36,11 +35,6 @@ class UnevenLake(FrozenLakeEnv):
 def without(run, prefix):
     """The metrics of the three training steps but for those with the prefix."""
     return [{name: value for name, value in row.items() if not name.startswith(prefix)} for row in run.metrics[:3]]
-
-
-@pytest.fixture(scope="module")
-def plain(lake_config, train):
-    return train(lake_config())
 
 
 def test_validating_more_often_changes_nothing(plain, lake_config, train):

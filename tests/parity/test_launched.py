@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import yaml
@@ -57,11 +58,6 @@ trainer.train(max_steps=4)
 """
 
 
-def launch(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, *LAUNCHER, *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-
-
 def weights(experiment: str) -> dict[str, np.ndarray]:
     [run] = Path("runs", experiment).glob("2*")
     newest = max((run / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
@@ -75,10 +71,11 @@ def same_as_processes_of_their_own(verb: str, mapping: str) -> None:
 
 
 def test_launched_processes_fine_tune_as_processes_of_their_own_do(folder):
-    process = launch("-m", "turnwise.cli.main", "sft", "sft.yaml", "exp_name=launched")
-    said, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0, said
-    assert "on slots 0, 1 (the launcher's processes)" in said and said.count("run folder: ") == 1
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    processes = forked.launch(["sft", "sft.yaml", "exp_name=launched"], **options)
+    said, other = (process.communicate(timeout=TIMEOUT_S)[0] for process in processes)
+    assert [process.returncode for process in processes] == [0, 0], said + other
+    assert "on slots 0, 1 (the launcher's processes)" in said and (said + other).count("run folder: ") == 1
     same_as_processes_of_their_own("sft", "device_mapping=[0,1]")
 
 
@@ -86,9 +83,10 @@ def test_a_launched_script_trains_on_all_its_processes_and_goes_on_in_the_first(
     """The others end with the run, so a second one is refused. The signal of a closed terminal, which a launcher passes on to
     every process, is left to the first."""
     Path("script.py").write_text(SCRIPT)
-    process = launch("script.py")
-    said, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 1 and said.count("after it: out") == 1, said
+    command = [sys.executable, *LAUNCHER, "script.py"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S)
+    said = done.stdout
+    assert done.returncode == 1 and said.count("after it: out") == 1, said
     assert "WorkerError: the launched processes ended with the first run of this script" in said
     assert "on slots 0, 1 (the launcher's processes)" in said
     same_as_processes_of_their_own("train", "actor_train.device_mapping=[0,1]")

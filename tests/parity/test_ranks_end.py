@@ -8,35 +8,45 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import forked
 import pytest
 from small_runs import LAUNCHER, small_yaml, training
 
 from turnwise.pipelines.checkpoints import all_checkpoints, verify
 
 TIMEOUT_S = 240
+Runs = list[Any]
+"""Processes of `subprocess` or `forked`: one of a command, or two that a launcher has started."""
 
 
 @pytest.fixture
-def start(tmp_path, tiny_model, monkeypatch) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(tmp_path, tiny_model, monkeypatch) -> Iterator[Callable[..., Runs]]:
     """Starts a run that saves nothing by itself and ends by nothing but us, and returns it after its first steps."""
     monkeypatch.chdir(tmp_path)
     changes = {"exp_name": "run", "sequence_length": 128, "max_steps": 100_000, "save_steps": 0}
     Path("train.yaml").write_text(small_yaml(tiny_model, **changes, actor_train=training(1e-4, batch_size=4)))
-    started = []
+    started: Runs = []
 
-    def start(*words: str, launcher: list[str]) -> subprocess.Popen[str]:
-        command = [sys.executable, *launcher, "-m", "turnwise.cli.main", "train", "train.yaml", *words]
-        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-        started.append(run)
+    def start(how: str, *words: str) -> Runs:
+        arguments = ["train", "train.yaml", "actor_train.device_mapping=[0,1]", *words]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        if how == "launched":
+            started.extend(forked.launch(arguments, **options))
+        elif how == "torchrun":
+            started.append(subprocess.Popen([sys.executable, *LAUNCHER, "-m", "turnwise.cli.main", *arguments], **options))
+        else:
+            started.append(forked.Popen(arguments, **options))
         end = time.monotonic() + TIMEOUT_S
         while not any(path.read_text() for path in Path("runs").glob("*/*/metrics.jsonl")):
-            assert run.poll() is None, run.communicate()[0]
+            assert started[0].poll() is None, started[0].communicate()[0]
             assert time.monotonic() < end, "no step has ended"
             time.sleep(0.1)
-        return run
+        return started
 
     yield start
     for run in started:
@@ -57,19 +67,13 @@ def below(process: int) -> list[int]:
     return found[1:]
 
 
-def second_rank(run: subprocess.Popen[str], is_launched: bool) -> int:
-    """The process of rank 1: the last that the fork server forked, or the launched one that serves."""
-    processes = below(run.pid)
-    leaves = [process for process in processes if not below(process)]
-    if not is_launched:
-        return leaves[-1]
-    [serving] = [leaf for leaf in leaves if b"\0RANK=1\0" in Path(f"/proc/{leaf}/environ").read_bytes()]
-    return serving
-
-
-def ended(run: subprocess.Popen[str], processes: list[int]) -> str:
-    """What the run said until its end, after which none of its processes is left."""
-    said, _ = run.communicate(timeout=TIMEOUT_S)
+def ended(runs: Runs, processes: Sequence[int]) -> str:
+    """What the first one said until its end, after which none of the processes is left."""
+    said, _ = runs[0].communicate(timeout=TIMEOUT_S)
+    for run in runs[1:]:
+        with suppress(ProcessLookupError):
+            os.kill(run.pid, signal.SIGCONT)  # a guard stops with its process
+        run.communicate(timeout=TIMEOUT_S)
     end = time.monotonic() + TIMEOUT_S
     while any(map(is_there, processes)):
         assert time.monotonic() < end, f"left: {[process for process in processes if is_there(process)]}\n{said}"
@@ -95,44 +99,33 @@ def num_saved(said: str) -> int:
     return int(told[1])
 
 
-@pytest.mark.parametrize("launcher", [[], LAUNCHER], ids=["processes", "launched"])
-def test_ctrl_c_saves_the_whole_steps_of_two_ranks_and_ends_all_processes(start, launcher):
-    run = start("actor_train.device_mapping=[0,1]", launcher=launcher)
+@pytest.mark.parametrize("how", ["processes", "torchrun"])
+def test_ctrl_c_saves_the_whole_steps_of_two_ranks_and_ends_all_processes(start, how):
+    [run] = start(how)
     processes = below(run.pid)
     os.killpg(run.pid, signal.SIGINT)  # a terminal sends it to all that are in the foreground
-    said = ended(run, processes)
+    said = ended([run], processes)
     assert num_saved(said) > 0
     assert "interrupted" in said and "Traceback" not in said.partition("torch/distributed")[0]
-    assert run.returncode == (130 if not launcher else 1)
+    assert run.returncode == (130 if how == "processes" else 1)
 
 
-@pytest.mark.parametrize("launcher", [[], LAUNCHER], ids=["processes", "launched"])
-@pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_a_rank_that_is_gone_or_stands_still_costs_no_whole_step(start, launcher, how):
+@pytest.mark.parametrize(("how", "rank"), [("processes", "trainer's process"), ("launched", "launched process")])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_gone_or_stands_still_costs_no_whole_step(start, how, rank, number):
     """The error names it, the first rank saves alone, and no process is left.
 
     It happens in a rollout: a rank that dies within an optimiser step leaves no whole step to save.
     """
-    words = ["custom_envs.Letters.env_type=toy_envs:GatedLettersEnv"]
-    # Also the start of a launched rank has to fit into the deadline, with its imports on a busy machine.
-    deadline_s = 30 if launcher else 12
-    words += [f"deadlines.train_s={deadline_s}"] if how == "stopped" else []
-    run = start("actor_train.device_mapping=[0,1]", *words, launcher=launcher)
-    processes = below(run.pid)
-    os.kill(second_rank(run, bool(launcher)), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    words = ["deadlines.train_s=12"] if number == signal.SIGSTOP else []
+    runs = start(how, "custom_envs.Letters.env_type=toy_envs:GatedLettersEnv", *words)
+    processes = [process for run in runs for process in below(run.pid)]
+    # The last that the fork server forked, or the one below the guard of the second.
+    second_rank = [process for process in below(runs[-1].pid) if not below(process)][-1]
+    os.kill(second_rank, number)
     Path("gate").touch()
-    said = ""
-    if launcher and how == "stopped":
-        while "closing signal SIGTERM" not in said:
-            said += run.stdout.readline()
-        for process in filter(is_there, processes):  # its guard stopped with it; torchrun would kill them in another 30 s
-            os.kill(process, signal.SIGCONT)
-    said += ended(run, processes)
+    said = ended(runs, processes)
     assert num_saved(said) == 1
-    rank = "the launched process of rank 1" if launcher else "the trainer's process of rank 1"
-    has_ended, waited = rf"actor_train\.\w+: {rank} has ended", f"the pipeline waited {deadline_s} s for actor_train"
-    told = f"error: {has_ended if how == 'killed' else waited}"
-    # torchrun notices a death too: it interrupts the first rank and names the root cause.
-    by_launcher = r"interrupted(?s:.*)rank\s+: 1 .*\s+exitcode\s+: (-9|137)" if launcher else told
-    assert re.search(told, said) or re.search(by_launcher, said), said
-    assert run.returncode == (2 if not launcher else 1)
+    has_ended, waited = rf"actor_train\.\w+: the {rank} of rank 1 has ended", "the pipeline waited 12 s for actor_train"
+    assert re.search(f"error: {has_ended if number == signal.SIGKILL else waited}", said), said
+    assert runs[0].returncode == 2

@@ -95,17 +95,16 @@ def trained(
     return ways, read_metrics(folder.metrics)
 
 
-@pytest.mark.parametrize("is_adapted", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("kind", ["grpo", "gae", "sft"])
+@pytest.mark.parametrize(("kind", "is_adapted"), [("grpo", False), ("gae", True), ("sft", False)])
 def test_two_ranks_go_the_way_of_one(make_config, rollouts, kind, is_adapted):
     """Displacement after three steps within 1e-3, or twice what another micro-batch size makes of it. Losses differ by 1e-6 on
     average and by 1e-4 at most, and norms of gradients by a hundred-thousandth."""
-    (one, metrics), (other, _), (two, shared) = (
-        trained(make_config(kind, is_adapted, cut, name), rollouts)
-        for name, cut in (("one", ONE), ("other", OTHER), ("two", TWO))
+    (one, metrics), (two, shared) = (
+        trained(make_config(kind, is_adapted, cut, name), rollouts) for name, cut in (("one", ONE), ("two", TWO))
     )
     assert any(way.any() for way in one.values())
-    assert distance(one, two) <= max(1e-3, 2 * distance(one, other))
+    if (apart := distance(one, two)) > 1e-3:
+        assert apart <= 2 * distance(one, trained(make_config(kind, is_adapted, OTHER, "other"), rollouts)[0])
     compared = [name for name in SAME if name in metrics[0]]
     assert len(compared) >= 2, sorted(metrics[0])
     for name in compared:
@@ -117,7 +116,7 @@ def test_two_ranks_go_the_way_of_one(make_config, rollouts, kind, is_adapted):
             np.testing.assert_allclose(second, first, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(("kind", "is_adapted"), [("grpo", True), ("gae", False), ("sft", False)])
+@pytest.mark.parametrize(("kind", "is_adapted"), [("gae", True), ("sft", False)])
 def test_the_same_two_ranks_repeat_a_whole_run_bit_by_bit(make_config, kind, is_adapted):
     """Its own play included, and what the adapters drop."""
     (one, metrics), (other, repeated) = (

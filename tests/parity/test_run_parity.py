@@ -40,7 +40,6 @@ LAYOUTS = {
     "activations computed twice": ("{role}.model_args.disable_gradient_checkpointing=false",),
 }
 CASES = {
-    "one context": (),
     "contexts and weights": (f"custom_envs.FrozenLake.agent_name={__name__}:FreshContextAgent",),
     "a critic": ("adv_estimator=gae", "critic.training_args.learning_rate=1e-3"),
 }

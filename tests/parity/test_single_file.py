@@ -74,9 +74,8 @@ def test_it_imports_the_environment_and_nothing_else_of_the_library():
     assert {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names} <= IMPORTS | {"torch.optim"}
 
 
-def test_three_steps_give_the_tokens_and_the_losses_of_the_library(example, lake_config, train):
-    config = lake_config()
-    run = train(config)
+def test_three_steps_give_the_tokens_and_the_losses_of_the_library(example, lake_config, plain):
+    config, run = lake_config(), plain
     settings = settings_of(example, config)
     model = AutoModelForCausalLM.from_pretrained(config.pretrain, dtype=torch.float32).eval()
     player = copy.deepcopy(model)

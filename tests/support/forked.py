@@ -166,6 +166,14 @@ class Popen:
         self.wait()
 
 
+def launch(arguments: Sequence[str | Path], **options: Any) -> list[Popen]:
+    """Two processes as a launcher starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    return [Popen(arguments, env={**os.environ, **meeting, "RANK": rank}, **options) for rank in "01"]
+
+
 def run(
     arguments: Sequence[str | Path],
     *,

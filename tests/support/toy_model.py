@@ -15,6 +15,16 @@ from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.types import Batch, Sample, TurnSpan, VersionRun
 
 VOCAB_SIZE = 97
+TINY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+}
+"""The shape of model folders that tests make."""
 
 
 def toy_model(

@@ -25,7 +25,7 @@ _TOY = {
 BASE: dict[Kind, dict[str, Any]] = {
     AgenticConfig: {
         "pretrain": "$model",
-        "max_steps": 2,
+        "max_steps": 1,
         "eval_steps": 0,
         "save_steps": 0,
         "rollout_batch_size": 4,
@@ -47,7 +47,7 @@ BASE: dict[Kind, dict[str, Any]] = {
         "training_args": {"learning_rate": 0.01, "per_device_train_batch_size": 2},
     },
 }
-"""Very short runs that make two optimiser steps of each batch."""
+"""Very short runs: two optimiser steps of one batch, or an epoch of fine-tuning."""
 
 COMBINATIONS: dict[Kind, tuple[dict[str, Any], ...]] = {
     AgenticConfig: (

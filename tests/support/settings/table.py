@@ -51,10 +51,12 @@ def _roles(roles: str, lines: tuple[Live, ...], **under: Mapping[str, Any]) -> I
 
 _LR = "actor_train.training_args.learning_rate"
 _REFERENCE = {"use_kl_loss": True, "kl_loss_coef": 0.5}
-_PENALTY = {"add_token_level_kl": True, "init_kl_coef": 0.5}
+_TWO = {"max_steps": 2}
+_PENALTY = _TWO | {"add_token_level_kl": True, "init_kl_coef": 0.5}
+"""In the second step the policy has left the reference."""
 _LENGTHS = {"sequence_length": None, "prompt_length": 20, "response_length": 16}
 _CLIPS = {"use_pg_clip_range": True, "pg_clip_low": 0.001, "pg_clip_high": 0.002}
-_STALE = {"actor_train.model_update_frequency": 2, _LR: 0.03}
+_STALE = _TWO | {"actor_train.model_update_frequency": 2, _LR: 0.03}
 """The second batch is sampled from weights that training has left behind."""
 _WEIGHTED = _STALE | {"train_infer_correction.is_weight.enabled": True}
 _FILTERED = _STALE | {"train_infer_correction.filters.ratio_low": 0.9, "train_infer_correction.filters.ratio_high": 1.1}
@@ -94,14 +96,14 @@ RUN = (
     Live("seed", 7, "weights"),
     Live("output_dir", "elsewhere", "files"),
     Live("logging_dir", "logs", "files"),
-    Live("save_steps", 1, "files"),
-    Live("max_ckpt_to_keep", 1, "files", {"save_steps": 1}),
+    Live("save_steps", 1, "files", _TWO),
+    Live("max_ckpt_to_keep", 1, "files", _TWO | {"save_steps": 1}),
     Live("checkpoint_config.output_dir", "saved", "files"),
     Live("track_with", ["tensorboard"], "files"),
     Live("tracker_kwargs", {"log_dir": "elsewhere"}, "files", {"track_with": ["tensorboard"]}),
     Live("logging_steps", 2, "output", {"track_with": ["stdout"], "max_steps": 3}),
     Live("cluster.name", "launched", "error"),
-    Live("max_steps", 1, "metrics"),
+    Live("max_steps", 2, "metrics"),
     Live("max_grad_norm", 1e-6, "weights"),
     Live("deterministic", True, "table"),
     Live("resume_from_checkpoint", "$checkpoint", "files", {"max_steps": 3}),
@@ -114,7 +116,7 @@ _CODED = Live("model_args.trust_remote_code", True, "log", {".model_args.model_n
 _TRAINING = (
     Live("training_args.learning_rate", 0.002, "metrics"),
     Live("training_args.weight_decay", 0.5, "weights"),
-    Live("training_args.warmup_steps", 3, "metrics"),
+    Live("training_args.warmup_steps", 3, "metrics", _TWO),
     Live("training_args.warmup_ratio", 0.5, "metrics"),
     Live("training_args.lr_scheduler_type", "linear", "metrics"),
     Live("training_args.adam_beta1", 0.5, "weights"),
@@ -185,7 +187,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("render_save_dir", "pictures", "files", _VALIDATED),
     *(Live(f"deadlines.{name}", 1e-9, "error") for name in ("request_s", "start_s", "env_s", "train_s", "weights_s")),
     Live("parity_max_logprob_diff", 1e-12, "error"),
-    Live("async_generation_ratio", 1, "metrics"),
+    Live("async_generation_ratio", 1, "metrics", _TWO),
     Live("on_weight_update", "abort_continue", "table", _AHEAD),
     Live("stale_groups", "drop", "table", _AHEAD),
     Live("stream_training", False, "table", _AHEAD | {"actor_train.training_args.gradient_accumulation_steps": 2}),
@@ -196,15 +198,15 @@ AGENTIC: tuple[Live, ...] = (
     Live("gamma", 0.5, "credit", _GAE),
     Live("lambd", 0.5, "credit", _GAE),
     Live("gae_granularity", "turn", "credit", _GAE),
-    Live("bootstrap_on_truncation", False, "credit", _GAE | {"custom_envs.<tag>.env_type": "odd_envs:CutEnv"}),
+    Live("bootstrap_on_truncation", False, "credit", _GAE | _TWO | {"custom_envs.<tag>.env_type": "odd_envs:CutEnv"}),
     Live("value_clip", 1e-4, "weights", _GAE),
-    Live("critic_warmup", 1, "weights", _GAE),
+    Live("critic_warmup", 1, "weights", _GAE | _TWO),
     Live("reward_placement", "final", "credit", {"adv_estimator": "reinforce"}),
     Live("whiten_rewards", True, "credit", _GAE),
     Live("episode_reward_weight", 0.5, "credit", _GIGPO),
     Live("step_reward_weight", 0.5, "credit", _GIGPO),
     Live("step_reward_gamma", 0.5, "credit", _GIGPO),
-    Live("reward_pretrain", "$other_model", "credit", _GAE),
+    Live("reward_pretrain", "$other_model", "credit", _GAE | _TWO),
     Live("pg_variant", "gspo", "weights"),
     Live("pg_args", {"clip_low": 0.001}, "weights"),
     Live("ratio_type", "segment", "weights"),
@@ -214,7 +216,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("pg_clip_high", 0.1, "weights", _CLIPS),
     Live("dual_clip_loss", False, "weights", {_LR: 0.1, "ppo_epochs": 3}),
     Live("ppo_epochs", 2, "weights"),
-    Live("add_token_level_kl", True, "credit", {"init_kl_coef": 0.5, "use_kl_loss": True}),
+    Live("add_token_level_kl", True, "credit", _TWO | {"init_kl_coef": 0.5, "use_kl_loss": True}),
     Live("init_kl_coef", 0.1, "credit", _PENALTY),
     Live("kl_penalty", "k2", "credit", _PENALTY),
     Live("target_kl", 0.1, "metrics", _PENALTY),
@@ -248,7 +250,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("reference.device_mapping", [99], "error", _REFERENCE),
     Live("actor_infer.device_mapping", [99], "error", _AHEAD),
     Live("num_gpus_per_node", 1, "error", {"actor_train.device_mapping": [0, 1]}),
-    Live("actor_train.model_update_frequency", 2, "metrics"),
+    Live("actor_train.model_update_frequency", 2, "metrics", _TWO),
     *_roles("actor_infer", _SAMPLING),
     Live("actor_infer.generating_args.do_sample", False, "validation", _VALIDATED | _SAMPLED),
     Live("actor_infer.model_args.dtype", "bf16", "rollouts"),
@@ -292,7 +294,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("data.reward.weight", 0.5, "rewards", {"data.reward.name": "toy_rewards:length"}),
     Live("data.reward.args", {"power": 2.0}, "rewards", {"data.reward.name": "toy_rewards:length"}),
     Live("data.reward_timeout_s", 0.01, "error", {"data.reward.name": "toy_rewards:slow"}),
-    Live("data.max_prompt_length", 24, "rollouts", _ROWS),
+    Live("data.max_prompt_length", 24, "rollouts", _ROWS | _TWO),
     Live("data.shuffle", False, "rollouts", _ROWS),
     Live("agent.tool_config_path", "$other_tools", "rollouts", _TOOLS),
     Live("agent.function_tool_path", "$functions", "rollouts", _TOOLS),
@@ -330,7 +332,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("custom_envs.<tag>.use_thread_lock", True, "episodes", _BLOCKING | {"train_env_manager.max_env_num_per_worker": 2}),
     *_roles("train_env_manager", (*_SAMPLING, *_FAILURES)),
     *_roles("val_env_manager", _FAILURES, val_env_manager=_VALIDATED),
-    *(Live(f"val_env_manager.{line.key}", line.value, "validation", _VALIDATED) for line in _SAMPLING),
+    *(Live(f"val_env_manager.{line.key}", line.value, "validation", _VALIDATED | _TWO) for line in _SAMPLING),
     Live("val_env_manager.generating_args.do_sample", False, "validation", _VALIDATED),
     Live("train_env_manager.group_size", 4, "credit"),
     Live("train_env_manager.group_size_redundancy", 1, "episodes"),

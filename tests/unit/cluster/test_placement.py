@@ -104,15 +104,6 @@ def test_what_cannot_be_placed_says_what_to_change(mappings, options, message):
             ],
         ),
         (
-            ["actor_infer.device_mapping=[5]", "async_generation_ratio=1"],
-            [
-                "device  actor_train  actor_infer",
-                "0       rank 0       -",
-                "5       -            replica 0",
-                "(a process for each training device; sampling in this process)",
-            ],
-        ),
-        (
             ["adv_estimator=gae", "critic.device_mapping=[1]", "data.reward=[reward_model]", "reward_pretrain=no/folder"],
             [
                 "device  actor_train  critic  actor_infer  reward",

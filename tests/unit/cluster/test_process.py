@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,12 +16,13 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import pytest
 import torch
 
 from turnwise.build.placement import set_torch_threads
 from turnwise.cluster.child import KeptStopwatch
-from turnwise.cluster.fork_server import ForkServer, prepare_processes
+from turnwise.cluster.fork_server import ForkServer, drop_processes, prepare_processes
 from turnwise.cluster.messages import dumps, loads
 from turnwise.cluster.placement import CpuThreads
 from turnwise.cluster.process_cluster import ProcessCluster, _share
@@ -78,11 +78,11 @@ class Worker:
         torch.ones(2).exp()
         return torch.get_num_threads()
 
-    def fail(self, error):
-        raise error
-
-    def fail_with(self, name):
-        raise {"StopIteration": StopIteration(), "Nameless": Nameless(), "Unpicklable": Unpicklable("one", "two")}[name]
+    def fail(self, how):
+        two = Unpicklable("one", "two")
+        raise {"no rows": DataError("no rows"), "StopIteration": StopIteration(), "Nameless": Nameless(), "one and two": two}[
+            how
+        ]
 
     def work(self):
         started = self.stopwatch.now()
@@ -162,14 +162,14 @@ class Notes(Stopwatch):
 
 @pytest.fixture(scope="module", autouse=True)
 def fork_server_of_torch():
-    """Tests end it several times, and most of what runs import isn't needed here."""
-    end_fork_server()
+    """Most of what runs import isn't needed here."""
+    drop_processes()
     prepare_processes(["pytest", "turnwise.build.placement", "turnwise.cluster.child"])
     yield
-    end_fork_server()
+    drop_processes()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def runner():
     with WatchedRunner(Watchdog(grace_s=5.0)) as runner:
         yield runner
@@ -181,7 +181,7 @@ def make_cluster(runner):
     before, made = torch.get_num_threads(), []
 
     def make(stopwatch=None, **options):
-        threads = CpuThreads(train=2, rollout=3, both=before)
+        threads = CpuThreads(train=2, rollout=3, both=4)
         made.append(
             ProcessCluster(runner.run, runner.watchdog, stopwatch or Stopwatch(), threads, set_torch_threads, **options)
         )
@@ -190,27 +190,42 @@ def make_cluster(runner):
     yield make
     for cluster in made:
         cluster.shutdown()
-    assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == (4 if made else before)
+    torch.set_num_threads(before)
     assert not any("trainer" in thread.name for thread in set(threading.enumerate()) - threads)
 
 
-@pytest.fixture
-def cluster(make_cluster):
-    return make_cluster()
+@pytest.fixture(scope="module")
+def cluster(runner):
+    """One for the tests that leave its process as they find it."""
+    threads = CpuThreads(train=2, rollout=3, both=torch.get_num_threads())
+    cluster = ProcessCluster(runner.run, runner.watchdog, Stopwatch(), threads, set_torch_threads)
+    yield cluster
+    cluster.shutdown()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workers(cluster):
     return cluster.spawn("actor_train", Worker)
 
 
 @pytest.fixture
-def impatient(cluster, workers):
-    """Gives the workers' calls two seconds from now on: starting their process may take longer."""
+def own_cluster(make_cluster):
+    return make_cluster()
+
+
+@pytest.fixture
+def own_workers(own_cluster):
+    return own_cluster.spawn("actor_train", Worker)
+
+
+@pytest.fixture
+def impatient(own_cluster, own_workers):
+    """Gives the workers' calls a second from now on: starting their process may take longer."""
 
     def limit():
-        cluster._processes[0]._deadline_s = 2.0
-        return workers
+        own_cluster._processes[0]._deadline_s = 1.0
+        return own_workers
 
     return limit
 
@@ -255,18 +270,14 @@ def test_the_surroundings_are_taken_over(make_cluster, monkeypatch):
     assert workers.call("environment", "TURNWISE_SET_UP").result() == "too"
 
 
-def test_errors_come_back_with_where_they_were_raised(workers):
-    with pytest.raises(DataError, match="no rows") as caught:
-        workers.call("fail", DataError("no rows")).result()
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [("no rows", DataError), ("StopIteration", WorkerError), ("Nameless", WorkerError), ("one and two", WorkerError)],
+)
+def test_errors_of_any_kind_come_back_with_where_they_were_raised(workers, how, kind):
+    with pytest.raises(kind, match=how) as caught:
+        workers.call("fail", how).result()
     assert "in fail" in caught.value.__notes__[0]
-    assert workers.call("process").result()
-
-
-@pytest.mark.parametrize("error", ["StopIteration", "Nameless", "Unpicklable: one and two"])
-def test_errors_of_any_kind_come_back(workers, error):
-    with pytest.raises(WorkerError, match=error) as caught:
-        workers.call("fail_with", error.partition(":")[0]).result()
-    assert "in fail_with" in caught.value.__notes__[0]
     assert workers.call("process").result()
 
 
@@ -362,9 +373,9 @@ class OfAScript:
     """As if a notebook had it."""
 
 
-def test_what_was_logged_before_a_crash_arrives(workers, caplog):
+def test_what_was_logged_before_a_crash_arrives(own_workers, caplog):
     with caplog.at_level(logging.WARNING), pytest.raises(WorkerError):
-        workers.call("log_and_end").result()
+        own_workers.call("log_and_end").result()
     assert "the last words" in caplog.text
 
 
@@ -376,16 +387,16 @@ def test_records_with_anything_in_them_arrive_and_do_not_shift_the_answers(worke
     assert workers.call("add_to", 1).result() == 2
 
 
-def test_a_thread_that_logs_does_not_disturb_the_first_weights(cluster):
+def test_a_thread_that_logs_does_not_disturb_the_first_weights(own_cluster):
     for number in range(4):
-        workers = cluster.spawn(f"role {number}", Worker)
+        workers = own_cluster.spawn(f"role {number}", Worker)
         workers.call("log_in_a_thread").result()
         assert [name for name, _ in workers.call("weights").result()] == ["a", "b"]
 
 
-def test_a_call_in_progress_is_not_waited_for_at_the_end(cluster, workers):
-    call = workers.call("wait", 3600)
-    cluster.shutdown()
+def test_a_call_in_progress_is_not_waited_for_at_the_end(own_cluster, own_workers):
+    call = own_workers.call("wait", 3600)
+    own_cluster.shutdown()
     assert isinstance(call.future.exception(timeout=10), WorkerError)
 
 
@@ -399,29 +410,29 @@ def test_two_clusters_after_each_other_and_at_once(make_cluster):
 
 def test_a_call_without_end_is_named_and_nothing_waits_behind_it(impatient):
     workers = impatient()
-    with pytest.raises(DeadlineError, match=r"waited 2 s for actor_train.say_and_wait; raise deadlines.train_s") as caught:
+    with pytest.raises(DeadlineError, match=r"waited 1 s for actor_train.say_and_wait; raise deadlines.train_s") as caught:
         workers.call("say_and_wait").result()
     assert re.search(r"the trainer's process:\n.* in say_and_wait", str(caught.value), re.DOTALL)
     with pytest.raises(DeadlineError, match=r"count can't be called: actor_train.say_and_wait is past its deadline"):
         workers.call("count")
 
 
-def test_a_call_that_somebody_else_stops_to_await_is_named_too(runner, workers):
+def test_a_call_that_somebody_else_stops_to_await_is_named_too(runner, own_workers):
     async def ask(timeout_s):
         async with runner.watchdog.waiting("the weights", "an update", timeout_s, "deadlines.weights_s"):
-            await workers.call("say_and_wait")
+            await own_workers.call("say_and_wait")
 
-    with pytest.raises(DeadlineError, match=r"(?s)the weights waited 2 s .*the trainer's process:\n.* in say_and_wait"):
-        runner.run(ask(2.0))
+    with pytest.raises(DeadlineError, match=r"(?s)the weights waited 1 s .*the trainer's process:\n.* in say_and_wait"):
+        runner.run(ask(1.0))
     with pytest.raises(DeadlineError, match=r"count can't be called: actor_train.say_and_wait is past its deadline"):
-        workers.call("count")
+        own_workers.call("count")
 
 
 def test_a_call_behind_one_without_end_names_that_one(impatient):
     workers = impatient()
     workers.call("say_and_wait")
     with pytest.raises(
-        DeadlineError, match=r"(?s)waited 2 s for actor_train.count.*the trainer's process:\n.* in say_and_wait"
+        DeadlineError, match=r"(?s)waited 1 s for actor_train.count.*the trainer's process:\n.* in say_and_wait"
     ):
         workers.call("count").result()
     with pytest.raises(DeadlineError, match=r"process can't be called: actor_train.say_and_wait is past its deadline"):
@@ -430,8 +441,8 @@ def test_a_call_behind_one_without_end_names_that_one(impatient):
 
 def test_a_call_that_was_only_late_has_others_after_it(impatient):
     workers = impatient()
-    late = workers.call("wait", 4.0)
-    with pytest.raises(DeadlineError, match=r"waited 2 s for actor_train\.wait"):
+    late = workers.call("wait", 3.0)
+    with pytest.raises(DeadlineError, match=r"waited 1 s for actor_train\.wait"):
         late.result()
     with pytest.raises(DeadlineError, match="still runs"):
         workers.call("process")
@@ -439,14 +450,14 @@ def test_a_call_that_was_only_late_has_others_after_it(impatient):
     assert workers.call("process").result()
 
 
-def test_stacks_that_somebody_else_asked_for_are_not_shown(workers, impatient):
-    trainer = workers.call("process").result()
+def test_stacks_that_somebody_else_asked_for_are_not_shown(own_workers, impatient):
+    trainer = own_workers.call("process").result()
     for _ in range(300):  # more than a pipe has room for
         os.kill(trainer, signal.SIGUSR1)
-        assert workers.call("add_to", 1).result() == 2
+        assert own_workers.call("add_to", 1).result() == 2
     impatient()
     with pytest.raises(DeadlineError) as caught:
-        workers.call("say_and_wait").result()
+        own_workers.call("say_and_wait").result()
     assert "in say_and_wait" in str(caught.value) and "in receive" not in str(caught.value)
 
 
@@ -460,35 +471,34 @@ def test_a_call_whose_wait_is_cancelled_has_others_behind_it(runner, workers):
     assert workers.call("add_to", 1).result() == 2
 
 
-def test_a_process_that_is_gone_has_no_stack(cluster, workers):
-    os.kill(workers.call("process").result(), signal.SIGKILL)
-    assert cluster._processes[0]._stack() == "it doesn't say"
+def test_a_process_that_is_gone_has_no_stack(own_cluster, own_workers):
+    os.kill(own_workers.call("process").result(), signal.SIGKILL)
+    assert own_cluster._processes[0]._stack() == "it doesn't say"
 
 
 @pytest.mark.parametrize(
     ("number", "fate"), [(signal.SIGKILL, "something killed it .*memory runs out"), (signal.SIGSEGV, "by SIGSEGV")]
 )
-def test_a_process_that_ends_is_named(workers, number, fate):
+def test_a_process_that_ends_is_named(own_workers, number, fate):
     with pytest.raises(WorkerError, match=rf"actor_train.end: the trainer's process has ended: {fate}"):
-        workers.call("end", number).result()
+        own_workers.call("end", number).result()
     with pytest.raises(WorkerError, match="has ended"):
-        workers.call("count").result()
+        own_workers.call("count").result()
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
-def test_what_a_shell_or_a_scheduler_sends_to_all_is_left_to_the_parent(make_cluster, name):
-    fork_server, workers = prepare_processes(), make_cluster().spawn("actor_train", Worker)
-    os.kill(fork_server._process.pid, signal.Signals[name])
-    os.kill(workers.call("process").result(), signal.Signals[name])
-    assert workers.call("process").result()
+def test_what_a_shell_or_a_scheduler_sends_to_all_is_left_to_the_parent(make_cluster, own_workers):
+    fork_server, process = prepare_processes(), own_workers.call("process").result()
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        os.kill(fork_server._process.pid, signal.Signals[name])
+        os.kill(process, signal.Signals[name])
+        assert own_workers.call("process").result() == process, name
     assert make_cluster().spawn("actor_train", Worker).call("process").result()
     assert prepare_processes() is fork_server
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
 def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
-    script = tmp_path / "script.py"
-    script.write_text(
+    (tmp_path / "script.py").write_text(
         "import os, sys\n"
         f"sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
         "from test_process import *\n"
@@ -506,7 +516,7 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
             "os.kill(os.getpid(), 9)\n",
         }[how]
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
+    done = forked.run([], module="script", cwd=tmp_path)
     started, process, fork_server, said = done.stdout.split()
     assert (started, said) == ("started", "said")
     for gone in (process, fork_server):
@@ -517,65 +527,45 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
             os.kill(int(gone), 0)
 
 
-def test_a_fork_server_that_was_left_in_the_middle_is_followed_by_another(make_cluster, monkeypatch):
-    first = prepare_processes()
-    monkeypatch.setattr(ForkServer, "_answer", press_ctrl_c)
-    with pytest.raises(KeyboardInterrupt):
-        make_cluster()
-    monkeypatch.undo()
-    first._process.wait(timeout=30)
-    worker = make_cluster().spawn("actor_train", Worker)
-    assert worker.call("process").result()
-    assert prepare_processes() is not first
-    assert prepare_processes().modules == first.modules != ()
-
-
-def test_a_fork_server_that_was_killed_is_followed_by_another(make_cluster):
-    fork_server, workers = prepare_processes(), make_cluster().spawn("actor_train", Worker)
+@pytest.fixture
+def small_fork_server():
+    """One that imports nothing."""
+    fork_server = ForkServer([])
+    yield fork_server
     fork_server.kill()
-    fork_server._process.wait(timeout=30)
-    assert workers.call("process").result(), "a process that was forked goes on without it"
-    assert make_cluster().spawn("actor_train", Worker).call("process").result()
 
 
-def test_a_fork_server_that_does_not_answer_is_named(make_cluster, monkeypatch):
-    fork_server = prepare_processes()
+def test_a_fork_server_that_does_not_answer_is_named(small_fork_server, monkeypatch):
     monkeypatch.setattr("turnwise.cluster.fork_server._ANSWER_S", 0.2)
-    os.kill(fork_server._process.pid, signal.SIGSTOP)
+    os.kill(small_fork_server._process.pid, signal.SIGSTOP)
     with pytest.raises(WorkerError, match=r"didn't answer within .* async_generation_ratio: 0 needs no such"):
-        make_cluster()
-    monkeypatch.undo()
-    fork_server._process.wait(timeout=30)
-    assert make_cluster().spawn("actor_train", Worker).call("process").result()
+        small_fork_server.fork("signal:pause", [])
+    small_fork_server._process.wait(timeout=30)
 
 
-def test_a_fork_server_that_cannot_start_says_so_at_once(make_cluster, monkeypatch, capfd):
-    end_fork_server()
+def test_a_fork_server_that_cannot_start_says_so_at_once(monkeypatch, capfd):
     monkeypatch.setattr(sys, "path", ["/nowhere"])
     with pytest.raises(WorkerError, match=r"has ended with exit code 1 .* there may be a message above"):
-        make_cluster()
+        ForkServer([]).fork("signal:pause", [])
     assert "No module named" in capfd.readouterr().err
 
 
-def test_a_fork_server_bears_what_the_main_process_has(make_cluster, monkeypatch):
-    """A path that is no text, and children that nobody waits for."""
-    end_fork_server()
-    monkeypatch.setattr(sys, "path", [*sys.path, Path("anywhere")])
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        prepare_processes()
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-    workers = make_cluster().spawn("actor_train", Worker)
-    with pytest.raises(WorkerError, match="something killed it"):
-        workers.call("end", signal.SIGKILL).result()
-
-
 def test_a_process_that_breaks_outside_of_calls_says_so(capfd):
-    end_fork_server()
-    fork_server = prepare_processes()
-    assert fork_server.reap(fork_server.fork("turnwise.cluster.child:nothing", [])) == 1
+    fork_server = ForkServer([])
+    assert fork_server.reap(fork_server.fork("signal:nothing", [])) == 1
+    fork_server.kill()
     assert "has no attribute 'nothing'" in capfd.readouterr().err
+
+
+def test_several_threads_may_ask_how_a_process_ended(small_fork_server):
+    """The system tells it once; a second question of the same process must not end the others."""
+    first, second = (small_fork_server.fork("signal:pause", []) for _ in range(2))
+    os.kill(first, signal.SIGKILL)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(small_fork_server.reap, [first] * 8)) == [-signal.SIGKILL] * 8
+
+    os.kill(second, signal.SIGKILL)
+    assert small_fork_server.is_alive and small_fork_server.reap(second) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -627,33 +617,32 @@ def test_tensors_of_any_kind_can_be_sent(tensor):
     torch.testing.assert_close(copy, tensor)
 
 
-def end_fork_server():
-    fork_server = prepare_processes()
-    fork_server.kill()
-    fork_server._process.wait(timeout=30)
+def test_the_process_is_gone_after_shutdown(own_cluster, own_workers):
+    process = own_workers.call("process").result()
+    own_cluster.shutdown()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
 
 
 def press_ctrl_c(self):
     raise KeyboardInterrupt
 
 
-def test_the_process_is_gone_after_shutdown(cluster, workers):
-    process = workers.call("process").result()
-    cluster.shutdown()
-    with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
-
-
-def test_several_threads_may_ask_how_a_process_ended():
-    """The system tells it once; a second question of the same process must not end the others."""
-    fork_server = ForkServer([])
+def test_a_fork_server_that_was_left_in_the_middle_is_followed_by_another(make_cluster, own_workers, monkeypatch):
+    """The next one bears what the main process has by then: a path that is no text, and children that nobody waits for."""
+    first = prepare_processes()
+    monkeypatch.setattr(ForkServer, "_answer", press_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        make_cluster()
+    monkeypatch.undo()
+    first._process.wait(timeout=30)
+    assert own_workers.call("process").result(), "a process that was forked goes on without it"
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("anywhere")])
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        first, second = (fork_server.fork("signal:pause", []) for _ in range(2))
-        os.kill(first, signal.SIGKILL)
-        with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(fork_server.reap, [first] * 8)) == [-signal.SIGKILL] * 8
-
-        os.kill(second, signal.SIGKILL)
-        assert fork_server.is_alive and fork_server.reap(second) == -signal.SIGKILL
+        assert prepare_processes() is not first
     finally:
-        fork_server.kill()
+        signal.signal(signal.SIGCHLD, before)
+    assert prepare_processes().modules == first.modules != ()
+    with pytest.raises(WorkerError, match="something killed it"):
+        make_cluster().spawn("actor_train", Worker).call("end", signal.SIGKILL).result()
