@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -64,21 +65,19 @@ def keep(group, other): ...
 """
 ENV, OWN_ENV = "custom_envs.Lake.env_config", "custom_envs.Lake.env_type=own_parts:Env"
 QUICK = "{env_step_timeout_s: 0.2}"
-BAD = [
-    (["pg_variant=os:path"], "pg_variant: 'os:path' names a module of Python itself"),
-    (["group_filter=subprocess:call"], "group_filter: 'subprocess:call' names a module of Python itself"),
-    (["adv_estimator=collections:OrderedDict"], "adv_estimator: 'collections:OrderedDict' names a module of Python itself"),
-    (["custom_envs.Lake.agent_name=subprocess:Popen"], "agent_name: 'subprocess:Popen' names a module of Python itself"),
-    (["custom_envs.Lake.env_type=subprocess:call"], "env_type: 'subprocess:call' names a module of Python itself"),
+FILTERS = [
+    (["group_filter=own_parts:Env"], "group_filter: 'own_parts:Env': own_parts has no function 'Env'"),
+    (["group_filter=own_parts:keep"], "group_filter: 'own_parts:keep': missing a required argument: 'other'"),
+]
+ALGORITHMS = [
     (["pg_variant=nowhere:loss"], "no module 'nowhere' on Python's path"),
     (["pg_variant=own_parts:los"], "own_parts has no function 'los'; its functions are loss, keep. Did you mean 'loss'?"),
     (["pg_variant=own_parts:loss"], "missing a required argument: 'clip'; it is called as loss(inputs)"),
-    (["group_filter=own_parts:Env"], "group_filter: 'own_parts:Env': own_parts has no function 'Env'"),
-    (["group_filter=own_parts:keep"], "group_filter: 'own_parts:keep': missing a required argument: 'other'"),
     (["adv_estimator=own_parts:keep"], "adv_estimator: 'own_parts:keep': own_parts has no class 'keep'"),
-    (["adv_estimator=own_parts:Agent"], "adv_estimator: own_parts:Agent: making it raised TypeError"),
     (["adv_estimator=own_parts:Unready"], "adv_estimator: own_parts:Unready: making it raised KeyError: 'lambda'"),
     (["adv_estimator=own_parts:Estimator"], "adv_estimator: own_parts:Estimator has no loss, value_loss, running, credit"),
+]
+ENVIRONMENTS = [
     (["custom_envs.Lake.agent_name=own_parts:Agent"], "agent_name: own_parts:Agent: making it raised TypeError"),
     (["custom_envs.Lake.agent_name=tool_agent"], "agent_name: tool_agent plays rows of data.train_files, and no environment"),
     (
@@ -94,25 +93,21 @@ BAD = [
     ([OWN_ENV, f"{ENV}.depth=-1"], "env_config: making and closing an environment raised ValueError: depth is negative"),
     ([OWN_ENV, f"{ENV}.depth=exit"], "env_config: making and closing an environment called sys.exit(0)"),
     ([OWN_ENV, f"{ENV}.depth=hang", f"train_env_manager={QUICK}", f"val_env_manager={QUICK}"], "env_step_timeout_s"),
-    (["actor_infer.strategy_args.strategy_config.kv_cache_byte=1"], "embedded has no such option (it has: max_concurrency,"),
-    (["actor_infer.strategy_args.strategy_config.max_concurrency=0"], "max_concurrency is 0; it must be a whole number of"),
-    (
-        ["actor_infer.strategy_args={strategy_name: hf, strategy_config: {max_length: 3}}"],
-        "hf has no such option (it has: n",
-    ),
-    (["actor_infer.strategy_args={strategy_name: sglang, strategy_config: {url: nowhere}}"], "url: got 'nowhere'; it must be"),
-    (
-        ["actor_infer.strategy_args={strategy_name: sglang, strategy_config: {port: 99999}}"],
-        "port: got 99999; a port is a whole",
-    ),
-    (
-        ["actor_infer.strategy_args={strategy_name: sglang, strategy_config: {url: 'http://a', tp_size: 2}}"],
-        "url: that server has its options already; leave out tp_size",
-    ),
+]
+ADAPTERS = [
     (["actor_train.model_args.lora_target='.*proj'"], "'.*proj' isn't the name of a module; write a list: "),
     (["actor_train.model_args.lora_target=[q_proj,lm_head]"], "'lm_head' isn't a linear module that can get adapters"),
     (["actor_train.model_args.lora_target=[self_attn.q_pro]"], "'self_attn.q_pro' isn't a linear module that can get adapters"),
 ]
+NAMES = [
+    (["pg_variant=os:path"], "pg_variant: 'os:path' names a module of Python itself"),
+    (["custom_envs.Lake.env_type=subprocess:call"], "env_type: 'subprocess:call' names a module of Python itself"),
+]
+OPTIONS = [
+    (["actor_infer.strategy_args.strategy_config.kv_cache_byte=1"], "embedded has no such option (it has: max_concurrency,"),
+]
+BATCHES = [NAMES, *zip_longest(FILTERS, ALGORITHMS, ENVIRONMENTS), *zip_longest(ADAPTERS, OPTIONS)]
+"""Faults of settings that are judged apart: one config has them all."""
 
 
 @pytest.fixture
@@ -139,53 +134,69 @@ def write_rows(*rows):
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.parametrize(("overrides", "message"), BAD, ids=lambda value: value[-1] if isinstance(value, list) else "")
-def test_what_train_refuses_config_refuses(overrides, message, config, tmp_path, refused):
-    said = [refused(verb, config, *overrides) for verb in ("train", "config", "rollout", "eval")]
-    assert message in said[0] and any(f"override {override!r}: " in said[0] for override in overrides)
+@pytest.mark.parametrize("number", range(len(BATCHES)))
+def test_what_train_refuses_config_refuses(number, config, tmp_path, refused):
+    faults = [fault for fault in BATCHES[number] if fault]
+    words = [override for overrides, _ in faults for override in overrides]
+    # The other two read a config as train does: one fault of each kind is enough.
+    verbs = ("train", "config", "rollout", "eval") if number in (0, 1, len(BATCHES) - 1) else ("train", "config")
+    said = [refused(verb, config, *words).splitlines() for verb in verbs]
+    for overrides, message in faults:
+        line = next((line for line in said[0] if message in line), "")
+        assert any(f"override {override!r}: " in line for override in overrides), said[0]
     # A deadline's stack follows: of a call in the verb.
-    assert len({tuple(text.splitlines()[:2]) for text in said}) == 1, said
+    assert len({tuple(lines[: 1 + len(faults)]) for lines in said}) == 1, said
     assert not (tmp_path / "runs").exists() and not (tmp_path / "rollouts.jsonl").exists()
 
 
 LACKING = [
-    (["pretrain=nowhere"], "pretrain: nowhere: no such model folder"),
-    (["pretrain=org/none-such"], "pretrain: org/none-such isn't on this machine, and HF_HUB_OFFLINE is set"),
-    (
-        ["use_kl_loss=true", "reference.model_args.model_name_or_path=./x"],
-        "reference.model_args.model_name_or_path: x: no such",
-    ),
-    (["pretrain=untold"], "pretrain: untold: has no tokenizer (tokenizer.json); copy it from the model that the weights"),
-    (["pretrain=weightless"], "pretrain: weightless: has no weights (model.safetensors); copy or fetch them into this folder"),
-    (["output_dir=taken/runs"], "output_dir: taken/runs/own can't be written ("),
-    (["output_dir=taken"], "output_dir: taken/own can't be written ("),
-    (["output_dir=/proc/runs"], "output_dir: /proc/runs/own can't be written (/proc: No such file or directory)"),
-    (["logging_dir=taken"], "logging_dir: taken can't be written"),
-    (["checkpoint_config.output_dir=taken/x"], "checkpoint_config.output_dir: taken/x can't be written ("),
-    (["render_save_dir=taken/x", "eval_steps=1"], "render_save_dir: taken/x can't be written ("),
-    (["actor_train.model_args.attn_implementation=fa2"], "fa2 needs the flash-attn package and a CUDA device"),
-    (["actor_infer.strategy_args={strategy_name: vllm, strategy_config: {url: u}}"], "vllm needs a library that isn't"),
-    (["resume_from_checkpoint=nowhere"], "resume_from_checkpoint nowhere: there is no checkpoint"),
-    (["cluster.name=launched"], "no launcher started this process (torchrun, accelerate)"),
-    (["cluster.name=local", "async_generation_ratio=1"], "local can't hold this run: async_generation_ratio above 0 trains"),
-    (["actor_train.device_mapping=[99]"], "actor_train.device_mapping names device 99, and this machine has"),
-    (["actor_infer.device_mapping=[0,99]"], "actor_infer.device_mapping names device 99, and this machine has"),
-    (["reference.device_mapping=[99]", "use_kl_loss=true"], "reference.device_mapping names device 99, and this machine"),
+    {
+        "pretrain=nowhere": "pretrain: nowhere: no such model folder",
+        "output_dir=taken/runs": "output_dir: taken/runs/own can't be written (",
+        "logging_dir=taken": "logging_dir: taken can't be written",
+        "actor_train.model_args.attn_implementation=fa2": "fa2 needs the flash-attn package and a CUDA device",
+    },
+    {
+        "pretrain=org/none-such": "pretrain: org/none-such isn't on this machine, and HF_HUB_OFFLINE is set",
+        "output_dir=taken": "output_dir: taken/own can't be written (",
+        "checkpoint_config.output_dir=taken/x": "checkpoint_config.output_dir: taken/x can't be written (",
+        "actor_infer.strategy_args={strategy_name: vllm, strategy_config: {url: u}}": "vllm needs a library that isn't",
+    },
+    {
+        "pretrain=untold": "pretrain: untold: has no tokenizer (tokenizer.json); copy it from the model that the weights",
+        "output_dir=/proc/runs": "output_dir: /proc/runs/own can't be written (/proc: No such file or directory)",
+        "render_save_dir=taken/x": "render_save_dir: taken/x can't be written (",
+        "eval_steps=1": "",
+    },
+    {
+        "pretrain=weightless": "pretrain: weightless: has no weights (model.safetensors); copy or fetch them into this folder",
+        "reference.model_args.model_name_or_path=./x": "reference.model_args.model_name_or_path: x: no such",
+        "use_kl_loss=true": "",
+    },
+    {"resume_from_checkpoint=nowhere": "resume_from_checkpoint nowhere: there is no checkpoint"},
+    {"cluster.name=launched": "no launcher started this process (torchrun, accelerate)"},
+    {"async_generation_ratio=1": "local can't hold this run: async_generation_ratio above 0 trains", "cluster.name=local": ""},
+    {"actor_train.device_mapping=[99]": "actor_train.device_mapping names device 99, and this machine has"},
+    {"actor_infer.device_mapping=[0,99]": "actor_infer.device_mapping names device 99, and this machine has"},
+    {"reference.device_mapping=[99]": "reference.device_mapping names device 99, and this machine", "use_kl_loss=true": ""},
 ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("overrides", "message"), LACKING, ids=lambda value: value[-1] if isinstance(value, list) else "")
-def test_what_train_refuses_on_this_machine_config_says(overrides, message, config, tmp_path, tiny_model, capsys, refused):
+@pytest.mark.parametrize("faults", LACKING, ids=lambda faults: next(iter(faults)))
+def test_what_train_refuses_on_this_machine_config_says(faults, config, tmp_path, tiny_model, capsys, refused):
     (tmp_path / "taken").touch()
     shutil.copytree(tiny_model, tmp_path / "untold", ignore=shutil.ignore_patterns("tokenizer*"))
     shutil.copytree(tiny_model, tmp_path / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
     before = set(tmp_path.iterdir())
-    overrides = ["actor_train.model_args.lora_rank=null", *overrides]
-    assert main(["config", config, *overrides]) == 0
+    words = [config, "actor_train.model_args.lora_rank=null", *faults]
+    assert main(["config", *words]) == 0
     said = capsys.readouterr().out.partition("missing to run this config here:\n")[2]
-    assert message in said.splitlines()[0]
-    assert message in refused("train", config, *overrides)
+    of_train = refused("train", *words)
+    messages = [message for message in faults.values() if message]
+    first = said.splitlines()[: len(messages)]
+    for message in messages:
+        assert any(message in line for line in first) and message in of_train
     assert set(tmp_path.iterdir()) - before <= {tmp_path / "runs"} and not list(tmp_path.glob("runs/*/*"))
 
 
@@ -396,14 +407,12 @@ def test_a_judge_that_nobody_serves_is_found_before_anything_is_played(config, t
         assert not list(tmp_path.glob("runs/*/*"))
 
 
-@pytest.mark.parametrize("is_here", [False, True])
-def test_what_this_machine_lacks_is_said_without_torch(is_here, config, tmp_path, tiny_model):
-    code = "import sys; from turnwise.cli.main import main; main(sys.argv[1:]); print(HEAVY & set(sys.modules))"
-    code = f"HEAVY = {{'torch', 'transformers', 'ray', 'vllm'}}; {code}"
-    model = tiny_model if is_here else "nowhere"
-    words = ["config", config, f"pretrain={model}", "output_dir=own.yaml/runs"]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.count("\n  - ") == 2 - is_here and done.stdout.endswith("set()\n"), done.stderr
+def test_what_this_machine_lacks_is_said_without_torch(config, tmp_path, tiny_model):
+    code = "import sys; from turnwise.cli.main import main\n"
+    code += "for model in sys.argv[1:]: main(['config', 'own.yaml', f'pretrain={model}', 'output_dir=own.yaml/runs'])\n"
+    code += "print({'torch', 'transformers', 'ray', 'vllm'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code, "nowhere", tiny_model], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.count("\n  - ") == 2 + 1 and done.stdout.endswith("set()\n"), done.stderr
 
 
 def test_rows_are_read_before_a_run_has_a_folder(folder, tiny_model, refused, both_refuse, monkeypatch):
@@ -432,10 +441,13 @@ BOMB = "[" * 99 + "]" * 99
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
-    [(BOMB, "more than 64 nested sections"), ("&a [*a]", "inside its own anchor"), ("2001-99-99", "read: month")],
+    ("verb", "value", "message"),
+    [
+        ("check-env", BOMB, "more than 64 nested sections"),
+        ("play", "&a [*a]", "inside its own anchor"),
+        ("demos", "2001-99-99", "read: month"),
+    ],
 )
-@pytest.mark.parametrize("verb", ["check-env", "play", "demos"])
 def test_arguments_of_an_environment_are_bounded(verb, value, message, folder, refused):
     said = refused(verb, "frozen_lake", f"size={value}")
     assert message in said and "size=" in said and said.count("\n") == 1

@@ -15,6 +15,7 @@ from turnwise.cli.main import main
 from turnwise.models.presets import PRESETS
 
 ROOT = Path(__file__).parents[3]
+SCRIPTS = ROOT / "examples" / "qwen2.5-0.5B-agentic"
 
 
 def turnwise(*arguments, cwd=None, **environment):
@@ -76,9 +77,9 @@ def test_make_model_writes_over_nothing(tmp_path, refused):
     assert (tmp_path / "precious" / "thesis.tex").read_text() == "..."
 
 
-@pytest.mark.parametrize("name", ["frozen_lake", "sokoban"])
-def test_the_published_run_script_reaches_train_from_anywhere(tmp_path, name):
-    script = ROOT / "examples" / "qwen2.5-0.5B-agentic" / f"run_agentic_pipeline_{name}.sh"
+def test_the_published_run_scripts_reach_train_from_anywhere(tmp_path):
+    script, other = (SCRIPTS / f"run_agentic_pipeline_{name}.sh" for name in ("frozen_lake", "sokoban"))
+    assert script.read_text().replace("frozen_lake", "sokoban").replace("FrozenLake", "Sokoban") == other.read_text()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PATH": path})
     assert done.returncode == 2

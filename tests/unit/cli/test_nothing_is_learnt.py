@@ -16,18 +16,25 @@ SMALL = ["rollout_batch_size=8", "train_env_manager.num_env_groups=2", "train_en
 SMALL += ["eval_steps=0", "save_steps=0"]
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model of random weights, made as the README makes it."""
+    folder = tmp_path_factory.mktemp("models") / "random"
+    assert main(["make-model", "--size", "tiny", "--out", str(folder)]) == 0
+    return folder
+
+
 @pytest.fixture
-def train(tmp_path, monkeypatch, capfd):
-    """Trains guess.yaml from a model of random weights, made as the README makes it; returns what was printed."""
+def train(model, tmp_path, monkeypatch, capfd):
+    """Trains guess.yaml; returns what was printed."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for text, name in re.findall(r"```\w+\n(# (guess\.\w+)\n.*?)```", readme, re.DOTALL):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    assert main(["make-model", "--size", "tiny", "--out", "runs/model"]) == 0
 
     def call(*overrides):
         capfd.readouterr()
-        assert main(["train", "guess.yaml", *SMALL, *overrides]) == 0
+        assert main(["train", "guess.yaml", f"pretrain={model}", *SMALL, *overrides]) == 0
         captured = capfd.readouterr()
         return captured.out + captured.err
 
@@ -92,11 +99,13 @@ class CoinEnv(TextEnv):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_success_that_asks_for_nothing_is_told_from_skill_where_environments_do_not_block(train, tmp_path, is_blocking):
+def test_a_success_that_asks_for_nothing_is_told_from_skill_where_environments_do_not_block(
+    train, tiny_model, tmp_path, is_blocking
+):
     (tmp_path / "coin.py").write_text(COIN.replace("< 0.5", "< 1.0"))
     config = "{env_type: 'coin:CoinEnv', max_steps: 1, max_tokens_per_step: 2, action_pattern: null}"
-    (tmp_path / "guess.yaml").write_text(f"pretrain: runs/model\ncustom_envs:\n  Coin: {config}\n")
-    printed = train("max_steps=20", f"custom_envs.Coin.use_thread_lock={str(is_blocking).lower()}")
+    (tmp_path / "guess.yaml").write_text(f"custom_envs:\n  Coin: {config}\n")
+    printed = train("max_steps=20", f"pretrain={tiny_model}", f"custom_envs.Coin.use_thread_lock={str(is_blocking).lower()}")
     luck = re.findall(
         r"after step 20: so far success hasn.t risen: it is 1\.00 after 20 steps, and a player [^(]+ has 1\.00",
         printed,

@@ -8,11 +8,10 @@ import os
 import pty
 import re
 import select
-import signal
-import subprocess
 import sys
 from typing import get_args
 
+import forked
 import pytest
 import yaml
 from chat_server import ChatServer, answer
@@ -163,22 +162,25 @@ def test_a_person_at_a_terminal_leaves_with_control_c(lake, folder):
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", said), "no colour"
 
 
+ON_A_TERMINAL = """
+import fcntl, sys, termios
+from turnwise.cli.main import main
+
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the terminal of standard input sends it Ctrl-C
+sys.exit(main())
+"""
+
+
 class Terminal:
     """`turnwise play` on a terminal of its own."""
 
     def __init__(self, folder, *arguments):
+        (folder / "on_a_terminal.py").write_text(ON_A_TERMINAL)
         self._file, slave = pty.openpty()
         self._unread = ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "turnwise.cli.main", "play", *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            cwd=folder,
-            env=os.environ | {"TERM": "xterm"},
-            start_new_session=True,
-            preexec_fn=take_terminal,
-        )
+        streams = {"stdin": slave, "stdout": slave, "stderr": slave, "env": os.environ | {"TERM": "xterm"}}
+        words = ["play", *arguments]
+        self.process = forked.Popen(words, module="on_a_terminal", cwd=folder, start_new_session=True, **streams)
         os.close(slave)
 
     def write(self, keys):
@@ -209,15 +211,6 @@ class Terminal:
             return False
         self._unread += chunk
         return bool(chunk)
-
-
-def take_terminal():
-    """In the new process: its standard input is the terminal that sends it Ctrl-C."""
-    import fcntl
-    import termios
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @pytest.mark.parametrize(

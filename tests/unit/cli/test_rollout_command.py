@@ -96,14 +96,6 @@ def test_ctrl_c_keeps_what_was_played(job, counting_env, capsys):
     assert [group.index for group in read_groups(Path("rollouts.jsonl")).groups] == [0, 1]
 
 
-def test_training_takes_the_file(job, capsys):
-    config = job()
-    assert main(["rollout", config, "--batches", "2"]) == 0
-    assert main(["train", config, "--from-rollouts", "rollouts.jsonl"]) == 0
-    out = capsys.readouterr().out
-    assert "read from rollouts.jsonl, which has 4 groups" in out and "checkpoint-2" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -127,9 +119,12 @@ def test_bad_input_is_answered_in_a_sentence(job, refused, arguments, message):
     assert set(os.listdir(".")) <= before
 
 
-def test_a_cut_file_is_used_as_far_as_it_goes(job, capsys):
+def test_training_takes_the_file_and_a_cut_one_as_far_as_it_goes(job, capsys):
     config = job()
     assert main(["rollout", config, "--batches", "2"]) == 0
+    assert main(["train", config, "--from-rollouts", "rollouts.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert "read from rollouts.jsonl, which has 4 groups" in out and "checkpoint-2" in out
     with open("rollouts.jsonl", "r+", encoding="utf-8") as file:
         file.truncate(os.path.getsize("rollouts.jsonl") - 100)
     capsys.readouterr()

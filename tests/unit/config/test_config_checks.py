@@ -13,7 +13,8 @@ from small_configs import LAKE, SFT, config_of, notes_of, values_of
 from turnwise.config import SFTConfig, ineffective, parse_config, unavailable, unavailable_to_play
 from turnwise.errors import ConfigError
 
-CACHE = "actor_infer.strategy_args.strategy_config.kv_cache_bytes"
+SERVER = "actor_infer.strategy_args"
+CACHE = f"{SERVER}.strategy_config.kv_cache_bytes"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"async_generation_ratio": 0.5}, "got 0.5; it must be a whole number of batches"),
     ({"reward_normalization.method": "identity"}, "identity contradicts adv_estimator grpo.*mean_std.*reinforce"),
@@ -69,6 +70,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"use_rollout_log_probs": True, "train_infer_correction.is_weight": {}}, "every ratio is 1; remove one of the two"),
     ({"group_filter": "odd"}, "'odd' isn't one of non_zero_variance"),
     ({"actor_train.strategy_args.strategy_name": "vllm"}, "vllm can't do this role's work; use one of torch_train"),
+    ({SERVER: {"strategy_name": "hf", "strategy_config": {"max_length": 3}}}, r"hf has no such option \(it has: n"),
+    ({SERVER: {"strategy_config": {"max_concurrency": 0}}}, "max_concurrency is 0; it must be a whole number of"),
+    ({SERVER: {"strategy_name": "sglang", "strategy_config": {"url": "nowhere"}}}, "url: got .nowhere.; it must be"),
+    ({SERVER: {"strategy_name": "sglang", "strategy_config": {"port": 99999}}}, "port: got 99999; a port is a whole"),
+    (
+        {SERVER: {"strategy_name": "sglang", "strategy_config": {"url": "http://a", "tp_size": 2}}},
+        "url: that server has its options already; leave out tp_size",
+    ),
     ({"actor_infer.strategy_args.strategy_name": "torch_train"}, "use one of embedded, hf, vllm, sglang"),
     ({"actor_train.strategy_args.strategy_name": "torch_trian"}, "Did you mean 'torch_train'"),
     (

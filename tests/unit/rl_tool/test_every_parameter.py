@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -48,68 +48,91 @@ class Effect(NamedTuple):
     seen: str
     expected: Any
     under: Mapping[str, Any] = {}
+    beside: Mapping[str, Any] = {}
+    """Told with `parameter`, and not without it."""
 
 
 def of(action: str, *effects: tuple[Any, ...]) -> list[Effect]:
     return [Effect(action, *effect) for effect in effects]
 
 
+def together(action: str, *effects: tuple[Any, ...], under: Mapping[str, Any] = MappingProxyType({})) -> list[Effect]:
+    """Effects that one run with all these parameters shows."""
+    told = {parameter: value for parameter, value, *_ in effects}
+    return [Effect(action, *effect, under, told) for effect in effects]
+
+
+def of_a_model(section: str) -> list[tuple[Any, ...]]:
+    """Effects that both kinds of training have, each in another section of the config."""
+    arguments = {"lora_rank": 4, "dtype": "bf16"}
+    training = {"learning_rate": 0.02, "lr_scheduler_type": "linear", "warmup_ratio": 0.5, "weight_decay": 0.1}
+    kinds = {f"{section}.model_args": arguments, f"{section}.training_args": training}
+    return [(name, value, f"{path}.{name}", value) for path, values in kinds.items() for name, value in values.items()]
+
+
 def sampled(completions):
     return [2.0] * len(completions)
 
 
-TRAINED, LONGER, STEP = "config.actor_train.", {"reward_type": "length_penalty"}, {"reward_type": "step"}
+LONGER, STEP = {"reward_type": "length_penalty"}, {"reward_type": "step"}
 IMITATION = {"algorithm": "sft"}
+ALL_ROWS = IMITATION | {"dataset": "ROWS", "max_samples": ABSENT, "batch_size": 12}
 SEVERAL = {"k": 2, "return_details": True}
 EFFECTS = [
     *of(
         "train",
-        ("model_name", "ADAPTER", "config.pretrain", "ADAPTER"),
-        ("algorithm", "ppo", "config.adv_estimator", "gae"),
         ("algorithm", "sft", "answer.effective_batch_size", 2),
-        ("preset", "quick", "answer.dataset_size", 10, {"max_samples": ABSENT, "dataset": "ROWS"}),
-        ("dataset", "ROWS", "answer.dataset", "rows.jsonl"),
-        ("split", "test", "prompts", {row["question"] for row in generate_problems(2, "test")}),
-        ("max_samples", 1, "answer.dataset_size", 1),
-        ("num_epochs", 2, "config.max_steps", 2),
-        ("batch_size", 1, "config.train_env_manager.num_env_groups", 1),
-        ("output_dir", "other", "answer.output_dir", "other"),
-        ("use_lora", False, TRAINED + "model_args.lora_rank", ABSENT),
-        ("lora_rank", 4, TRAINED + "model_args.lora_rank", 4),
-        ("lora_alpha", 3.0, TRAINED + "model_args.lora_alpha", 3.0),
-        ("lora_target_modules", ["q_proj"], TRAINED + "model_args.lora_target", ["q_proj"]),
-        ("dtype", "bf16", TRAINED + "model_args.dtype", "bf16"),
-        ("learning_rate", 0.5, TRAINED + "training_args.learning_rate", 0.5),
-        ("critic_learning_rate", 0.5, "config.critic.training_args.learning_rate", 0.5, {"algorithm": "ppo"}),
+        (
+            "preset",
+            "quick",
+            "answer.dataset_size",
+            10,
+            ALL_ROWS,
+        ),
         # The library isn't installed here; tests/engines/train_deepspeed.py trains with it.
         ("deepspeed", {"zero_optimization": {"stage": 2}}, "answer.code", "not_available"),
-        ("lr_scheduler_type", "linear", TRAINED + "training_args.lr_scheduler_type", "linear"),
-        ("warmup_ratio", 0.5, TRAINED + "training_args.warmup_ratio", 0.5),
-        ("weight_decay", 0.1, TRAINED + "training_args.weight_decay", 0.1),
+        ("custom_reward", sampled, "answer.metrics.rollout/reward/sampled", 2.0),
+    ),
+    *together(
+        "train",
+        ("split", "test", "prompts", {row["question"] for row in generate_problems(2, "test")}),
+        ("num_epochs", 2, "config.max_steps", 4),
+        ("batch_size", 1, "config.train_env_manager.num_env_groups", 1),
+        ("output_dir", "other", "answer.output_dir", "other"),
+        *of_a_model("config.actor_train"),
+        ("lora_alpha", 3.0, "config.actor_train.model_args.lora_alpha", 3.0),
+        ("lora_target_modules", ["q_proj"], "config.actor_train.model_args.lora_target", ["q_proj"]),
         ("num_generations", 3, "config.train_env_manager.group_size", 3),
-        ("kl_coef", 0.0, "config.use_kl_loss", False),
         ("kl_coef", 0.7, "config.kl_loss_coef", 0.7),
         ("clip_range", 0.3, "config.pg_clip", 0.3),
-        ("max_new_tokens", 3, "config.actor_infer.generating_args.max_new_tokens", 3),
-        ("temperature", 0.7, "config.actor_infer.generating_args.temperature", 0.7),
-        ("reward_type", {"format": 0.5, "accuracy": 2.0}, "rewards", [("accuracy", 2.0, {}), ("format", 0.5, {})]),
-        ("reward_config", {"step_bonus": 0.5}, "rewards.1", ("step", 1.0, {"step_bonus": 0.5}), STEP),
-        ("custom_reward", sampled, "answer.metrics.rollout/reward/sampled", 2.0),
+        ("max_new_tokens", 5, "config.actor_infer.generating_args.max_new_tokens", 5),
+        ("temperature", 0.8, "config.actor_infer.generating_args.temperature", 0.8),
+        ("reward_type", "step", "rewards.1.0", "step"),
+        ("reward_config", {"step_bonus": 0.4}, "rewards.1", ("step", 1.0, {"step_bonus": 0.4})),
         ("use_tensorboard", True, "events", 1),
         ("use_wandb", True, "wandb.project", "run"),
-        ("wandb_project", "sums", "wandb.project", "sums", {"use_wandb": True}),
         ("seed", 7, "config.seed", 7),
-        ("num_epochs", 2, "answer.num_steps", 2, IMITATION),
-        ("batch_size", 1, "answer.num_steps", 2, IMITATION),
-        ("lora_rank", 4, "config.model_args.lora_rank", 4, IMITATION),
-        ("dtype", "bf16", "config.model_args.dtype", "bf16", IMITATION),
-        ("learning_rate", 0.5, "config.training_args.learning_rate", 0.5, IMITATION),
-        ("lr_scheduler_type", "cosine", "config.training_args.lr_scheduler_type", "cosine", IMITATION),
-        ("warmup_ratio", 0.5, "config.training_args.warmup_ratio", 0.5, IMITATION),
-        ("weight_decay", 0.1, "config.training_args.weight_decay", 0.1, IMITATION),
-        ("seed", 7, "config.seed", 7, IMITATION),
-        ("resume", True, "answer.status", "success", {"output_dir": "TRAINED"}),
-        ("overwrite", True, "answer.status", "success", {"output_dir": "TRAINED"}),
+    ),
+    *together(
+        "train",
+        ("algorithm", "ppo", "config.adv_estimator", "gae"),
+        ("model_name", "ADAPTER", "config.pretrain", "ADAPTER"),
+        ("dataset", "ROWS", "answer.dataset", "rows.jsonl"),
+        ("max_samples", 1, "answer.dataset_size", 1),
+        ("use_lora", False, "config.actor_train.model_args.lora_rank", ABSENT),
+        ("critic_learning_rate", 0.5, "config.critic.training_args.learning_rate", 0.5),
+        ("kl_coef", 0.0, "config.use_kl_loss", False),
+        ("reward_type", {"format": 0.5, "accuracy": 2.0}, "rewards", [("accuracy", 2.0, {}), ("format", 0.5, {})]),
+        ("use_wandb", True, "wandb.project", "sums"),
+        ("wandb_project", "sums", "wandb.project", "sums"),
+    ),
+    *together(
+        "train",
+        ("num_epochs", 2, "answer.num_steps", 4),
+        ("batch_size", 1, "answer.num_steps", 4),
+        *of_a_model("config"),
+        ("seed", 7, "config.seed", 7),
+        under=IMITATION,
     ),
     *of(
         "load_dataset",
@@ -154,6 +177,8 @@ EFFECTS = [
         ("dtype", "bf16", "dtype", {torch.bfloat16}),
     ),
 ]
+SHOWN = {(effect.action, effect.parameter) for effect in EFFECTS} | {("train", "resume"), ("train", "overwrite")}
+"""The last two have tests of their own below."""
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +224,6 @@ def outcome_of(folders, wandb, tmp_path, monkeypatch, known_outcomes):
             empty.mkdir()
             monkeypatch.chdir(empty)
             wandb.clear()
-            if asked.get("output_dir") == "TRAINED":
-                earlier = {**BASE["train"], "action": "train", "output_dir": "TRAINED"}
-                assert RLTrainingTool().run_dict(_told(earlier, folders))["status"] == "success"
             answer = RLTrainingTool().run_dict({"action": action, **_told(asked, folders)})
             known_outcomes[key] = _outcome(answer, wandb, folders)
         return known_outcomes[key]
@@ -220,7 +242,7 @@ def test_the_table_has_every_documented_parameter():
     last_cells = re.findall(r"^\| `\w+` \| r = .* \| (.*) \|$", DOCS, re.M)
     of_rewards = {name for cell in last_cells for name in re.findall(r"`(\w+)`", cell)}
     documented = fields | {("train", name) for name in of_train} | {("create_reward", name) for name in of_rewards}
-    assert {(effect.action, effect.parameter) for effect in EFFECTS} == documented
+    assert documented == SHOWN
     sections = {action: DOCS.partition(f"\n## {title}\n")[2].partition("\n## ")[0] for action, title in TITLES.items()}
     assert [(action, name) for action, name in sorted(documented) if f"`{name}" not in sections[action]] == []
 
@@ -229,17 +251,17 @@ TITLES = {"train": "train", "load_dataset": "Data", "create_reward": "Rewards", 
 
 
 def test_a_training_that_was_stopped_goes_on_and_ends_as_the_one_that_was_not(folders, fragile):
-    asked = {"action": "train", **_told(BASE["train"], folders), "dataset": ROWS, "max_samples": 3, "batch_size": 1}
+    asked = {"action": "train", **_told(BASE["train"], folders), "dataset": ROWS, "max_samples": 2, "batch_size": 1}
     asked |= {"learning_rate": 0.01, "num_epochs": 2, "custom_reward": fragile}
     whole = RLTrainingTool().run_dict({**asked, "output_dir": "whole"})
-    fragile.calls_left = 3
+    fragile.calls_left = 1
     stopped = RLTrainingTool().run_dict({**asked, "output_dir": "stopped"})
     assert stopped["status"] == "error" and "the disk is full" in stopped["message"], stopped
     assert not Path("stopped/adapter_config.json").exists(), "a stopped training has no result"
     assert RLTrainingTool().run_dict({**asked, "output_dir": "stopped"})["code"] == "exists"
-    fragile.calls_left = 6
+    fragile.calls_left = 3
     resumed = RLTrainingTool().run_dict({**asked, "output_dir": "stopped", "resume": True})
-    assert resumed["status"] == "success" and resumed["num_steps"] == whole["num_steps"] == 6
+    assert resumed["status"] == "success" and resumed["num_steps"] == whole["num_steps"] == 4
     assert len([*Path("stopped/run").glob("*/checkpoints")]) == 1, "it went on in the same run"
     weights = [load_file(Path(folder) / "adapter_model.safetensors") for folder in ("whole", "stopped")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -277,9 +299,8 @@ def test_log_probs_of_an_export_equal_the_adapter_s(folders):
 @pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: f"{effect.action}-{effect.parameter}-{effect.value!s:.12}")
 def test_it_has_an_effect(effect, folders, outcome_of):
     base = {**BASE[effect.action], **effect.under}
-    before, after = (
-        _at(outcome_of(effect.action, asked), effect.seen) for asked in (base, base | {effect.parameter: effect.value})
-    )
+    asked = (base, base | effect.beside | {effect.parameter: effect.value})
+    before, after = (_at(outcome_of(effect.action, told), effect.seen) for told in asked)
     assert before != after
     if effect.expected is not DIFFERENT:
         assert after == (pytest.approx(effect.expected) if effect.seen == "rewarded" else effect.expected)
@@ -328,7 +349,7 @@ def _at(seen: Any, path: str) -> Any:
     return seen
 
 
-NAMES = sorted({(effect.action, effect.parameter) for effect in EFFECTS} - {("create_reward", "reward_type")})
+NAMES = sorted(SHOWN - {("create_reward", "reward_type")})
 
 
 @pytest.mark.parametrize(("action", "parameter"), NAMES)
@@ -340,25 +361,29 @@ def test_a_misspelt_one_is_refused_with_the_nearest_name(action, parameter, fold
     assert answer["message"].startswith(wrong) and f"Did you mean {parameter!r}?" in answer["message"], answer
 
 
+OF_ANSWERS = {"num_generations": 2, "kl_coef": 1.0, "clip_range": 0.1, "max_new_tokens": 2, "temperature": 2.0}
+OF_REWARDS = {"reward_type": "step", "reward_config": {}, "custom_reward": sampled}
+OF_ADAPTERS = {"critic_learning_rate": 0.5, "lora_rank": 2, "lora_alpha": 2, "lora_target_modules": ["q_proj"]}
+
+
 @pytest.mark.parametrize(
-    ("asked", "unread"),
+    ("action", "asked", "unread"),
     [
-        ({"algorithm": "sft", "num_generations": 2, "max_new_tokens": 2, "seed": 1}, ["num_generations", "max_new_tokens"]),
-        ({"algorithm": "sft", "kl_coef": 1.0, "clip_range": 0.1, "temperature": 2.0}, ["kl_coef", "clip_range", "temperature"]),
-        ({"algorithm": "sft", "reward_type": "step", "reward_config": {}}, ["reward_type", "reward_config"]),
-        ({"algorithm": "sft", "custom_reward": sampled}, ["custom_reward"]),
-        ({"use_lora": False, "lora_rank": 2, "lora_alpha": 2}, ["lora_rank", "lora_alpha"]),
-        ({"use_lora": False, "lora_target_modules": ["q_proj"]}, ["lora_target_modules"]),
-        ({"custom_reward": sampled, "reward_type": "step", "wandb_project": "sums"}, ["reward_type", "wandb_project"]),
-        ({"action": "evaluate", "temperature": 0.5}, ["temperature"]),
-        ({}, []),
+        (
+            "train",
+            IMITATION | OF_ANSWERS | OF_REWARDS | {"seed": 1},
+            ["reward_type", *OF_ANSWERS, "reward_config", "custom_reward"],
+        ),
+        (
+            "train",
+            OF_ADAPTERS | OF_REWARDS | {"use_lora": False, "wandb_project": "sums"},
+            ["reward_type", *OF_ADAPTERS, "wandb_project"],
+        ),
+        ("evaluate", {"temperature": 0.5}, ["temperature"]),
+        ("train", {}, []),
     ],
 )
-def test_the_answer_names_what_had_no_effect(asked, unread, folders):
-    asked = {"action": "train"} | asked
-    base = _told(BASE[asked["action"]], folders)
-    if asked.get("algorithm") == "sft":
-        base = {key: value for key, value in base.items() if key not in ("num_generations", "max_new_tokens")}
-    answer = RLTrainingTool().run_dict({**base, **asked})
+def test_the_answer_names_what_had_no_effect(action, asked, unread, outcome_of):
+    answer = outcome_of(action, BASE[action] | asked)["answer"]
     assert answer["status"] == "success", answer
     assert [line.partition(": ")[0] for line in answer.get("without_effect", [])] == unread

@@ -101,20 +101,6 @@ def test_the_quick_start_runs_and_its_second_run_is_refused(capsys):
     assert merged["status"] == "success", merged
 
 
-def test_data_sets_and_rewards():
-    rl_tool = RLTrainingTool()
-    sft_data = json.loads(rl_tool.run({"action": "load_dataset", "format": "sft", "max_samples": 5}))
-    rl_data = json.loads(rl_tool.run({"action": "load_dataset", "format": "rl", "max_samples": 5}))
-    assert sft_data["dataset_size"] == rl_data["dataset_size"] == 5 and "ground_truth" in rl_data["sample_keys"]
-    rewards = [
-        {"action": "create_reward", "reward_type": "accuracy"},
-        {"action": "create_reward", "reward_type": "length_penalty", "max_length": 1024, "penalty_weight": 0.001},
-        {"action": "create_reward", "reward_type": "step", "step_bonus": 0.1},
-    ]
-    for asked in rewards:
-        assert json.loads(rl_tool.run(asked))["status"] == "success"
-
-
 def test_the_custom_reward():
     asked = {"action": "train", "algorithm": "grpo", "model_name": "Qwen/Qwen3-0.6B", "output_dir": "./models/custom"}
     asked |= {"max_samples": 2, "num_epochs": 1, "batch_size": 2, "num_generations": 4, "max_new_tokens": 16}

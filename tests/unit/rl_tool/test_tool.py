@@ -128,7 +128,7 @@ def test_a_broken_reward_ends_as_an_error(word_model, returned):
 
 @pytest.mark.parametrize("mode", ["pointwise", "pairwise"])
 def test_a_judge_rewards_the_answers_of_each_group(word_model, mode):
-    given = {"dataset": ROWS, "max_new_tokens": 4, "num_generations": 2, "num_epochs": 1, "reward_type": "judge"}
+    given = {"dataset": ROWS[:1], "max_new_tokens": 4, "num_generations": 2, "num_epochs": 1, "reward_type": "judge"}
     with ChatServer(lambda content: "Score: 4\nWinner: A") as server:
         config = {"base_url": server.base_url, "model": "small", "rubric": "It is short.", "mode": mode, "both_orders": True}
         asked = {"algorithm": "grpo", "model_name": word_model, "reward_config": config, **given}

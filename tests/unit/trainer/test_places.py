@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
-import sys
 from queue import Empty
 
+import forked
 import pytest
-from jupyter_client.manager import start_new_kernel
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.connect import write_connection_file
 
 OWN = """
 import os
@@ -52,20 +55,28 @@ print("evaluated:", trainer.evaluate(num_tasks=2).overall.num_episodes)
 
 
 def test_a_script_without_a_guard_trains_in_two_processes(tiny_model, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(f"MODEL = {str(tiny_model)!r}\n{OWN}")
-    ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    (tmp_path / "script.py").write_text(f"MODEL = {str(tiny_model)!r}\n{OWN}")
+    ended = forked.run([], module="script", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "saved: checkpoint-2 elsewhere: True\n" in ended.stdout and "evaluated: 2" in ended.stdout
     [config] = (tmp_path / "runs").rglob("config.yaml")
     assert re.search(r"adv_estimator: object_[0-9a-f]{12}\.__main__:Own\n", config.read_text())
 
 
+QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+
+
 class Notebook:
     """A kernel, and what its cells print."""
 
     def __init__(self, folder):
-        self.manager, self.client = start_new_kernel(kernel_name="python3", cwd=str(folder))
+        file, _ = write_connection_file(str(folder / "kernel.json"))
+        self.kernel = forked.Popen(["-f", file], module="ipykernel_launcher", cwd=folder, start_new_session=True, **QUIET)
+        self.client = BlockingKernelClient(connection_file=file)
+        self.client.load_connection_file()
+        self.client.hb_channel.time_to_dead = 60.0  # on a busy machine a beat of the heart may take long
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=120)
 
     def start(self, code):
         self.cell = self.client.execute(code)
@@ -99,7 +110,7 @@ def notebook(tmp_path):
     notebook = Notebook(tmp_path)
     yield notebook
     notebook.client.stop_channels()
-    notebook.manager.shutdown_kernel(now=True)
+    os.killpg(notebook.kernel.pid, signal.SIGKILL)
 
 
 def test_a_notebook_trains_evaluates_is_interrupted_and_goes_on(tiny_model, tmp_path, notebook):
@@ -116,7 +127,7 @@ def test_a_notebook_trains_evaluates_is_interrupted_and_goes_on(tiny_model, tmp_
 
     notebook.start("for report in trainer.steps(max_steps=10_000):\n    print('step', report.step, flush=True)")
     notebook.texts(end="step 3")
-    notebook.manager.interrupt_kernel()
+    os.killpg(notebook.kernel.pid, signal.SIGINT)
     output = notebook.texts()
     assert re.search(r"saved \d+ steps", output) and "KeyboardInterrupt" in output, output
     output = notebook.run(

@@ -75,8 +75,9 @@ def test_a_trainer_trains_evaluates_and_saves_what_the_commands_do(keys, tmp_pat
     assert measured(by_file) == measured(trainer.run_folder)
 
 
-def test_steps_yield_metrics_groups_validation_and_checkpoints(keys):
-    trainer = Trainer(**keys, eval_steps=2)
+def test_steps_and_callbacks_tell_of_metrics_groups_validation_and_checkpoints(keys):
+    watcher = Watcher()
+    trainer = Trainer(**keys, eval_steps=2, callbacks=[watcher])
     reports = list(trainer.steps())
     assert [report.step for report in reports] == [0, 1, 2]
     assert [report.is_final for report in reports] == [False, False, True]
@@ -85,6 +86,8 @@ def test_steps_yield_metrics_groups_validation_and_checkpoints(keys):
     assert [report.checkpoint for report in reports] == [None, trainer.checkpoint, None]
     rows = read_metrics(trainer.run_folder / "metrics.jsonl")
     assert [{"step": report.step, **report.metrics} for report in reports] == rows
+    first, last = [("validation", 2.0), ("step", 0)], [("validation", 2.0)]
+    assert watcher.calls == [*first, ("step", 1), ("checkpoint", "checkpoint-2"), *last]
 
 
 def test_a_loop_that_is_left_is_saved_and_gone_on_from(keys, capsys):
@@ -135,13 +138,6 @@ class Watcher:
 
     def on_checkpoint(self, report):
         self.calls.append(("checkpoint", report.checkpoint.name))
-
-
-def test_callbacks_hear_of_steps_validations_and_checkpoints(keys):
-    watcher = Watcher()
-    Trainer(**keys, eval_steps=2, callbacks=[watcher]).train()
-    first, last = [("validation", 2.0), ("step", 0)], [("validation", 2.0)]
-    assert watcher.calls == [*first, ("step", 1), ("checkpoint", "checkpoint-2"), *last]
 
 
 def test_a_callback_stops_a_run_with_its_checkpoint_and_validation(keys):
