@@ -270,9 +270,7 @@ def test_attributes_are_named_not_looked_up():
 
 
 def test_no_text_is_evaluated():
-    report(
-        [f"turnwise/{path}:{call.lineno}" for path, nodes in sources().items() for call in calls(nodes, {"eval", "exec"})],
-    )
+    report([f"turnwise/{path}:{call.lineno}" for path, nodes in sources().items() for call in calls(nodes, {"eval", "exec"})])
 
 
 def test_no_function_writes_a_global():

@@ -76,11 +76,6 @@ def whitened(values):
     return [(v - mean) / math.sqrt(variance + 1e-8) for v in values]
 
 
-def run_keys(rows):
-    """The run of each row: its own, or that of the sibling where it weighs less."""
-    return [(g, t.sibling, None if t.weight < 1 else i) for i, (g, _, t) in enumerate(rows)]
-
-
 def group_keys(rows, grouping):
     """The group of each row in which its score is compared."""
     return [{"traj_group_id": g, "tags": group.task.tag, "batch": 0}[grouping] for g, group, _ in rows]
@@ -97,7 +92,8 @@ def transformed(name, rows, scores, method, grouping):
         return normalized_by(scores, weights, groups, "mean")
     result = []
     num_trained = [sum(len(tokens) for tokens in trained(t)[1]) for _, _, t in rows]
-    runs = run_keys(rows)
+    # The run of each row: its own, or that of the sibling where it weighs less.
+    runs = [(g, t.sibling, None if t.weight < 1 else i) for i, (g, _, t) in enumerate(rows)]
     centred = [
         s - mean_and_std([scores[j] for j in siblings[g]], [weights[j] for j in siblings[g]])[0]
         for s, g in zip(scores, groups, strict=True)

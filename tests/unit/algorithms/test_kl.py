@@ -10,12 +10,7 @@ LOGPROBS, REFERENCE = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-1.2, -1.5
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [
-        ("k1", [0.2, -0.5, 0.0]),
-        ("abs", [0.2, 0.5, 0.0]),
-        ("k2", [0.02, 0.125, 0.0]),
-        ("k3", [0.018731, 0.148721, 0.0]),
-    ],
+    [("k1", [0.2, -0.5, 0.0]), ("abs", [0.2, 0.5, 0.0]), ("k2", [0.02, 0.125, 0.0]), ("k3", [0.018731, 0.148721, 0.0])],
 )
 def test_worked_numbers(name, expected):
     torch.testing.assert_close(kl_divergence(LOGPROBS, REFERENCE, name), torch.tensor(expected), atol=1e-6, rtol=0)

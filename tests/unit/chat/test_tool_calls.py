@@ -48,12 +48,7 @@ READABLE = [
     (HermesParser, f"{THOUGHT}\n\n<tool_call>{ASK_ROME}</tool_call>", [ROME], THOUGHT),
     (HermesParser, f"<think>\n<tool_call>{ASK_ROME}</tool_call>", [], f"<think>\n<tool_call>{ASK_ROME}</tool_call>"),
     (HermesParser, '<tool_call>{"name": "weather", "arguments": "{\\"town\\": \\"Rome\\"}"}</tool_call>', [ROME], ""),
-    (
-        HermesParser,
-        f"<tool_call>{SAY}</tool_call>",
-        [("say", {"text": 'a </tool_call> {b} "c"', "in": {"d": [{}]}})],
-        "",
-    ),
+    (HermesParser, f"<tool_call>{SAY}</tool_call>", [("say", {"text": 'a </tool_call> {b} "c"', "in": {"d": [{}]}})], ""),
     # The chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct.
     (
         Qwen3CoderParser,

@@ -23,7 +23,6 @@ def unheard():
     time.sleep(600)
 
 WAYS = {
-    "exit": lambda: sys.exit(0),
     "_exit": lambda: os._exit(0),
     "crash": lambda: ctypes.string_at(0),
     "late": lambda: atexit.register(os.abort),
@@ -84,12 +83,7 @@ def check(folder, at, way):
         ("close", "crash", 128 + signal.SIGSEGV, "was ended by SIGSEGV, in close of"),
         ("step", "late", 128 + signal.SIGABRT, "was ended by SIGABRT when all was done"),
         ("step", "closerange", 1, "couldn't be written: its files were closed (os.closerange?), "),
-        (
-            "reset",
-            "alarm",
-            128 + signal.SIGALRM,
-            "was ended by SIGALRM, as a timer does (signal.alarm, signal.setitimer), in reset",
-        ),
+        ("reset", "alarm", 128 + signal.SIGALRM, "by SIGALRM, as a timer does (signal.alarm, signal.setitimer), in reset"),
         pytest.param("step", "unnamed", 128 + 35, "was ended by signal 35, in step of", marks=ON_LINUX),
         ("step", "killed", 128 + signal.SIGKILL, "was ended by SIGKILL, as the system does when memory runs out, in step of"),
     ],

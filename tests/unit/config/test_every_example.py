@@ -23,10 +23,6 @@ TOOLS = {path for path in EXAMPLES if path.name in ("tools.yaml", "gsm8k_tool_co
 CONFIGS = [path for path in EXAMPLES if path.suffix == ".yaml" and path not in PARTS | LAUNCHES | TOOLS]
 
 
-def verb_of(path: Path) -> str:
-    return "sft" if "train_files" in yaml.safe_load((ROOT / path).read_text(encoding="utf-8")) else "train"
-
-
 @pytest.mark.parametrize("path", CONFIGS, ids=str)
 def test_an_example_passes_strictly_as_it_stands(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -52,7 +48,8 @@ def test_the_first_lines_name_one_command(path: Path) -> None:
     for command in (part.split() for text in commands for part in text.split("&&")):
         if command[0] == "turnwise" and path.name in " ".join(command):
             options = build_parser().parse_known_args(command[1:])[0]
-            assert command[1] == verb_of(path) and Path(options.config) == path
+            is_sft = "train_files" in yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+            assert command[1] == ("sft" if is_sft else "train") and Path(options.config) == path
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.suffix == ".py"], ids=str)

@@ -7,14 +7,7 @@ import pytest
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 from hypothesis import given, strategies as st
 
-from turnwise.envs.frozen_lake.map import (
-    best_blind_path,
-    map_hash,
-    neighbours,
-    random_map,
-    read_map,
-    shortest_path,
-)
+from turnwise.envs.frozen_lake.map import best_blind_path, map_hash, neighbours, random_map, read_map, shortest_path
 from turnwise.envs.hold_out import in_split
 from turnwise.errors import EnvironmentFault
 

@@ -165,15 +165,7 @@ def test_symbols_words_and_meanings_can_be_replaced() -> None:
     env = SokobanEnv(
         room_rows=["#######", "#@$. *#", "#  .$ #", "#######"],
         grid_lookup={0: "W", 1: ".", 2: "G", 3: "C", 4: "B", 5: "A", "6": "@"},
-        grid_vocab={
-            "W": "stone",
-            ".": "grass",
-            "G": "gate",
-            "C": "sheep at home",
-            "B": "sheep",
-            "A": "you",
-            "@": "you at it",
-        },
+        grid_vocab={"W": "stone", ".": "grass", "G": "gate", "C": "sheep at home", "B": "sheep", "A": "you", "@": "you at it"},
         action_lookup={"1": "North", "2": "South", "3": "West", "4": "East"},
     )
     observation, info = env.reset(seed=0)

@@ -10,16 +10,7 @@ import pytest
 
 from turnwise.envs.hold_out import in_split
 from turnwise.envs.sokoban.env import SokobanEnv
-from turnwise.envs.sokoban.room import (
-    Layout,
-    State,
-    cell_numbers,
-    inner_walls,
-    layout_hash,
-    move,
-    random_room,
-    read_room,
-)
+from turnwise.envs.sokoban.room import Layout, State, cell_numbers, inner_walls, layout_hash, move, random_room, read_room
 from turnwise.envs.sokoban.solver import live_cells, shortest_solution
 from turnwise.errors import EnvironmentFault
 

@@ -10,14 +10,7 @@ import pytest
 import torch
 from server_contract import assert_logprobs
 from toy_model import toy_model
-from transformers import (
-    DynamicCache,
-    GemmaConfig,
-    GemmaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedModel,
-)
+from transformers import DynamicCache, GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
 from turnwise.inference.embedded.runner import GenericRunner

@@ -96,12 +96,7 @@ def test_merging_again_and_again_adds_nothing_up() -> None:
 
 @pytest.mark.parametrize(
     ("targets", "expected"),
-    [
-        (("q_proj",), 2),
-        (("self_attn.q_proj", "mlp.up_proj"), 4),
-        (("model.layers.1.self_attn.v_proj",), 1),
-        (("all",), 14),
-    ],
+    [(("q_proj",), 2), (("self_attn.q_proj", "mlp.up_proj"), 4), (("model.layers.1.self_attn.v_proj",), 1), (("all",), 14)],
 )
 def test_targets_are_names_or_their_ends(targets: tuple[str, ...], expected: int) -> None:
     adapters = Adapters(toy_model(), LoRASettings(2, 4, targets=targets))

@@ -247,12 +247,7 @@ SILENT = r"(?s:.*)the trainer's process:\n    it doesn't say"
 @pytest.mark.parametrize(
     ("phase", "number", "error", "message"),
     [
-        (
-            "old_log_probs_values",
-            signal.SIGSTOP,
-            DeadlineError,
-            rf"3 s for actor_train.\w+; raise deadlines.train_s{SILENT}",
-        ),
+        ("old_log_probs_values", signal.SIGSTOP, DeadlineError, rf"3 s for actor_train.\w+; raise deadlines.train_s{SILENT}"),
         ("model_update", signal.SIGSTOP, DeadlineError, rf"2 s for the weights of version 2 .*deadlines.weights_s{SILENT}"),
         ("train", signal.SIGKILL, WorkerError, r"actor_train.\w+: the trainer's process has ended: something killed it"),
     ],

@@ -82,13 +82,7 @@ EFFECTS = [
     *of(
         "train",
         ("algorithm", "sft", "answer.effective_batch_size", 2),
-        (
-            "preset",
-            "quick",
-            "answer.dataset_size",
-            10,
-            ALL_ROWS,
-        ),
+        ("preset", "quick", "answer.dataset_size", 10, ALL_ROWS),
         # The library isn't installed here; tests/engines/train_deepspeed.py trains with it.
         ("deepspeed", {"zero_optimization": {"stage": 2}}, "answer.code", "not_available"),
         ("custom_reward", sampled, "answer.metrics.rollout/reward/sampled", 2.0),

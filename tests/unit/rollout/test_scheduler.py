@@ -160,12 +160,9 @@ def test_an_agent_that_returns_nothing_fails_its_episode(runner):
         make(runner, Silent(), max_env_retries=0).get_batch(2)
 
 
-def press_ctrl_c(task, sibling, attempt):
-    signal.raise_signal(signal.SIGINT)
-
-
 @pytest.mark.parametrize(
-    ("fails", "kind"), [(lambda task, sibling, attempt: ConfigError("stop"), ConfigError), (press_ctrl_c, KeyboardInterrupt)]
+    ("fails", "kind"),
+    [(lambda *_: ConfigError("stop"), ConfigError), (lambda *_: signal.raise_signal(signal.SIGINT), KeyboardInterrupt)],
 )
 def test_a_batch_that_is_dropped_is_played_again(runner, fails, kind):
     agent = Agent()

@@ -98,10 +98,6 @@ def test_a_sample_is_short_and_commands_no_terminal():
     assert len(lines) <= 20
 
 
-def without_codes(text):
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
-
-
 def test_the_view_is_drawn_and_gives_the_cursor_back():
     out = io.StringIO()
     tracker = LiveTracker(Screen("lake", AGENTIC_COLUMNS, Pace(8)), Console(file=out, force_terminal=True, width=100))
@@ -167,6 +163,6 @@ def test_in_a_terminal_warnings_stand_whole_and_an_error_leaves_a_cursor():
     assert process.wait() == 1
     os.close(master)
     text = b"".join(chunks).decode()
-    assert "an episode was lost" in without_codes(text).splitlines()
+    assert "an episode was lost" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).splitlines()
     assert "step 1/8" in text and "ValueError: nobody closed the view" in text
     assert text.rindex(SHOW_CURSOR) > text.rindex(HIDE_CURSOR)
