@@ -45,7 +45,7 @@ PROCESS_GROUPS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first worker of pytest-xdist gets what comes first, and others steal from its end: no two wait for the lock below."""
+    """The first worker of pytest-xdist gets what comes first, and others steal from its end: few wait for the lock below."""
     items.sort(key=lambda item: not item.path.name.startswith(PROCESS_GROUPS))
 
 

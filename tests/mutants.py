@@ -154,8 +154,8 @@ def _git(*command: str) -> str | None:
 def _is_same(revision: str, part: str) -> bool:
     """Whether the code of a file, or of one of its tests (`FILE::TEST`), is what it was."""
     file, _, test = part.partition("::")
-    before, now = _git("show", f"{revision}:{file}"), (ROOT / file).read_text(encoding="utf-8")
-    return before is not None and _code(before, test) == _code(now, test)
+    before, now = _git("show", f"{revision}:{file}"), ROOT / file
+    return before is not None and now.is_file() and _code(before, test) == _code(now.read_text(encoding="utf-8"), test)
 
 
 def _code(source: str, test: str = "") -> str:

@@ -80,7 +80,8 @@ def measured(folder: str) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("algorithm", "preset", "use_lora"),
     [
-        ("grpo", "multi_node_main", True),
+        ("sft", "multi_node_main", False),
+        ("grpo", "multi_gpu_ddp", True),
         *(
             pytest.param(algorithm, preset, use_lora, marks=ZERO)
             for preset in ("deepspeed_zero2", "deepspeed_zero3")

@@ -110,6 +110,23 @@ def test_ctrl_c_saves_the_whole_steps_of_two_ranks_and_ends_all_processes(start,
     assert run.returncode == (130 if how == "processes" else 1)
 
 
+def test_a_rank_that_is_gone_under_torchrun_costs_no_whole_step(start):
+    """Torchrun notices it too: perhaps first, and then it interrupts the first rank and names the root cause."""
+    [run] = start("torchrun", "custom_envs.Letters.env_type=toy_envs:GatedLettersEnv")
+    processes = below(run.pid)
+    leaves = [process for process in processes if not below(process)]
+    [second_rank] = [leaf for leaf in leaves if b"\0RANK=1\0" in Path(f"/proc/{leaf}/environ").read_bytes()]
+    os.kill(second_rank, signal.SIGKILL)
+    Path("gate").touch()
+    said = ended([run], processes)
+    assert num_saved(said) == 1 and run.returncode == 1
+    by_rank, by_launcher = (
+        r"the launched process of rank 1 has ended",
+        r"interrupted(?s:.*)rank\s+: 1 .*\s+exitcode\s+: (-9|137)",
+    )
+    assert re.search(f"{by_rank}|{by_launcher}", said), said
+
+
 @pytest.mark.parametrize(("how", "rank"), [("processes", "trainer's process"), ("launched", "launched process")])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_gone_or_stands_still_costs_no_whole_step(start, how, rank, number):

@@ -99,7 +99,8 @@ def _content(text: str, observation: Observation) -> str | list[dict[str, Any]]:
     """The text; with media, a list of content parts, as Hugging Face's processors take them."""
     if not observation.media:
         return text
-    return [*[{"type": "image", "image": media.data} for media in observation.media], {"type": "text", "text": text}]
+    images = [{"type": "image", "image": media.data} for media in observation.media]
+    return [*images, {"type": "text", "text": text}]
 
 
 def _parse(template: str, mode: ContextMode) -> tuple[tuple[str, str], ...]:

@@ -76,7 +76,7 @@ def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: Agenti
         on_error.callback(pipeline.log.close)
         if folder.resumed_from is not None:
             pipeline.checkpoints.restore(folder.resumed_from)
-        folder.begin(dump_yaml(config))
+        folder.begin(pipeline.checkpoints.config_yaml)
         if pipeline.log.health is not None and folder.metrics.exists():
             pipeline.log.health.replay(read_metrics(folder.metrics))
         on_error.pop_all()

@@ -23,8 +23,7 @@ def run(options: argparse.Namespace) -> int:
         ("--ids", options.ids, not policy.startswith(OPENAI), "shows token ids, and such a policy takes text only"),
     )
     check_policy(options, policy == "random", "the random player draws", more)
-    is_model = Path(policy).is_dir() or looks_like_hub_name(policy)
-    model = policy if is_model else options.tokenizer or NO_MODEL
+    model = policy if Path(policy).is_dir() or looks_like_hub_name(policy) else options.tokenizer or NO_MODEL
     target = read_target(options, model=model, takes_rows=True)
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():

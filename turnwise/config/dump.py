@@ -14,14 +14,13 @@ from turnwise.package_tables import read_table
 
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs", "args")
 _MAX_INLINE = 300  # maximum characters of a mapping that is written on one line
-_SafeDumper: Any = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper
 
 
-class _Dumper(_SafeDumper):
+class _Dumper(yaml.SafeDumper):
     """Writes short flat mappings on one line, and texts of several lines as blocks."""
 
 
-def _represent_mapping(dumper: Any, value: dict[str, Any]) -> yaml.Node:
+def _represent_mapping(dumper: yaml.SafeDumper, value: dict[str, Any]) -> yaml.Node:
     node = dumper.represent_mapping("tag:yaml.org,2002:map", value.items())
     is_flat = not any(isinstance(item, dict) or "\n" in str(item) for item in value.values())
     node.flow_style = is_flat and len(str(value)) <= _MAX_INLINE

@@ -91,11 +91,14 @@ def require_bounded(text: str, name: str) -> None:
             _require(len(sections) + depth, total + size, name, line)
     except yaml.MarkedYAMLError as fault:
         mark = fault.problem_mark or fault.context_mark
-        line = min(mark.line, text.count("\n")) + 1 if mark else line  # libyaml's end of a text is a line of its own
+        # To libyaml the end of a text is a line of its own.
+        line = min(mark.line + 1, len(text.splitlines())) if mark else line
         raise ConfigError(f"{name}:{line} can't be read: {fault.problem or fault.context}") from fault
-    except yaml.YAMLError as fault:
-        position = fault.position if isinstance(fault, yaml.reader.ReaderError) else 0
-        line = text.count("\n", 0, position) + 1
+    except (yaml.YAMLError, UnicodeError) as fault:
+        position = getattr(fault, "position", getattr(fault, "start", 0))
+        # Libyaml counts bytes, and names no encoding.
+        before = text.encode()[:position].decode(errors="replace") if getattr(fault, "encoding", "") == "?" else text[:position]
+        line = len(f"{before}.".splitlines())
         raise ConfigError(f"{name}:{line} can't be read: {str(fault).splitlines()[0]}") from fault
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from turnwise.config import AgenticConfig, Difference, SFTConfig, differences, dump_yaml
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import CheckpointError, ConfigError
@@ -185,7 +183,7 @@ def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
 
 def _describe_changes(config: Config, point: ResumePoint) -> str:
     """A note about settings that differ from the checkpoint's. Raises CheckpointError if one of them must not change."""
-    changed = differences(_load_yaml(point.checkpoint / CONFIG_FILE), yaml.safe_load(dump_yaml(config)))
+    changed = differences(_load_yaml(point.checkpoint / CONFIG_FILE), load_yaml(dump_yaml(config), "this config"))
     refused = [difference for difference in changed if difference.is_refused]
     if refused:
         raise CheckpointError(

@@ -59,8 +59,7 @@ def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
             lines.append(f"  … {number} turns")
         else:
             seen = _clipped(" / ".join(turn.observation.split("\n")), 60)
-            gained = f"  {turn.reward:+g}" if turn.reward else ""
-            lines.append(f"  {seen} → {_clipped(repr(turn.text), 60)}{gained}")
+            lines.append(f"  {seen} → {_clipped(repr(turn.text), 60)}" + (f"  {turn.reward:+g}" if turn.reward else ""))
     return "\n".join(lines)
 
 

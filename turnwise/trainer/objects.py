@@ -32,9 +32,7 @@ class Objects:
         """The string that stands for a class, a function, another callable, or rows. Remembers the value for `install`."""
         named = _named(value)
         owner = f"{_owner(value).__name__}." if isinstance(value, MethodType) else ""
-        names = (named.__module__ or "", f"{owner}{named.__name__}")
-        # A lambda's name is no identifier.
-        module, name = (it if all(map(str.isidentifier, it.split("."))) else "nameless" for it in names)
+        module, name = (_identifier(part) for part in (named.__module__ or "", f"{owner}{named.__name__}"))
         if module.startswith("turnwise.") and named is value and vars(sys.modules[module]).get(name) is value:
             return f"{module}:{name}"
         first = text = f"{OBJECT_PREFIX}{_digest(value)}.{module}:{name}"
@@ -49,6 +47,11 @@ class Objects:
         for text, value in self._by_text.items():
             module, _, name = text.partition(":")
             vars(sys.modules.setdefault(module, ModuleType(module)))[name] = value
+
+
+def _identifier(text: str) -> str:
+    """The text if it is a dotted name, else `nameless`, as for a lambda."""
+    return text if all(part.isidentifier() for part in text.split(".")) else "nameless"
 
 
 def _digest(value: Any) -> str:

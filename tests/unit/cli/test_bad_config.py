@@ -105,6 +105,7 @@ def test_very_many_problems_are_still_one_screen(refused) -> None:
 )
 def test_supervised_fine_tuning_refuses_in_the_same_way(refused, override: str, hint: str) -> None:
     assert hint in refused("sft", override, text=SFT)
+    assert hint in refused("config", override, text=SFT)
 
 
 def test_a_config_of_the_other_kind_is_named(refused) -> None:

@@ -102,6 +102,8 @@ ADAPTERS = [
 NAMES = [
     (["pg_variant=os:path"], "pg_variant: 'os:path' names a module of Python itself"),
     (["custom_envs.Lake.env_type=subprocess:call"], "env_type: 'subprocess:call' names a module of Python itself"),
+    (["group_filter=os:path"], "group_filter: 'os:path' names a module of Python itself"),
+    (["adv_estimator=os:path"], "adv_estimator: 'os:path' names a module of Python itself"),
 ]
 OPTIONS = [
     (["actor_infer.strategy_args.strategy_config.kv_cache_byte=1"], "embedded has no such option (it has: max_concurrency,"),

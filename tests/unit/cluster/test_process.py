@@ -224,7 +224,7 @@ def impatient(own_cluster, own_workers):
     """Gives the workers' calls a second from now on: starting their process may take longer."""
 
     def limit():
-        own_cluster._processes[0]._deadline_s = 1.0
+        own_cluster._processes[0]._deadline_s = 2.0
         return own_workers
 
     return limit
@@ -410,7 +410,7 @@ def test_two_clusters_after_each_other_and_at_once(make_cluster):
 
 def test_a_call_without_end_is_named_and_nothing_waits_behind_it(impatient):
     workers = impatient()
-    with pytest.raises(DeadlineError, match=r"waited 1 s for actor_train.say_and_wait; raise deadlines.train_s") as caught:
+    with pytest.raises(DeadlineError, match=r"waited 2 s for actor_train.say_and_wait; raise deadlines.train_s") as caught:
         workers.call("say_and_wait").result()
     assert re.search(r"the trainer's process:\n.* in say_and_wait", str(caught.value), re.DOTALL)
     with pytest.raises(DeadlineError, match=r"count can't be called: actor_train.say_and_wait is past its deadline"):
@@ -422,8 +422,8 @@ def test_a_call_that_somebody_else_stops_to_await_is_named_too(runner, own_worke
         async with runner.watchdog.waiting("the weights", "an update", timeout_s, "deadlines.weights_s"):
             await own_workers.call("say_and_wait")
 
-    with pytest.raises(DeadlineError, match=r"(?s)the weights waited 1 s .*the trainer's process:\n.* in say_and_wait"):
-        runner.run(ask(1.0))
+    with pytest.raises(DeadlineError, match=r"(?s)the weights waited 2 s .*the trainer's process:\n.* in say_and_wait"):
+        runner.run(ask(2.0))
     with pytest.raises(DeadlineError, match=r"count can't be called: actor_train.say_and_wait is past its deadline"):
         own_workers.call("count")
 
@@ -432,7 +432,7 @@ def test_a_call_behind_one_without_end_names_that_one(impatient):
     workers = impatient()
     workers.call("say_and_wait")
     with pytest.raises(
-        DeadlineError, match=r"(?s)waited 1 s for actor_train.count.*the trainer's process:\n.* in say_and_wait"
+        DeadlineError, match=r"(?s)waited 2 s for actor_train.count.*the trainer's process:\n.* in say_and_wait"
     ):
         workers.call("count").result()
     with pytest.raises(DeadlineError, match=r"process can't be called: actor_train.say_and_wait is past its deadline"):
@@ -441,8 +441,8 @@ def test_a_call_behind_one_without_end_names_that_one(impatient):
 
 def test_a_call_that_was_only_late_has_others_after_it(impatient):
     workers = impatient()
-    late = workers.call("wait", 3.0)
-    with pytest.raises(DeadlineError, match=r"waited 1 s for actor_train\.wait"):
+    late = workers.call("wait", 4.0)
+    with pytest.raises(DeadlineError, match=r"waited 2 s for actor_train\.wait"):
         late.result()
     with pytest.raises(DeadlineError, match="still runs"):
         workers.call("process")

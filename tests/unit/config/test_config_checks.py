@@ -123,6 +123,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "needs those over the whole vocabulary",
     ),
+    (
+        {"actor_infer.generating_args.top_k": 50, "use_rollout_log_probs": True, "pg_variant": "clip_cov"},
+        "covariances of clip_cov need those over the whole vocabulary",
+    ),
+    (
+        {"actor_infer.generating_args.top_k": 50, "use_rollout_log_probs": True, "pg_variant": "kl_cov"},
+        "covariances of kl_cov need those over the whole vocabulary",
+    ),
     ({"train_infer_correction.filters": [{"ratio_low": 2.0, "ratio_high": 1.0}]}, r"filters\[0\]: ratio_low 2.0 isn't"),
     ({"deterministic": True, "train_env_manager.group_size_redundancy": 1}, "deterministic: true forbids"),
     ({"deterministic": True, "async_generation_ratio": 1, "stale_groups": "drop"}, "drop lets time decide"),

@@ -6,6 +6,7 @@ import re
 
 import forked
 import pytest
+import yaml
 
 from turnwise.cli.main import main
 from turnwise.config import load_any_config, load_config, parse_config
@@ -132,6 +133,18 @@ def test_no_files_are_nothing_to_train_on(tmp_path):
 @pytest.mark.parametrize("text", ["a: 2001-99-99", "a: !!int x", "a: !!binary é", "a: *none", "{[a]: 1}", f"a: {'1' * 6000}"])
 def test_a_value_that_is_not_what_it_promises_is_a_config_error(text):
     with pytest.raises(ConfigError, match=r"own.yaml can't be read|own.yaml:1"):
+        load_yaml(text, "own.yaml")
+
+
+@pytest.mark.parametrize("loader", [yaml.SafeLoader, yaml.CSafeLoader])
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("# 漢字\n" * 5 + "a: \0", 6), ("a: 1\nb: [5", 2), ("a: 1\rb: [5\r", 2), ("a: 1\nb: \ud800", 2)],
+    ids=ascii,
+)
+def test_a_fault_has_its_line_with_libyaml_and_without(monkeypatch, loader, text, line):
+    monkeypatch.setattr("turnwise.config.yaml_text.YAML_LOADER", loader)
+    with pytest.raises(ConfigError, match=rf"^own.yaml:{line} can't be read"):
         load_yaml(text, "own.yaml")
 
 

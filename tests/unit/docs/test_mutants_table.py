@@ -70,5 +70,10 @@ def test_mutants_of_what_has_changed(changed, path, text, names):
     assert changed(path, text) == names
 
 
+def test_mutants_of_a_file_that_is_gone(changed, tmp_path):
+    (tmp_path / "turnwise/two.py").unlink()
+    assert changed("turnwise/three.py", "b = 2") == ["second"]
+
+
 def test_all_mutants_where_git_does_not_know_the_revision(changed):
     assert changed("turnwise/one.py", "a = 1", revision="0" * 40) == ["first", "second"]

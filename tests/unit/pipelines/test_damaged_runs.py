@@ -247,6 +247,7 @@ def test_permissions_hide_no_checkpoint(owned, name, mode, expected):
         assert "going back to the one before" in said
     elif name in ("checkpoints", "run.lock", "metrics.jsonl", "rollouts.jsonl", ""):
         assert path != run and "continues in a new folder" in said
+        assert name in ("", "metrics.jsonl") or (path / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
     else:
         assert path == run
 

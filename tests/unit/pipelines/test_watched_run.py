@@ -77,8 +77,8 @@ def test_an_engine_that_never_returns(tiny_model, tmp_path, monkeypatch):
 
 def test_a_trainer_that_never_returns(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(TorchStrategy, "train_step", lambda *_, **__: block_for_ever())
-    with pytest.raises(DeadlineError, match=r"(?s)waited 1 s for actor_train.train_step.*block_for_ever"):
-        train(tiny_model, tmp_path, train_s=1.0)
+    with pytest.raises(DeadlineError, match=r"(?s)waited 2 s for actor_train.train_step.*block_for_ever"):
+        train(tiny_model, tmp_path, train_s=2.0)
 
 
 def test_a_weight_update_that_never_returns(tiny_model, tmp_path, monkeypatch):

@@ -76,7 +76,6 @@ class Notebook:
         self.client.load_connection_file()
         self.client.hb_channel.time_to_dead = 60.0  # on a busy machine a beat of the heart may take long
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=120)
 
     def start(self, code):
         self.cell = self.client.execute(code)
@@ -108,9 +107,12 @@ class Notebook:
 @pytest.fixture
 def notebook(tmp_path):
     notebook = Notebook(tmp_path)
-    yield notebook
-    notebook.client.stop_channels()
-    os.killpg(notebook.kernel.pid, signal.SIGKILL)
+    try:
+        notebook.client.wait_for_ready(timeout=120)
+        yield notebook
+    finally:
+        notebook.client.stop_channels()
+        os.killpg(notebook.kernel.pid, signal.SIGKILL)
 
 
 def test_a_notebook_trains_evaluates_is_interrupted_and_goes_on(tiny_model, tmp_path, notebook):
