@@ -11,14 +11,13 @@ from functools import partial
 from turnwise.cli.main import exit_status, main
 from turnwise.hub import model_folder
 
-for module in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
-    del sys.modules[module]
-
-
 def show(name: str) -> None:
     print(model_folder(name))
 
 
-if sys.argv[1] == "folder":
-    sys.exit(max([exit_status(partial(show, name)) for name in sys.argv[2:]]))
-sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":
+    for module in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
+        del sys.modules[module]
+    if sys.argv[1] == "folder":
+        sys.exit(max([exit_status(partial(show, name)) for name in sys.argv[2:]]))
+    sys.exit(main(sys.argv[1:]))

@@ -82,7 +82,7 @@ def test_steps_follow_from_the_plan(built) -> None:
     arguments = {"learning_rate": 0.5, "per_device_train_batch_size": 1, "lr_scheduler_type": "linear", "warmup_ratio": 0.5}
     said = rows(built(ppo_epochs=3, actor_train={"training_args": arguments, "use_dynamic_batching_in_train": True}))
     assert said["optimiser steps"].startswith("12 × 1 sample in 3 passes")
-    assert said["optimiser"].startswith("AdamW at 0.5, linear, warm-up 12 of 24 optimiser steps")
+    assert said["optimiser"].startswith("AdamW at 0.5, linear, warm-up 6 of 12 optimiser steps")
     assert said["micro-batches"].startswith("up to 4096 tokens; forward passes up to 1 samples")
 
 

@@ -134,8 +134,8 @@ def slow_engine(monkeypatch):
 
 @pytest.mark.parametrize("how", ["finish", "abort_continue", "abort_restart", "keep"])
 def test_responses_over_a_weight_update_know_their_versions(make_config, slow_engine, how):
-    envs = {"Letters": LETTERS | {"max_tokens_per_step": 40}}
-    pipeline = run_small(make_config(on_weight_update=how, custom_envs=envs, max_steps=3, entropy_loss_coef=0.001))
+    envs = {"Letters": LETTERS | {"max_tokens_per_step": 60}}
+    pipeline = run_small(make_config(on_weight_update=how, custom_envs=envs, entropy_loss_coef=0.001))
     turns = [turn for row in played(pipeline.folder) for turn in row["turns"]]
     assert all(sum(count for _, count in turn["versions"]) == len(turn["response_ids"]) for turn in turns)
     is_mixed = any(len(turn["versions"]) > 1 for turn in turns)
