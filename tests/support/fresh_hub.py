@@ -11,6 +11,7 @@ from functools import partial
 from turnwise.cli.main import exit_status, main
 from turnwise.hub import model_folder
 
+
 def show(name: str) -> None:
     print(model_folder(name))
 
