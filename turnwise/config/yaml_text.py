@@ -94,10 +94,10 @@ def require_bounded(text: str, name: str) -> None:
         # To libyaml the end of a text is a line of its own.
         line = min(mark.line + 1, len(text.splitlines())) if mark else line
         raise ConfigError(f"{name}:{line} can't be read: {fault.problem or fault.context}") from fault
-    except (yaml.YAMLError, UnicodeError) as fault:
-        position = getattr(fault, "position", getattr(fault, "start", 0))
-        # Libyaml counts bytes, and names no encoding.
-        before = text.encode()[:position].decode(errors="replace") if getattr(fault, "encoding", "") == "?" else text[:position]
+    except (yaml.YAMLError, UnicodeEncodeError) as fault:
+        before = text[: fault.start] if isinstance(fault, UnicodeEncodeError) else ""
+        if isinstance(fault, yaml.reader.ReaderError):  # libyaml counts bytes, and names no encoding
+            before = text.encode()[: fault.position].decode(errors="replace") if fault.encoding == "?" else text[: fault.position]
         line = len(f"{before}.".splitlines())
         raise ConfigError(f"{name}:{line} can't be read: {str(fault).splitlines()[0]}") from fault
 

@@ -53,8 +53,7 @@ def stated_answer(text: str) -> str | None:
     found = max([*_MARKER.finditer(text), *_BOXED.finditer(text)], key=lambda match: match.start(), default=None)
     if found is None:
         return None
-    stated = found[1] if found.re is _BOXED else text[found.end() :].partition("\n")[0]
-    return stated.strip() or None
+    return (found[1] if found.re is _BOXED else text[found.end() :].partition("\n")[0]).strip() or None
 
 
 def read_number(text: str, is_last: bool = False) -> Quantity | None:
