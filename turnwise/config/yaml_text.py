@@ -97,7 +97,9 @@ def require_bounded(text: str, name: str) -> None:
     except (yaml.YAMLError, UnicodeEncodeError) as fault:
         before = text[: fault.start] if isinstance(fault, UnicodeEncodeError) else ""
         if isinstance(fault, yaml.reader.ReaderError):  # libyaml counts bytes, and names no encoding
-            before = text.encode()[: fault.position].decode(errors="replace") if fault.encoding == "?" else text[: fault.position]
+            before = (
+                text.encode()[: fault.position].decode(errors="replace") if fault.encoding == "?" else text[: fault.position]
+            )
         line = len(f"{before}.".splitlines())
         raise ConfigError(f"{name}:{line} can't be read: {str(fault).splitlines()[0]}") from fault
 
