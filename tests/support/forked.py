@@ -1,7 +1,7 @@
 """`turnwise …` in processes of its own that start in milliseconds: they are forked off one that has imported the libraries.
 
 `run` and `Popen` take what `subprocess` takes, but the command is given by its arguments alone. What a process does while it
-imports torch, and variables that libraries read then, need a real start: `subprocess` with `[sys.executable, "-m", …]`.
+imports torch, and variables that libraries read then, need a real start (`subprocess`). `fresh_hub.py` reads some again.
 """
 
 from __future__ import annotations

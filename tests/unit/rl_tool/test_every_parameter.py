@@ -49,7 +49,7 @@ class Effect(NamedTuple):
     expected: Any
     under: Mapping[str, Any] = {}
     beside: Mapping[str, Any] = {}
-    """Told with `parameter`, and not without it."""
+    """Given in the run with `parameter`, left out of the run without it."""
 
 
 def of(action: str, *effects: tuple[Any, ...]) -> list[Effect]:
