@@ -275,7 +275,7 @@ class TokenAnnotations(NamedTuple):
     importance: Any = None
     """float32: constant factors of the tokens' policy losses."""
     selected_mask: Any = None
-    """bool: tokens that the loss treats differently."""
+    """bool: the tokens that clip_cov or kl_cov chose over the whole step; None for other variants."""
 
 
 @dataclass(slots=True)

@@ -186,7 +186,7 @@ def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
 
 
 def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Tensor) -> list[Metric]:
-    """The policy's distance from `old`, the variant's quantities and the ratio's extremes; means are over trained tokens."""
+    """The policy's distance from `old_logprobs`, the ratio's mean and extremes, and `measured`; means over trained tokens."""
     mask, ratio = inputs.mask, inputs.ratio.detach()
     difference = (inputs.logprobs - inputs.old_logprobs).detach()
     means = {"actor/ratio_mean": ratio, "actor/approxkl": k2(difference), "actor/policykl": k1(-difference), **measured}

@@ -86,7 +86,7 @@ class AlgorithmSettings(NamesAlgorithm):
 
     gamma: float = 1.0
     lambd: float | None = None
-    """GAE's λ; None = 1 per token, 0.95 per turn."""
+    """GAE's λ; None = 1, or 0.95 if `gae_granularity` is turn."""
     gae_granularity: Literal["token", "turn"] = "token"
     bootstrap_on_truncation: bool = True
     reward_placement: Literal["turn", "final"] | None = None

@@ -1,5 +1,5 @@
 """The table of the settings in force. `turnwise config` prints it without loading a model. A run prints it at its start,
-with some rows replaced by facts about what was loaded (`build.run_table`)."""
+with some rows replaced by what loading has found (`build.run_table`)."""
 
 import sys
 from collections.abc import Iterator

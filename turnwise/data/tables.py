@@ -52,8 +52,8 @@ def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
 def _table(name: str, key: str) -> Sequence[TableRow]:
     """The rows of one source. The last two files read are cached, because a run reads each file several times at its start."""
     path = Path(name).expanduser()
-    facts = path.stat() if path.is_file() else None
-    return _read(name, key) if facts is None else _read_once(name, key, facts.st_mtime_ns, facts.st_size)
+    status = path.stat() if path.is_file() else None
+    return _read(name, key) if status is None else _read_once(name, key, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=2)

@@ -64,10 +64,10 @@ class HoldsModel:
         """Does nothing: the next request allocates the cache again. Raises NotAvailableError for any kind but `kv_cache`."""
         await HoldsModel.sleep(self, kinds)
 
-    def describe(self, engine: str, **facts: Any) -> ServerInfo:
-        """The server's info; `facts` are further fields of `ServerInfo`."""
+    def describe(self, engine: str, **fields: Any) -> ServerInfo:
+        """The server's info; `fields` are further fields of `ServerInfo`."""
         can: Any = {"sampling_mask": True, "weight_versions": True, "suspensions": EVERY_SUSPENSION}
-        return ServerInfo(loaded_model(self.model), engine, needs_weights=not self.reads_trainer, **can, **facts)
+        return ServerInfo(loaded_model(self.model), engine, needs_weights=not self.reads_trainer, **can, **fields)
 
 
 def decoder(policy: PolicyInfo) -> Decode:

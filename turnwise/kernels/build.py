@@ -131,8 +131,8 @@ def compiled(sources: Path, compiler: list[str], folder: Path) -> Path:
     the folder can't be written or there is no compiler, SubprocessError if the compiler fails or takes over a minute."""
     files = sorted(sources.glob("*.[ch]"))
     texts = [path.read_text(encoding="utf-8") for path in files]
-    facts = [*texts, " ".join(_FLAGS), *_machine(), _run([*compiler, "--version"])]
-    target = folder / f"kernels-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:16]}.so"
+    inputs = [*texts, " ".join(_FLAGS), *_machine(), _run([*compiler, "--version"])]
+    target = folder / f"kernels-{hashlib.sha256(chr(0).join(inputs).encode()).hexdigest()[:16]}.so"
     if not target.exists():
         # Several processes, also on several machines, may compile at once: each replaces the whole file.
         descriptor, partial = tempfile.mkstemp(dir=folder, suffix=".partial")

@@ -55,7 +55,7 @@ class BestValue:
         self.value, self.step, self.num_since = value, step, 0
         return True
 
-    def facts(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """What `BEST_FILE` says of the best model."""
         return {"step": self.step, "metric": self.metric, "value": self.value}
 
@@ -83,7 +83,7 @@ class ByValidation:
         """Saves the best model; ends the run after `patience` validations without gain. Returns the metrics and `val/best`."""
         measured = reduce_metrics(metrics)
         if self.best and self.best.see(step, measured):
-            checkpoints.save_model(self._folder, {BEST_FILE: json.dumps(self.best.facts()) + "\n"})
+            checkpoints.save_model(self._folder, {BEST_FILE: json.dumps(self.best.record()) + "\n"})
             logger.info("%s: the best so far, %s %g after %d steps", self._folder, self.best.metric, self.best.value, step)
         if self.stopping and not self.stopping.see(step, measured) and self.stopping.num_since >= self._patience:
             if step < checkpoints.num_steps:
@@ -102,7 +102,7 @@ class ByValidation:
         for name, part in self._parts.items():
             if name in state:
                 part.load_state_dict(state[name])
-        if self.best and self.best.value is not None and best_facts(self._folder) != self.best.facts():
+        if self.best and self.best.value is not None and read_best(self._folder) != self.best.record():
             logger.warning(
                 "the best model, of step %d, isn't in %s; the model of the next validation is saved there",
                 self.best.step,
@@ -111,10 +111,10 @@ class ByValidation:
             self.best.value = None
 
 
-def best_facts(folder: Path) -> dict[str, Any]:
+def read_best(folder: Path) -> dict[str, Any]:
     """Step, metric and value of the best model in the folder (`BEST_FILE`); empty if there is none."""
     try:
-        facts = json.loads((folder / BEST_FILE).read_text(encoding="utf-8"))
-        return {name: facts[name] for name in ("step", "metric", "value")}
+        record = json.loads((folder / BEST_FILE).read_text(encoding="utf-8"))
+        return {name: record[name] for name in ("step", "metric", "value")}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -262,7 +262,7 @@ def verify(folder: Path) -> None:
         if not (folder / MANIFEST_FILE).is_file():  # opening a pipe would wait
             raise FileNotFoundError("there is no such file")
         noted = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-        sizes = {name: (int(facts["bytes"]), str(facts["sha256"])) for name, facts in noted.items()}
+        sizes = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in noted.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise CheckpointError(f"{folder} isn't a complete checkpoint: {MANIFEST_FILE} can't be read ({fault})") from fault
     for name in {STATE_FILE, CONFIG_FILE, *sizes}:

@@ -42,7 +42,7 @@ class EpisodeResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Success over the episodes of several tasks with its 95% interval (`clustered_interval`), and means per episode."""
+    """Success rate over the episodes of several tasks, its 95% interval (`clustered_interval`), and means per episode."""
 
     num_episodes: int
     num_successes: int

@@ -46,8 +46,8 @@ def load(
     takes_null: bool = False,
 ) -> Rows:
     """The rows of `choice`, in the form for `kind` (sft or rl). `split` and `number` (None = all, or 1,000 generated ones)
-    are the defaults if `choice` sets none. Raises ConfigError for an unknown data set, or a split of one that has no splits;
-    DataError if there are no rows, a row lacks columns or has wrong messages, or (unless `takes_null`) a null in `_READ`."""
+    apply where `choice` sets none. Raises ConfigError if the data set is unknown, or has no splits and `choice` sets one;
+    DataError if there are no rows, or a row lacks columns, has wrong messages or (unless `takes_null`) a null in `_READ`."""
     number = choice.max_samples or number
     name, found = _find(choice, choice.split or split, number, registered)
     for row in () if takes_null else found[:number]:

@@ -75,7 +75,7 @@ def validation_metrics(groups: Sequence[Group]) -> list[Metric]:
 
 
 def _num_episodes(trajectories: Iterable[Trajectory]) -> int:
-    """Number of their episodes; one with sub-agents has several trajectories."""
+    """Number of episodes that the trajectories come from; an episode with sub-agents has several trajectories."""
     return len({(t.task.id, t.sibling) for t in trajectories})
 
 

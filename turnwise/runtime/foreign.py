@@ -1,5 +1,5 @@
-"""Calls of users' code. `call_board` lists the running calls, so that a report can name the call that ended the process. An
-exception outside `Exception`, such as SystemExit, becomes an ordinary error, which doesn't end the run."""
+"""Guards calls into users' code. `call_board` lists the running ones, so that a report can name the call in which the process
+ended. SystemExit and other exceptions outside `Exception`, but not Ctrl-C or cancellation, become an EnvironmentFault."""
 
 import asyncio
 import dis

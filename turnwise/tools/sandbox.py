@@ -65,8 +65,8 @@ class PythonResult(NamedTuple):
 
 
 class _Process:
-    """A started launcher: whether it has ended, and with which status (−n for signal n). It keeps the first line of the output.
-    Of the rest it keeps at most `size` bytes: half from the beginning, half from the end."""
+    """A launcher's process: whether it has ended, and with which status (−n for signal n). The first line of the output, which
+    is the launcher's own, is kept. Of the rest, at most `size` bytes are kept: half from the beginning, half from the end."""
 
     def __init__(self, pipe: int, size: int) -> None:
         self._pipe, self._half = pipe, max(size // 2, 1)

@@ -32,9 +32,9 @@ class SearchTool(FunctionTool):
         if not isinstance(name, str) or not name:
             raise ConfigError(f"tool search: config.documents is {name!r}; name a JSONL file of objects with id and text")
         path = Path(name).expanduser()
-        facts = path.stat() if path.is_file() else None
+        status = path.stat() if path.is_file() else None
         self._library = _library()
-        self._documents, self._index = _indexed(path, *((facts.st_mtime_ns, facts.st_size) if facts else ()))
+        self._documents, self._index = _indexed(path, *((status.st_mtime_ns, status.st_size) if status else ()))
         super().__init__(self.search, tool_schema)
 
     def search(self, query: str) -> str:

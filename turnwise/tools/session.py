@@ -253,8 +253,8 @@ class Interactions:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def open(self, task: Task, sibling: int, max_turns: int | None = None) -> "InteractionSession":
-        """The simulated user that the row names, or nobody. The user sends at most `max_turns` messages. Raises ToolFault if
-        the name is unknown."""
+        """A session with the simulated user that the task's row names, or with nobody if it names none. The user sends at most
+        `max_turns` messages. Raises ToolFault if the name is unknown."""
         kwargs = interaction_kwargs(task.payload)
         name = str(kwargs.get("name", ""))
         if name and name not in self.by_name:

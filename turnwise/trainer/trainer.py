@@ -147,18 +147,18 @@ class Trainer:
     @property
     def best(self) -> Path | None:
         """The model that `save_best` keeps, None if there is none yet."""
-        from turnwise.pipelines.by_validation import best_facts
+        from turnwise.pipelines.by_validation import read_best
         from turnwise.pipelines.run_folder import RunFolder
 
         folder = None if self.run_folder is None or self.config.save_best is None else RunFolder(self.run_folder).best
-        return folder if folder and best_facts(folder) else None
+        return folder if folder and read_best(folder) else None
 
     def save(self, folder: str | Path, best: bool = False) -> Path:
         """Writes the model of the newest checkpoint, or with `best` the one that `save_best` kept, as a plain model folder with
         the tokenizer and merged adapters. Prints its step. A model that is already in the folder is replaced. Raises
         ConfigError if there is no model to save yet, or the folder holds anything but a model."""
         from turnwise.models.load import export_model
-        from turnwise.pipelines.by_validation import best_facts
+        from turnwise.pipelines.by_validation import read_best
 
         folder, kept, newest = Path(folder), self.best, self.checkpoint
         chosen = kept if best else newest
@@ -170,7 +170,7 @@ class Trainer:
         if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file())):
             raise ConfigError(f"save: {folder} already exists and isn't a model folder; name another, or remove it first")
         export_model(chosen, folder)
-        told = "the best model, {metric} {value:g} after {step} steps".format(**best_facts(kept)) if kept else ""
+        told = "the best model, {metric} {value:g} after {step} steps".format(**read_best(kept)) if kept else ""
         if not best:
             other = f"; best=True saves {told}" if told else ""
             told = f"the model after {chosen.name.rpartition('-')[2]} steps{other}"

@@ -1,6 +1,6 @@
 """The fast path: turnwise's own forward pass of the Llama, Qwen2, Qwen3 and Mistral shape over fused projections. It reads the
-model's own parameters. Only for a small model in float32 on a CPU, each `refresh` copies them into the order in which
-turnwise's own kernels read."""
+model's own parameters. For a small float32 model on a CPU it runs turnwise's own kernels, over a copy of the parameters in
+the kernels' memory order, which `refresh` makes anew."""
 
 from collections.abc import Sequence
 from typing import Any
