@@ -282,8 +282,8 @@ class RolloutScheduler:
         return self.group_size + self.settings.has_greedy_sibling
 
     def _hand_out(self, recorded: Taken | None = None) -> None:
-        """Moves the groups that have left the buffer into `finished` and `rejected`. In a replay, `recorded` is the same batch of
-        the recorded run: a rejected group that isn't in `recorded.rejected` waits for a later batch."""
+        """Moves the groups that have left the buffer into `finished` and `rejected`. In a replay, `recorded` is the same batch
+        of the recorded run: a rejected group that isn't in `recorded.rejected` waits for a later batch."""
         gone = [index for index in sorted(self._played) if index not in self._buffer]
         if recorded is not None:
             gone = [index for index in gone if self._played[index].rejected is None or index in recorded.rejected]
