@@ -11,8 +11,8 @@ _OPTIONAL = ("old_logprobs", "old_full_logprobs", "ref_logprobs", "values", "adv
 
 
 def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
-    """Joins the samples in their order, without padding. Raises ValueError if there are no samples, an optional array is set in
-    only some of them, or the response mask of a sample includes its first token.
+    """Joins the samples in their order, without padding. Raises ValueError if there are no samples, an array of `_OPTIONAL` is
+    set in only some of them, or the response mask of a sample includes its first token.
 
     >>> sample = Sample(np.array([5, 6, 7]), np.array([False, False, True]), np.zeros(3, np.float32), ())
     >>> pack([sample, sample], Denominators(2, 2, 8)).position_ids

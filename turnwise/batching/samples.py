@@ -10,10 +10,10 @@ def build_samples(trajectory: Trajectory, temperature: float | None = None) -> l
     """One Sample per context, in the order in which contexts end.
 
     A context is a chain of turns, from a turn that starts a context to a turn that no other continues. If several contexts
-    share turns (history branched), the first one trains on them and the others only read them. Every turn that a sample trains
-    on has a span in it; greedy turns and turns without sampled tokens are never trained on. If the trainer's `temperature` is
-    given, samples record the temperatures of turns that were sampled at another one. Raises RolloutError if a turn doesn't
-    continue an earlier one, or a context starts with a sampled token."""
+    share turns (history branched), the first one trains on them and the others only read them. A sample has a span for each
+    turn that it trains on; greedy turns and turns without sampled tokens are never trained on. Given the trainer's
+    `temperature`, samples record the temperatures of turns that were sampled at another temperature. Raises RolloutError if a
+    turn's parent isn't an earlier turn, or a context starts with a sampled token."""
     turns = trajectory.turns
     parents = [_parent(turns, index) for index in range(len(turns))]
     continued = {parent for parent in parents if parent is not None}
