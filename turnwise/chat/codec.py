@@ -42,7 +42,7 @@ class TextCodec:
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
-        """Id → token, for all tokens that the tokenizer matches in texts as a whole, special or not, except white space."""
+        """Id → token, for all tokens that the tokenizer never splits, special or not; tokens of white space are left out."""
         added = {index: token.content for index, token in self._tokenizer.added_tokens_decoder.items()}
         special = dict(zip(self._tokenizer.all_special_ids, self._tokenizer.all_special_tokens, strict=True))
         return {index: token for index, token in (added | special).items() if token.strip()}
@@ -54,12 +54,12 @@ class TextCodec:
 
     @cached_property
     def _begins_texts(self) -> bool:
-        """Whether a text's ids depend on a text before it (legacy SentencePiece's space)."""
+        """Whether a text's ids differ if another text comes before it (legacy SentencePiece adds a space at the start)."""
         return self._ids("\nx") != [*self._ids("\n"), *self._ids("x")]
 
     def _ids(self, text: str) -> list[int]:
         backend = self._backend
-        # A call of transformers' tokenizer with such an option leaves it set in the Rust tokenizer.
+        # A call of transformers' tokenizer with one of these options leaves the option set in the Rust tokenizer.
         if backend is None or backend.truncation or backend.padding or backend.encode_special_tokens:
             return _encode(self._tokenizer, text)
         token_ids: list[int] = backend.encode(text, add_special_tokens=False).ids

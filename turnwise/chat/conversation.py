@@ -28,7 +28,7 @@ class TokenConversation:
     """A Conversation over a PolicyServer. Ids are only appended, and each response is a Turn. One `generate` runs at a time.
 
     `max_length` is the size of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
-    `sampling.seed` and k, so that it does not depend on what else the server is doing. If an agent rewrote history, `parent` is
+    `sampling.seed` and k, so no response depends on what else the server is doing. If an agent rewrote history, `parent` is
     the index of the turn at which this context branches off; the first Turn records it. `opens_episode` marks the episode's
     first context: there a first prompt that is too long raises RolloutError, while in a later context `generate` returns None.
     `tools` are the schemas that the first prompt shows; the `parser` reads tool calls from the responses.

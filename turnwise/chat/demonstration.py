@@ -17,7 +17,7 @@ _PROMPT_ROLES = ("system", "user", "tool")
 def encode_demonstration(
     template: ChatTemplate, messages: Sequence[Message], tools: Tools = (), max_length: int | None = None
 ) -> Sample:
-    """Encodes a conversation as a Sample [N]. The mask is 1 on each assistant's text and its end-of-turn token.
+    """Encodes a conversation as a Sample [N]. The response mask is True on each assistant's text, calls and end-of-turn token.
 
     The conversation is encoded turn by turn, like a rollout whose model samples exactly these texts. Raises ChatTemplateError
     if the template refuses the messages. Raises DataError if a role is unknown, or the last message isn't an assistant's; if an

@@ -2,7 +2,7 @@
 
 Many published templates silently drop messages of some kind. So each new combination of roles, keys and kinds of content is
 rendered once with made-up words in place of its texts, calls and schemas, and refused if the result lacks one of these words.
-If a user or a tool spells out a special token, `ForeignText` has it encoded as ordinary text, so neither can forge a turn."""
+For `ChatTemplate.without_special_tokens`, `ForeignText` makes special tokens that users or tools spell out ordinary text."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Renderer:
         return SENTINEL in text and "'type'" not in text
 
     def _takes_parts_here(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> bool:
-        """Whether texts must be lists of parts in such messages, not strings. Raises ChatTemplateError if both forms fail."""
+        """Whether such messages must hold texts as lists of parts, not strings. Raises ChatTemplateError if both forms fail."""
         key = (bool(prefix), tuple(map(_shape, messages)), json.dumps(tools, default=str) if tools else "")
         if key not in self._shapes:
             if len(self._shapes) >= _MAX_SHAPES:

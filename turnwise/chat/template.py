@@ -186,7 +186,7 @@ class ChatTemplate:
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a response: the template's end of turn, the tokenizer's EOS and `eos_token_ids`. If the template's end
-        also ends a part of a response, such as thinking, it is left out, unless it is one of the others or there are none."""
+        of turn also ends a part of a response, such as thinking, it counts only if it is an EOS too, or no EOS is known."""
         end = self._ends.said[-1:]
         is_part = bool(end) and end[0] in self._between_thought_and_answer
         return tuple(dict.fromkeys([*([] if is_part and self._known_ends else end), *self._known_ends]))
@@ -269,7 +269,7 @@ class ChatTemplate:
     @cached_property
     def _ends(self) -> _Ends:
         """How answers end. If the ids after an answer in mid-conversation and those after the last answer agree up to a special
-        token (an EOS token if possible), both ends are these ids."""
+        token (an EOS token if possible), both ends are these ids. Otherwise each end goes up to its own first special token."""
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)

@@ -54,7 +54,7 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
 
 
 class MarkedCallParser(ABC):
-    """Reads calls that begin with the mark `opening` and end with the mark `closing`, if there is one. The rest is content."""
+    """Reads calls that begin with the mark `opening` and, if `closing` isn't empty, end with that mark. The rest is content."""
 
     opening: ClassVar[re.Pattern[str]]
     closing: ClassVar[str] = ""
