@@ -57,7 +57,7 @@ class ImportanceWeightArgs(Section):
     enabled: bool = True
     """False leaves the loss as it is."""
     weight_type: Granularity = "token"
-    """The weight: a token's ratio; geometric mean over its turn (`segment`) or sequence (`geometric`); product (`sequence`)."""
+    """Ratio of a `token`; geometric mean over its turn (`segment`) or sequence (`geometric`); product over its `sequence`."""
     upper_bound: Positive = 2.0
     """Larger weights are replaced by this value."""
     detach: Literal[True] = True
@@ -70,7 +70,7 @@ class RatioFilter(Section):
     enabled: bool = True
     """False takes nothing out."""
     agg_type: Granularity = "token"
-    """The ratio compared: of a token; geometric mean of a turn (`segment`) or sequence (`geometric`); product (`sequence`)."""
+    """Ratio of a `token`; geometric mean over its turn (`segment`) or sequence (`geometric`); product over its `sequence`."""
     ratio_low: NonNegative = 0.5
     """Lower end of the band."""
     ratio_high: Positive = 2.0
@@ -97,7 +97,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     pg_variant: Annotated[str, AfterValidator(OneOf(PG_VARIANTS, own="module:function"))] = "ppo"
     """The policy loss."""
     pg_args: dict[str, Any] = derived()
-    """Parameters of the pg_variant, by the names that it uses. The resolved config lists all of them, clips included."""
+    """Parameters of the pg_variant by name. The resolved config lists all of them, clips included."""
     ratio_type: Literal["token", "segment"] | None = None
     """What one probability ratio covers: a token, or a turn (`segment`) [the variant's default]."""
     ppo_epochs: PositiveCount = 1
@@ -142,7 +142,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     """KL estimator in the loss: k3 or k2."""
 
     reward_placement: Literal["turn", "final"] | None = None
-    """Each turn's reward on its last token, or the score on the episode's last token [the estimator's default]."""
+    """`turn`: each turn's reward on its last token; `final`: the score on an episode's last token [the estimator's default]."""
     reward_normalization: RewardNormalizationArgs = Field(default_factory=RewardNormalizationArgs)
     reward_clip: Positive | None = None
     """Rewards, scores or step returns are clamped to ± this, after any normalisation."""

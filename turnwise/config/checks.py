@@ -242,7 +242,7 @@ def _cache(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Settings that compare siblings, in a config whose training groups have one episode. Such groups can only be played."""
+    """Settings that compare siblings, if training groups have one episode. A config with such settings can only be played."""
     if isinstance(config, SFTConfig) or config.train_env_manager.group_size > 1:
         return
     normalization, estimator = config.reward_normalization, config.estimator

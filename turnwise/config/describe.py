@@ -44,7 +44,7 @@ class Applied:
         )
 
     def show(self, file: TextIO | None = None) -> None:
-        """Prints the table without the warnings, as wide as the terminal if there is one; `file` is stdout by default."""
+        """Prints the table without the warnings to `file` (default: stdout), as wide as the terminal if `file` is one."""
         file = file or sys.stdout
         print(self.table(max(get_terminal_size().columns, 40)) if file.isatty() else self.table(), file=file, flush=True)
 

@@ -1,4 +1,4 @@
-"""Writes a resolved config as YAML that loads to the same config, and compares two; `resume.yaml` says which changes matter."""
+"""Writes a resolved config as YAML that loads unchanged, and compares two configs; `resume.yaml` says which changes matter."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -46,7 +46,7 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
             section, _, last = key.rpartition(".")
             (values[name][section] if section else values[name]).pop(last, None)
     for split in get_args(Split):
-        # Resolved: when the YAML is loaded, the split's defaults would count as set and override actor_infer's values.
+        # Written resolved: the split's own defaults would count as set when the YAML is loaded, and override actor_infer's.
         values[f"{split}_env_manager"]["generating_args"] = _without_null(config.sampling(split).model_dump())
     for key in ("data", "agent"):
         if not config.is_set(key):
@@ -71,7 +71,7 @@ RESUMED: dict[str, Any] = read_table(__file__, "resume.yaml")
 
 
 class Difference(NamedTuple):
-    """A setting whose value in a saved run (`saved`) differs from its value `now`. None = the run doesn't use the setting."""
+    """A setting whose value in a saved run (`saved`) differs from its value `now`. None = unset, or not used by the run."""
 
     key: str
     saved: Any
@@ -92,7 +92,7 @@ class Difference(NamedTuple):
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """The settings in which two resolved configs (`resolved_values`) differ, in the order of `now`.
+    """The settings in which two `resolved_values` differ, in the order of `now`, without the `places` of `resume.yaml`.
 
     >>> [str(d) for d in differences({"seed": 1, "critic": {"a": 2}}, {"seed": 2, "critic": {"a": 2, "b": True}})]
     ['seed: 1 → 2 (tasks, tokens and the order of training follow from it)', 'critic.b: unset → True']

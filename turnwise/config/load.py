@@ -55,7 +55,7 @@ def load_config(
 def load_any_config(
     path: str | Path, overrides: Sequence[str] = (), strict: bool = False, examine: Examine | None = None
 ) -> tuple[AnyConfig, list[str]]:
-    """Like `load_config`, for a file of either kind, which is only to be shown."""
+    """Like `load_config`, for an AgenticConfig or SFTConfig that is only to be shown."""
     return load_config(path, overrides, None, strict, "show", examine)
 
 

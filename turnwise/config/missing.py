@@ -26,7 +26,7 @@ def require(missing: Sequence[str]) -> None:
 
 
 def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
-    """A sentence for every setting in use whose feature or library is missing; empty if the config can train here."""
+    """A sentence for every setting in use whose feature or library is missing. Models and folders are left to `not_here`."""
     shared = list(_trackers(config.track_with))
     if isinstance(config, SFTConfig):
         return [*_role("", config), *shared]

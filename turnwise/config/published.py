@@ -260,7 +260,7 @@ def _translate_env(translation: Translation, path: tuple[str, ...]) -> None:
 
 
 def _translate_built_in(translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]) -> None:
-    """Drops keys of `env_config` that the framework decides on. Of its `max_steps` and the tag's, the smaller one holds."""
+    """Drops keys of `env_config` that the framework decides on. The smaller of `env_config.max_steps` and `max_steps` holds."""
     for key, reason in vocabulary()["built_in_env_config"].items():
         if config.pop(key, None) is not None:
             translation.ineffective.append(Problem((*path, "env_config", key), f"has no effect: {reason}"))

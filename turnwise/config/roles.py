@@ -23,7 +23,7 @@ from turnwise.package_tables import read_table
 from turnwise.spec import MAX_KEPT, STRATEGIES
 
 MAX_DEVICES = 65_536
-"""Maximum number of devices that a text may name. A text with more is refused as a typing error."""
+"""Maximum number of devices that a text may name. A text with more is refused, since it must be a typo."""
 
 _INTEGER = r"\s*(-?\d{1,9})\s*"
 _RANGE = re.compile(rf"\s*(list\(\s*)?range\({_INTEGER}(?:,{_INTEGER})?(?:,{_INTEGER})?\)\s*(?(1)\)\s*)")
@@ -132,7 +132,7 @@ class TrainingArgs(Section):
     per_device_train_batch_size: PositiveCount = 8
     """Samples of a micro-batch, unless micro-batches are filled by tokens (use_dynamic_batching_in_train)."""
     gradient_accumulation_steps: PositiveCount = 1
-    """An optimiser step has this × per_device_train_batch_size × data-parallel ranks samples."""
+    """The samples of an optimiser step are this × per_device_train_batch_size × the number of data-parallel ranks."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
     warmup_steps: Count = 0
@@ -224,7 +224,7 @@ class StrategyArgs(Section):
         return self.strategy_name == "deepspeed_train"
 
     def degree(self, *names: str) -> int:
-        """The number in `strategy_config` under the first of these names that is there; 1 if there is none."""
+        """The value in `strategy_config` of the first of these names that it has; 1 without a whole number above 0 there."""
         value = next((self.strategy_config[name] for name in names if name in self.strategy_config), 1)
         return value if isinstance(value, int) and value > 0 else 1
 

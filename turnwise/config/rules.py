@@ -1,4 +1,4 @@
-"""Evaluates the conditions of `rules.yaml` (impossible combinations of settings, keys without effect) and `phrases.yaml`."""
+"""Evaluates conditions of `rules.yaml` (refused settings, keys without effect) and `phrases.yaml` (texts of a run's table)."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple

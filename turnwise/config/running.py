@@ -163,7 +163,7 @@ class LimitKeys(Section):
     on_weight_update: Literal["finish", "abort_continue", "abort_restart", "keep"] = "finish"
     """Running requests finish before a weight update, are aborted and continue or restart after it, or pause (`keep`)."""
     stale_groups: Literal["wait", "drop"] = "wait"
-    """What happens to groups that would be too old for the next step: this step waits for them, or they are dropped."""
+    """What a step does with groups that are too old for the next step: it waits for them (`wait`) or drops them (`drop`)."""
     stream_training: bool = derived()
     """Accumulate gradients as each group of a step ends, with one optimiser step after the last [true if training is
     asynchronous and no setting needs the whole batch]."""

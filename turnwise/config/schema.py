@@ -134,7 +134,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def server_devices(self) -> list[int] | None:
-        """The inference servers' own devices; None if a server is on the trainer's first device."""
+        """The inference servers' own devices; None if the only server is on the trainer's first device."""
         return self.actor_infer.device_mapping if self.trains_apart or self.num_replicas > 1 else None
 
     @property
@@ -172,7 +172,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def is_streamed(self) -> bool:
-        """Whether a step trains on each of its groups as it ends."""
+        """Whether a step trains on each of its groups as soon as the group ends."""
         return self.stream_training and self.plays_ahead
 
     def env_manager(self, split: Split) -> EnvManager:
@@ -204,7 +204,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return GeneratingArgs(**shared.model_dump(exclude_unset=True) | own.model_dump(exclude_unset=True))
 
     def max_new_tokens(self, split: Split, tag: str) -> int:
-        """Maximum tokens of a response: the smaller of max_new_tokens and the tag's max_tokens_per_step; 128 without both."""
+        """Maximum tokens of a response: min(max_new_tokens, tag's max_tokens_per_step); if unset, min(128, sequence_length)."""
         env = self.custom_envs.get(tag)
         limits = (self.sampling(split).max_new_tokens, env.max_tokens_per_step if env else None)
         given = [limit for limit in limits if limit is not None]
@@ -222,7 +222,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return max((env.max_steps if env.mode == "step" else 1 for env in played), default=1)
 
     def optimizer_steps_per_batch(self, role: str = "actor_train", samples_per_trajectory: int = 1) -> int:
-        """Number of a role's optimiser steps per batch. (Learning-rate schedules count one sample per trajectory.)"""
+        """A role's optimiser steps per batch. Learning-rate schedules count one sample per trajectory (the default)."""
         num_samples = samples_per_trajectory * self.rollout_batch_size
         return self.ppo_epochs * -(-num_samples // self.roles[role].samples_per_optimizer_step)
 

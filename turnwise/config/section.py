@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from turnwise.errors import nearest
 
 LARGEST = 2**63 - 1
-"""The largest whole number: torch, numpy and files hold 64 bits."""
+"""The largest whole number that a key may have: torch, numpy and files hold 64 bits."""
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveCount = Annotated[int, Field(ge=1, le=LARGEST)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -58,7 +58,7 @@ def derived() -> Any:
 
 
 class OneOf:
-    """A validator that accepts the given names and, if `own` is set, a user's entry point. `own` shows its form in messages."""
+    """A validator that accepts the given names and, if `own` is set, a user's entry point. Messages show its form as `own`."""
 
     def __init__(self, names: Iterable[str], *, own: str = "") -> None:
         self.names = tuple(names)

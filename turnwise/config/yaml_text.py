@@ -105,7 +105,7 @@ def require_bounded(text: str, name: str) -> None:
 
 
 def require_bounded_references(values: Any, name: str) -> None:
-    """Raises ConfigError if there are too many values after interpolations (`${key}`) are expanded.
+    """Raises ConfigError if a key has too many values after interpolations (`${key}`) are expanded.
 
     >>> bomb = {"a": "text " * 99, "b": "${a}" * 99, "c": "${b}" * 99, "d": "${c}" * 99}
     >>> require_bounded_references(bomb, "own.yaml")
