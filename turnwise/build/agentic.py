@@ -180,7 +180,7 @@ def _assemble(
 
 
 def build_algorithm(config: AgenticConfig, kl_ctrl: KLController | None = None) -> Algorithm:
-    """The algorithm that `adv_estimator` names, built in or a user's `module:Class`. Raises ConfigError for a faulty class."""
+    """The algorithm that `adv_estimator` names, built in or a user's `module:Class`. Raises TurnwiseError if it is faulty."""
     kl_ctrl = kl_ctrl or KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)
     name = config.adv_estimator
     found = load_class(ESTIMATORS[name].entry if name in ESTIMATORS else name, "adv_estimator", ConfigError)

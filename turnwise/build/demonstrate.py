@@ -103,7 +103,7 @@ def _of_rows(config: AgenticConfig, demonstrator: Demonstrator, num_rows: int, s
 
 
 def as_row(messages: Sequence[Message], tools: Tools = ()) -> str:
-    """A conversation as a line of JSON that `turnwise sft` reads, with `?` for half a character. Raises ConfigError if a
+    """A conversation as a line of JSON that `turnwise sft` reads, with `?` in place of lone surrogates. Raises ConfigError if a
     message isn't plain text."""
     if not all(isinstance(message.get("content") or "", str) for message in messages):
         raise ConfigError("the environment shows pictures, and demonstrations are text; set its observation to text")

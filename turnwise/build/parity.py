@@ -55,7 +55,7 @@ def build_parity_gate(
 
 
 def gate_sampling(sampling: SamplingParams, seed: int, has_kept_ids: bool) -> SamplingParams:
-    """How the gate samples: at the run's temperature, and with its top_k, top_p and min_p if the candidate ids are returned."""
+    """The gate's sampling: the run's temperature, and its top_k, top_p and min_p if the server says which tokens they leave."""
     plain = SamplingParams(TOKENS_PER_TURN, temperature=sampling.temperature, seed=seed)
     is_cut = sampling.keeps_ids and has_kept_ids
     return replace(plain, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p) if is_cut else plain

@@ -30,7 +30,7 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # one of these exists if 
 
 def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -> Placement:
     """The placement of the training roles. With `is_apart`, training gets processes of its own, apart from the rollouts. Raises
-    ConfigError if the machine lacks a device, including the servers', or the cluster can't hold the roles or the servers."""
+    ConfigError if the machine lacks a device of the roles or the servers, or the kind of cluster can't run them."""
     num_devices = _num_accelerators()
     accelerator = "cuda" if num_devices else ""
     if not num_devices:

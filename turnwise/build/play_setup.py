@@ -91,7 +91,7 @@ class EpisodeSetup:
     max_length: int
     """Maximum tokens of a context."""
     score: Callable[[Group], Awaitable[Any]] | None = None
-    """Scores a row's group; None without rewards."""
+    """Scores a row's group by `data.reward`; None if that is unset, or an environment is played."""
 
     def play(self, printer: EpisodePrinter) -> PlayedEpisode:
         """Plays the episode; see `play_episode` for what is raised."""

@@ -19,7 +19,7 @@ from turnwise.runtime.rank import launched
 
 
 def prepare_run(config: AgenticConfig | SFTConfig) -> None:
-    """If this process will start others to train or serve, starts their fork server now; it imports while this process does."""
+    """If this process will start others to train or serve, starts their fork server now. Both then import in parallel."""
     has_replicas = config.num_replicas > 1
     if (config.trains_apart or has_replicas) and launched() == (0, 1):
         from turnwise.cluster.fork_server import prepare_processes

@@ -33,7 +33,7 @@ _NO_HEAD = "has no score head, so it would give every response the same score; n
 
 @dataclass(frozen=True, slots=True)
 class ModelReward:
-    """Scores each agent run by the head's output at the last token of its conversation, in the model's own chat template."""
+    """A rollout's reward: the score head's output at the last token of its conversation in the reward model's chat template."""
 
     role: ModelRole
     tokenizer: PreTrainedTokenizerBase

@@ -100,7 +100,7 @@ def load_role(load: Callable[..., PreTrainedModel], arguments: ModelArgs, rank: 
 def _prepare(
     arguments: ModelArgs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, seed: int
 ) -> Adapters | None:
-    """Puts new adapters into the model and returns them if `lora_rank` is set, else freezes `freeze_module_prefix`."""
+    """If `lora_rank` is set, puts adapters into the model and returns them; else freezes modules (`freeze_module_prefix`)."""
     frozen, head = tuple(arguments.freeze_module_prefix or ()), value_head(model)
     if arguments.lora_rank is None or arguments.lora_alpha is None:
         freeze(model, frozen)

@@ -90,8 +90,8 @@ def _check_rows(config: AgenticConfig, split: Split) -> None:
 
 
 def load_rows(config: AgenticConfig, split: Split) -> list[tuple[str, DataRow]]:
-    """The rows of a split, each with its place for error messages. Metrics name a row by its column `data_source` (as in the
-    published schema), else `data`. Raises DataError if a row lacks something that its agent, tools or rewards need."""
+    """The rows of a split, each with its place for error messages. A row's column `data_source` is the tag under which metrics
+    count it; without one the tag is `data`. Raises DataError if a row lacks something that its agent, tools or rewards need."""
     data, rows = config.data, list[tuple[str, DataRow]]()
     tables, loops = read_tables(_files(config, split), f"data.{split}_files"), _own_loops(config)
     for row in tables:

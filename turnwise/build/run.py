@@ -107,8 +107,8 @@ def seed_process(config: AgenticConfig | SFTConfig) -> None:
 
 
 def set_profile(config: AgenticConfig | SFTConfig) -> None:
-    """Seeds the process, and logs whether the run is deterministic. On a CPU, the embedded server and cooperative environments
-    give bit-identical runs without `deterministic: true`, as long as the number of threads stays the same."""
+    """Seeds the process, and logs whether the run is deterministic. On a CPU, two synchronous runs with the embedded server
+    and no threads for environments are bit-identical without `deterministic: true`, if torch has the same number of threads."""
     seed_process(config)
     profile = "deterministic" if config.deterministic else "not asked to be deterministic"
     logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)

@@ -82,7 +82,7 @@ def evaluate_modes(
 
 
 def _evaluation_settings(config: AgenticConfig, num_samples: int | None, mode: Mode) -> SchedulerSettings:
-    """Validation's settings with the mode's group size, and at most as many episodes at once, unless one group has more."""
+    """Validation's settings with the mode's group size. No more episodes run at once than there, unless a group has more."""
     own = scheduler_settings(config, "val")
     group_size = 1 if mode == "greedy" else num_samples or own.group_size
     return replace(own, group_size=group_size, max_concurrent_groups=max(1, own.num_concurrent_episodes // group_size))

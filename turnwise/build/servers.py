@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
-    """Checks that the server can treat running requests as `on_weight_update` asks and, if sampling is truncated, report the
-    candidate ids. Raises NotAvailableError if it lacks what the run needs; only warns if just the loss would use the ids."""
+    """Checks that the server can treat running requests as `on_weight_update` asks and, with `top_k`, report which tokens were
+    left to draw from. Raises NotAvailableError if it can't; only warns if just the loss would use those tokens."""
     if config.on_weight_update == "keep" and not ("keep" in server.suspensions and server.weight_versions):
         lacks = "say which weights sampled which token" if "keep" in server.suspensions else "let responses stand still"
         raise NotAvailableError(
@@ -57,7 +57,7 @@ def build_servers(
     max_concurrency: int,
     neighbours: Mapping[str, Any],
 ) -> list[InferenceServer]:
-    """Starts one server per replica. A single one runs in this process, and reads the model of a neighbour if it can."""
+    """Starts a server per replica. A single one runs in this process, and reads a neighbour's model if it can (see `serve`)."""
     strategy = config.actor_infer.strategy_args
     found: Any = load_class(STRATEGIES[strategy.strategy_name].entry, "actor_infer.strategy_args.strategy_name", ConfigError)
     options = dict(strategy.strategy_config)

@@ -100,13 +100,13 @@ def build_interactions(
 
 
 def agent_name(config: AgenticConfig, row: TableRow) -> str:
-    """The agent that a row names, else `data.default_agent`; an alias is replaced by its name."""
+    """The agent that a row names, else `data.default_agent`; an alias is replaced by the name that it stands for."""
     name = str(row.columns.get(config.data.agent_name_key) or config.data.default_agent)
     return AGENT_ALIASES.get(name, name)
 
 
 def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Raises DataError if a row names an unknown simulated user, or none although some are configured, or wrong arguments."""
+    """Raises DataError if a row names an unknown user or wrong arguments, or a built-in agent would play without the users."""
     users = build_interactions(config).by_name
     names = list(users)
     for row in rows:

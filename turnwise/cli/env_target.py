@@ -20,7 +20,7 @@ NO_MODEL = "none"
 
 @dataclass(frozen=True, slots=True)
 class EnvTarget:
-    """An environment as a tag of a config. If the command named no config file, the config is this tag and default settings."""
+    """A tag of a config: an environment, or rows. Without a config file, the config has only this tag and default settings."""
 
     config: AgenticConfig
     tag: str
@@ -79,7 +79,7 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
-    """The actions of `--actions` or `--actions-file`, () by default. Raises ConfigError for both, no action or a bad file."""
+    """The actions of `--actions` or `--actions-file`; () for neither. Raises ConfigError if both are given or one is faulty."""
     text, file = options.actions, options.actions_file
     if text is None and file is None:
         return ()

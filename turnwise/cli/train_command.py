@@ -55,8 +55,8 @@ def run_sft(options: argparse.Namespace) -> int:
 
 def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
     """The config file of the run to replay, and overrides: another experiment name, so that no run resumes from the replay's
-    checkpoints; `resume_from_checkpoint=false`; then those of the command line. Raises ConfigError if one of these could change
-    results, or there is another config or --from-rollouts; DataError if `run` isn't the folder of a run."""
+    checkpoints; `resume_from_checkpoint=false`; then those of the command line. Raises ConfigError if one of the latter could
+    change results, or there is another config or --from-rollouts; DataError if `run` isn't the folder of a run."""
     overrides = [text for text in (options.config, *options.overrides) if text is not None]
     for text in overrides:
         if "=" not in text:

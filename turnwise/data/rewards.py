@@ -74,7 +74,7 @@ class FunctionReward:
     completion: Completion
     prompt_key: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments from the config."""
+    """Arguments that the config gives as `args` of the reward."""
     _pool: DaemonPool = field(default_factory=lambda: DaemonPool("reward"))
     wanted: Wanted = field(init=False)
     _given: tuple[str, ...] = field(init=False)
@@ -255,7 +255,7 @@ def exact_match(completions: Sequence[str], answer: Sequence[str]) -> list[float
 
 
 def gsm8k(completions: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
-    """1 if the last number after `####` is the row's `ground_truth` (published as `reward_model.ground_truth`), else 0.
+    """1 if the last number after `####` is the row's `ground_truth` (a column or a nested value), else 0.
 
     >>> gsm8k(["6 × 12 = 72\\n#### 72", "72"], ["72", "72"])
     [1.0, 0.0]

@@ -150,7 +150,7 @@ def numbered(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str,
 
 
 def plain_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The columns as a dict. Raises DataError for a name or value that a file of JSON can't hold, because rows are saved so."""
+    """The columns as a dict. Raises DataError for a name or value that JSON, in which runs save their rows, can't hold."""
     for name, value in columns.items():
         if not isinstance(name, str):
             raise DataError(f"{place}: the column name {name!r} is of type {type(name).__name__}; it must be a string")
@@ -179,7 +179,7 @@ def noting(rows: Iterable[T], what: str) -> Iterator[T]:
 
 def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """`(path, value)` of every column, and of every entry of a mapping in it, however deep (but none inside `tools_kwargs`,
-    which are for tools). Nested nulls are left out: Parquet gives a row a null for each nested key that only others have."""
+    which are for tools). Nested nulls are left out: Parquet gives a row a null for a nested key that only other rows have."""
     for name, value in columns.items():
         if path and value is None:
             continue

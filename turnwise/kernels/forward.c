@@ -68,7 +68,7 @@ static void place_rows(const decoder *d, const layer *l, const attention *a, con
     }
 }
 
-/* Attention and MLP of `tokens`, or, if it is NULL, of the tokens from `first` on; after the last layer also their logits. */
+/* Attention and MLP of the rows from `first` on. Row i is token tokens[i] (last layer, with logits), or i if that is NULL. */
 static void finish_rows(const decoder *d, const layer *l, const attention *a, const step *s, float *hidden,
                         const int64_t *tokens, int64_t first, int64_t num_rows, const float *queries, float *logits,
                         float *scratch) {

@@ -51,8 +51,8 @@ static int64_t place_of_greatest(const float *x, int64_t size) {
 }
 
 /* Draws a token from each row of `scores` [rows, size], which is overwritten, and gives its log-probability. If `is_greedy`,
- * it is the best one, with log-probability 0; else the row's uniform number in [0, 1) picks it. Returns 1 if scores aren't
- * finite, else 0. */
+ * it is the best one, with log-probability 0; else the row's uniform number in [0, 1) picks it. Returns 1 if a row has a
+ * NaN, a +inf or nothing but -inf, else 0. */
 int draw(float *scores, const uint8_t *is_greedy, const float *uniforms, int64_t *tokens, float *log_probs, int64_t num_rows,
          int64_t size, int64_t max_threads) {
     int failed = 0;
