@@ -12,7 +12,7 @@ Step = tuple[str | Observation, float, bool, bool, dict[str, Any]]
 
 class TextEnv(ABC):
     """A synchronous environment. A subclass defines `reset` and `step`, and `state_key()` (a hashable key of the state) if
-    observations don't show the whole state. Any other class with the methods of `protocols.Env` is an environment, too."""
+    observations don't show the whole state. Any other class with the members of `protocols.Env` is an environment, too."""
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType({})
     relays_foreign_text: ClassVar[bool] = False
@@ -30,7 +30,7 @@ class TextEnv(ABC):
         """`(observation, reward, terminated, truncated, info)` after one action; "" stands for an unparsed action."""
 
     def render(self) -> Any:
-        """What people see: a picture, uint8 [H, W, 3], a string, or None."""
+        """What people see: a picture (uint8 [H, W, 3]), a string, or None."""
         return None
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ def is_picture(value: Any) -> bool:
 
 
 def check_numbers(trajectory: Trajectory, where: str) -> None:
-    """Makes the rewards and metrics of an agent's trajectory floats. Raises EnvironmentFault if one isn't a finite number."""
+    """Turns rewards and metrics of an agent's trajectory into floats. Raises EnvironmentFault if one isn't a finite number."""
     for number, turn in enumerate(trajectory.turns, start=1):
         turn.reward = _number(turn.reward, f"{where}, turn {number}: the reward")
         turn.metrics = {

@@ -69,13 +69,13 @@ def fewest_actions(
 
 
 class GridEnv(TextEnv):
-    """Base of grid worlds. An action is one of four words, in any case. Other text moves nothing and costs `format_penalty`."""
+    """Base of grid worlds. Actions are four words; case doesn't matter. Other text moves nothing and costs `format_penalty`."""
 
     name: ClassVar[str]
     scene: ClassVar[str]
     """Noun for the world, in the text beside a picture."""
     words: ClassVar[Mapping[int, str]]
-    """Number in `action_lookup` → word, in the order of `actions`."""
+    """The default `action_lookup`: number → word, in the order of `actions`."""
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
         {"success": "last", "action_is_valid": "mean", "action_is_effective": "mean", "format_penalty": "mean"}
     )

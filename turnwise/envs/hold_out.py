@@ -55,7 +55,7 @@ def content_hash(text: str) -> int:
 
 
 def in_split(content: int, split: Split | None) -> bool:
-    """Whether the hash `content` of a task belongs to `split`: a quarter of hashes to `val`, others to `train`, all to None."""
+    """Whether the hash `content` of a task is in `split`. `val` has a quarter of hashes, `train` has the others, None all."""
     return split is None or (content % 4 == 0) == (split == "val")
 
 

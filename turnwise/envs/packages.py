@@ -1,4 +1,4 @@
-"""Helpers for environments of other packages: facts about the packages (`packages.yaml`), and guards around their calls."""
+"""Helpers for environments of other packages: the tables of `packages.yaml`, and guards around calls into the packages."""
 
 import io
 import random

@@ -29,8 +29,8 @@ class ReasoningGymEnv(HeldOutEnv):
 
     The episode ends with a perfect answer or after `num_attempts`. The reward of an attempt is its improvement over the best
     score before it, so an episode's rewards without penalties add up to its best score. An answer that couldn't be parsed is an
-    attempt too: its only reward is `format_penalty` (≤ 0). Raises EnvironmentFault if there is no such dataset, it isn't
-    allowed, or it doesn't take its config; NotAvailableError if reasoning-gym isn't installed.
+    attempt too: its only reward is `format_penalty` (≤ 0). Raises EnvironmentFault if the dataset is unknown, `composite`, in
+    `UNREPEATABLE` or not allowed by `runs_answers`, or doesn't take `dataset_config`; NotAvailableError without reasoning-gym.
 
     Args:
         dataset: a name of `reasoning_gym.factory.DATASETS`.

@@ -21,7 +21,7 @@ class View:
 
     @property
     def picture(self) -> NDArray[np.uint8] | str:
-        """The rendered picture, uint8 [H, W, 3], or string; else the observation's first image; else its text."""
+        """The rendered picture (uint8 [H, W, 3]) or string; else the observation's first image; else the observation's text."""
         rendered: NDArray[np.uint8] | str = self.rendered
         if isinstance(rendered, str) or is_picture(rendered):
             return rendered

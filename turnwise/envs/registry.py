@@ -19,7 +19,7 @@ _signature = lru_cache(inspect.signature)
 
 
 def register(env_type: str, entry_point: str) -> None:
-    """Makes `env_type` a name of `module:Class`, without importing it. Raises EnvironmentFault if the name is taken."""
+    """Makes `env_type` a name of the class at `entry_point` (`module:Class`). Raises EnvironmentFault if the name is taken."""
     if not all(entry_point.partition(":")):
         raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
     known = _entry_points.get(env_type, entry_point)
@@ -31,7 +31,7 @@ def register(env_type: str, entry_point: str) -> None:
 
 
 def env_class(env_type: str) -> type:
-    """The class of a name or of `module:Class`. Raises EnvironmentFault if unknown, NotAvailableError if only reserved."""
+    """The class of a name or `module:Class`. Raises EnvironmentFault if unknown, NotAvailableError if a name has no class."""
     if env_type in _entry_points:
         entry_point = _entry_points[env_type]
         if not entry_point:
@@ -48,8 +48,8 @@ def env_class(env_type: str) -> type:
 
 
 def takes_split(env_type: str) -> bool:
-    """Whether the constructor or that of a base class has a parameter `split`. Constructors on the way to it must take
-    `**options`, which they are assumed to pass on."""
+    """Whether the constructor of the class, or of a base class, has a parameter `split`. If it is a base class's, all
+    constructors before it must take `**options`, which they are assumed to pass on."""
     return _takes_split(env_class(env_type))
 
 

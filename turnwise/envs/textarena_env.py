@@ -23,7 +23,7 @@ class TextArenaEnv(HeldOutEnv):
     The reward comes at the end of the game, as the game reports it: usually 1 for a win, else the share completed. An action
     that couldn't be parsed doesn't reach the game: it costs `format_penalty` (≤ 0), the observation is repeated, and the
     episode continues. After an invalid move the game asks again. A second invalid move in a row ends the game. Raises
-    EnvironmentFault if there is no such game, it can't be played here, or it doesn't take the arguments; NotAvailableError if
+    EnvironmentFault if there is no such game, it isn't among `GAMES`, or it doesn't take `kwargs`; NotAvailableError if
     textarena isn't installed.
 
     Args:
@@ -117,7 +117,7 @@ class TextArenaEnv(HeldOutEnv):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Surrounds a call of the game, in which Python's global random generator has a state that only the game uses."""
+        """Surrounds a call of the game. It gives Python's global random generator the state that the last such call left."""
         with alone():
             random.setstate(self._random)
             try:

@@ -210,7 +210,7 @@ class RequestServer(ABC):
 
 class EngineServer(RequestServer):
     """A `protocols.InferenceServer` around vLLM or SGLang. Cached prefixes are marked with the number of the weight update, so
-    no request continues from a prefix of older weights. Weights reach the engine as safetensors files in a folder."""
+    no new request reads a prefix of older weights. Weights reach the engine as safetensors files in a folder."""
 
     def __init__(self, rank: RankContext, policy: PolicyInfo) -> None:
         super().__init__(policy.vocab_size, policy.max_context, decoder(policy))

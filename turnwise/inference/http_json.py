@@ -31,7 +31,7 @@ class NotAllowedError(ServerError):
 class HttpJson:
     """A client of a server that takes and gives JSON. `timeout_s` is the limit in seconds for a connection and for each read,
     None for no limit. An `api_key` is sent as a bearer token, without the white space around it. `key_name` is the key's
-    environment variable, which errors about the key name. Raises ConfigError if `base_url` isn't http(s), or the key holds
+    environment variable, for error messages about the key. Raises ConfigError if `base_url` isn't http(s), or the key holds
     other characters than printable ASCII."""
 
     def __init__(self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = "") -> None:
@@ -54,7 +54,7 @@ class HttpJson:
         self._threads = DaemonPool("http")
 
     async def ask(self, path: str, body: Mapping[str, Any] | None = None, is_read: bool = True) -> Any:
-        """`ask_now` in a thread."""
+        """Runs `ask_now` in a thread, so that the event loop goes on."""
         return await self._threads.call(self.ask_now, path, body, is_read)
 
     def ask_now(

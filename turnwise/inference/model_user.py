@@ -76,7 +76,7 @@ class ModelUser:
 
 
 def _as_user(messages: Sequence[Message]) -> list[Message]:
-    """The messages of both sides, roles exchanged; without system messages, messages with tool calls, and tool results."""
+    """The messages with the roles user and assistant exchanged. System messages, tool calls and their results are left out."""
     sides = {"user": "assistant", "assistant": "user"}
     return [
         {"role": sides[message["role"]], "content": message["content"]}

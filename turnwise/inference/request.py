@@ -29,7 +29,7 @@ class Request:
     kept: list[KeptIds] = field(default_factory=list)
     """For each sampled token, the ids that it was drawn from; empty unless `sampling.keeps_ids`."""
     versions: tuple[VersionRun, ...] = ()
-    """The weight versions that sampled the first tokens, if weights changed in a pause. A newer version samples the rest."""
+    """The weight versions of the first tokens, as far as they are recorded. `completion` is told the version of the rest."""
 
     @property
     def context_ids(self) -> IntArray:

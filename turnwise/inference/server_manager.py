@@ -25,9 +25,9 @@ _MAX_IMBALANCE = 1.1
 
 
 class LLMServerManager:
-    """Routes requests over replicas. A conversation stays with the replica that has its cache; a new conversation goes to the
-    least loaded replica. If its replica has clearly more to do than the least loaded one, a conversation also moves there, and
-    its context is computed again. Without moves, loads wouldn't even out: response lengths differ (`benchmarks/balance.py`).
+    """Routes requests over replicas. A new conversation goes to the least loaded replica and stays there, where its cache is.
+    If this replica has clearly more to do than the least loaded one, the conversation moves to the latter, and its context is
+    computed again. Without moves, loads wouldn't even out: response lengths differ (`benchmarks/balance.py`).
 
     A replica's load is the sum of prompt length and `max_new_tokens` over its unfinished requests. A replica that raises any
     error but a TurnwiseError is dead: its requests are retried elsewhere with the same prompt and seed. If a replica takes

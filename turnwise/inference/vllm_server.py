@@ -95,8 +95,8 @@ class VLLMServer(EngineServer):
             ) from error
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """With `enable_sleep_mode`, frees the cache's GPU memory, and also that of the weights if `kinds` has them. Without
-        it, only cached prefixes are dropped."""
+        """With vLLM's `enable_sleep_mode`, frees the GPU memory of the cache, and of the weights if `kinds` holds `weights`.
+        Without this option, it only drops cached prefixes."""
         if not self._sleeps:
             await self._engine.reset_prefix_cache()
         elif "weights" in kinds:

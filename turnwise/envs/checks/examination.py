@@ -58,7 +58,7 @@ class Report:
     env: str
     findings: tuple[Finding, ...]
     is_played: bool = True
-    """Whether random play (needs known actions) or scripted play (needs an expert) has ended an episode."""
+    """Whether an episode was played, by the random player (needs known actions) or by the expert (if there is one)."""
 
     @property
     def verdict(self) -> Verdict:
@@ -288,7 +288,7 @@ class _Examination:
                 yield findings.player(check, episodes, self._reductions, beaten=beaten)
 
     def _replayable(self) -> list[CheckedEpisode]:
-        """Up to `NUM_REPLAYED` episodes of a player. If nobody played, new episodes of one unparsed action."""
+        """Up to `NUM_REPLAYED` episodes of a player. If nobody played, new episodes of one step, whose action is unparsed."""
         if not self.played:
             with self._opened() as env:
                 seeds = [_seed("train", index) for index in range(NUM_REPLAYED)]

@@ -105,7 +105,7 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
-    """Whether a text that is no action earns more than most actions: it would be learned. `answers`: (name of text, result)."""
+    """Whether a text that is no action earns more than most actions, and so is learned. `answers`: (name of text, result)."""
     result = ", ".join(f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers)
     if not episodes:
         return judged("no action", f"{result}; what actions get wasn't examined")

@@ -25,7 +25,7 @@ _MAX_SHOWN = 40
 
 
 class CallResult(NamedTuple):
-    """Everything that agent and credit assignment get from one `reset` or `step`."""
+    """Everything that the agent and credit assignment get from one `reset` or `step`."""
 
     text: str
     images: tuple[bytes, ...]
@@ -120,7 +120,7 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
 
     @cached_property
     def reductions(self) -> dict[str, Reduction]:
-        """`metric_reductions`, once its form has been checked."""
+        """The environment's `metric_reductions`, after `check_shape`."""
         self.call("metric_reductions", partial(check_shape, self.env))
         return dict(self.env.metric_reductions)
 
@@ -159,7 +159,7 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
         self._thread.end()
 
     def call(self, method: str, function: Callable[[], Any], read: Callable[[Any], Any] = lambda result: result) -> Any:
-        """What `read` makes of a function's result. If the function returns a coroutine, its result is awaited first."""
+        """Calls `function` in the thread, awaits its result if that is a coroutine, and returns what `read` makes of it."""
         line = CALLS.begin(f"{method} of the environment that is examined")
         call = self._thread.start(self._timed, self._clock[method], function)
         try:

@@ -25,8 +25,8 @@ class FrozenLakeEnv(GridEnv):
     """A lake of `size` × `size` cells, drawn from the seed. The step that reaches the goal has reward 1, any other valid
     step 0. Raises EnvironmentFault if an argument is out of range.
 
-    An action that isn't one of the four words (in any case) moves nothing and costs `format_penalty` (≤ 0); the episode
-    continues. The environment has no step limit of its own; the agent has `max_steps`.
+    An action that isn't one of the four words (case doesn't matter) moves nothing and costs `format_penalty` (≤ 0); the
+    episode continues. The environment has no step limit of its own; the agent has `max_steps`.
 
     Args:
         size: cells of a side, at least 2.

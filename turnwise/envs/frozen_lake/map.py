@@ -19,7 +19,7 @@ Rows = tuple[str, ...]
 
 LEFT, DOWN, RIGHT, UP = range(4)
 MAX_DRAWS = 20_000
-"""Maximum maps drawn for one seed: some sizes, p and splits (almost) never yield a solvable map."""
+"""Maximum maps drawn for one seed: some combinations of `size`, `p` and `split` (almost) never yield a solvable map."""
 
 
 @lru_cache(maxsize=64)
@@ -94,7 +94,7 @@ def read_map(rows: Sequence[str]) -> Rows:
 
 
 def best_blind_path(maps: Sequence[Sequence[str]]) -> tuple[list[int], float]:
-    """The sequence of right and down that reaches the goal of the most maps if the ice isn't slippery, and the share it solves.
+    """The sequence of right and down that solves the most maps if the ice isn't slippery, and the share of maps that it solves.
 
     A player reaches this share without looking at the maps, so a learnt policy must beat it. All C(2n−2, n−1) sequences of n×n
     maps are tried, so n should be at most 8. Raises ValueError unless all maps have one size, and S and G in the corners.

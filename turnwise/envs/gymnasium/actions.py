@@ -9,8 +9,8 @@ from turnwise.errors import EnvironmentFault, nearest
 def action_words(
     env_id: str, names: Sequence[str] | Mapping[Any, str] | None, numbers: range, known: Sequence[str]
 ) -> dict[int, str]:
-    """Number → word of the actions that may be taken. `names` is the argument `action_names` of `GymnasiumEnv`. Raises
-    EnvironmentFault if they don't fit the environment.
+    """Number → word of the actions that may be taken. `names` is the argument `action_names` of `GymnasiumEnv`, `known` are the
+    words that turnwise knows. Raises EnvironmentFault if `names` don't fit the environment.
 
     >>> action_words("Taxi-v4", ["north", "Pickup"], range(6), ("south", "north", "east", "west", "pickup", "dropoff"))
     {1: 'north', 4: 'Pickup'}

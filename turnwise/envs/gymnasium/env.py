@@ -27,10 +27,10 @@ _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
 class GymnasiumEnv(HeldOutEnv):
     """The environment `id` of gymnasium's registry, with actions and observations as text. Nothing else changes.
 
-    An action that isn't one of the words (in any case) doesn't reach the environment. It costs `format_penalty` (≤ 0), the
-    observation is repeated, and the episode continues. Raises EnvironmentFault if there is no such environment, an argument
-    isn't allowed, or its spaces can't be text; NotAvailableError if gymnasium, or a package that the environment needs, isn't
-    installed.
+    An action that isn't one of the words (case doesn't matter) doesn't reach the environment. It costs `format_penalty` (≤ 0),
+    the observation is repeated, and the episode continues. Raises EnvironmentFault if there is no such environment, an argument
+    isn't allowed, or the environment's spaces can't be text; NotAvailableError if gymnasium, or a package that the environment
+    needs, isn't installed.
 
     Args:
         id: as `gymnasium.make` takes it, with its version; `package:id` for a package that registers its own.

@@ -9,7 +9,7 @@ from turnwise.envs.packages import known_of
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Facts about a class of environments and its subclasses."""
+    """What turnwise knows about a class of environments and its subclasses."""
 
     actions: Sequence[str] = ()
     """Words of the actions 0, 1, …; empty = their numbers are the words."""

@@ -41,8 +41,8 @@ class SokobanEnv(GridEnv):
     argument is out of range.
 
     Each step gives −0.1, +1 for a box that comes onto a target, −1 for a box that leaves one, and +10 when all are on targets.
-    An action that isn't one of the four words (in any case) moves nothing and gives −0.1 plus `format_penalty` (≤ 0); the
-    episode continues. The environment has no step limit of its own; the agent has `max_steps`.
+    An action that isn't one of the four words (case doesn't matter) moves nothing and gives −0.1 plus `format_penalty` (≤ 0);
+    the episode continues. The environment has no step limit of its own; the agent has `max_steps`.
 
     Args:
         dim_room: height and width in cells, outer walls included, each at least 3.

@@ -62,7 +62,7 @@ class _Pieces:
 
 
 def _grouped(pieces: _Pieces) -> Iterator[_Pieces]:
-    """Groups rows by the power of two at or above their number of new tokens. Each piece of a long row is a group alone."""
+    """Groups rows by the power of two at or above their number of new tokens. Each piece of a long row is its own group."""
     exponents = np.ceil(np.log2(pieces.counts)).astype(np.int64)
     for exponent in np.unique(exponents):
         alike = pieces[np.flatnonzero(exponents == exponent)]

@@ -30,8 +30,8 @@ def step_size(num_new: IntArray) -> dict[str, int]:
 
 
 class Engine:
-    """Continuous batching over a runner. A forward pass computes one token of each decoding row, and fills up to
-    `max_step_tokens` with prompt tokens. A conversation's cache is kept for its next request. Cached keys and values depend on
+    """Continuous batching over a runner. A forward pass computes one token of each decoding row, and prompt tokens up to
+    `max_step_tokens` in all. A conversation's cache is kept for its next request. Cached keys and values depend on
     token ids and weights alone, so any conversation with the same prefix can copy them."""
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The fast path: turnwise's own forward pass of the Llama, Qwen2, Qwen3 and Mistral shape over fused projections. It reads the
-model's own parameters. For a small float32 model on a CPU it runs turnwise's own kernels, over a copy of the parameters in
-the kernels' memory order, which `refresh` makes anew."""
+"""The fast path: turnwise's own forward pass of models like Llama, Qwen2, Qwen3 and Mistral, over fused projections. It reads
+the model's own parameters. For a small float32 model on a CPU it runs turnwise's own kernels, over a copy of the parameters in
+the kernels' memory order. `refresh` renews the copy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ _BLOCK_TOKENS = 1024  # tokens that pass all layers together on a CPU, so that a
 
 
 class FusedRunner:
-    """The `Runner` of models that `supports_fast_path` accepts; check that first. It fuses the model's projections, and keeps
+    """The `Runner` of models that `models.fused.supports_fast_path` accepts. It fuses the model's projections, and keeps
     keys and values in a `KVCache`. Turnwise's own kernels run for small models in float32 on a CPU, unless `may_be_native` is
     False. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of `max_length` tokens."""
 

@@ -1,5 +1,5 @@
-"""Chooses the prompt tokens that each new row computes in a step: a chunk within a budget. Prefixes that another row has cached
-or is computing are copied instead."""
+"""Chooses the prompt tokens that each new row computes in a step: a chunk within a budget. Prefixes that another slot has
+cached or is computing are copied instead."""
 
 from bisect import bisect_left, insort
 
@@ -72,7 +72,7 @@ class Prefill:
         """The slots of the rows whose prompts aren't fully computed, in the order of admission."""
 
     def start(self, slot: int, request: Request, max_length: int) -> None:
-        """Loads a request into a slot. As much of the slot's cache stays as the new context and the runner can use."""
+        """Loads a request into a slot. A cached prefix that the new context repeats stays as far as the runner allows."""
         rows, context_ids = self._rows, request.context_ids
         num_cached = int(rows.state["cached"][slot])
         # The last token is always computed: sampling needs its logits.

@@ -63,7 +63,7 @@ class Rows:
         return self.ids[slot, : self.state["length"][slot]]
 
     def load(self, slot: int, request: Request, num_cached: int, max_length: int) -> None:
-        """Starts a request in a slot whose cache holds the first `num_cached` tokens of its context."""
+        """Starts a request in a slot whose cache holds the first `num_cached` tokens of the request's context."""
         sampling, context_ids = request.sampling, request.context_ids
         prompt_length = len(request.prompt_ids)
         self.state[slot] = (

@@ -137,7 +137,7 @@ class EmbeddedServer(HoldsModel):
         self._engine.free_cache()
 
     async def close(self) -> None:
-        """Fails running requests, and refuses new ones."""
+        """Fails running and waiting requests, and refuses new ones."""
         self._is_closed = True
         if self._driver is not None:
             self._driver.cancel()
