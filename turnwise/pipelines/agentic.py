@@ -109,7 +109,7 @@ class AgenticPipeline:
             self.log.add(self.parity_gate.check(version=step))
 
     def validate(self, step: int) -> None:
-        """Plays the fixed validation tasks on the servers every `eval_steps` steps and after the last; never if that is 0."""
+        """Plays the fixed validation tasks on the servers, every `eval_steps` steps (0 = never) and after the last step."""
         every = self.pipeline_config.eval_steps
         if self.val_rollout_scheduler is None or not every or (step % every and step != self.checkpoints.num_steps):
             return

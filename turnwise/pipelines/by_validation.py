@@ -39,7 +39,7 @@ class BestValue:
 
     def see(self, step: int, measured: Mapping[str, float]) -> bool:
         """Records a validation, and returns whether it is the best so far; NaN never is the best. Raises ConfigError if this
-        validation lacks the metric, and no earlier one had it."""
+        validation lacks the metric, and there is no best value yet."""
         if self.metric not in measured:
             if self.value is None:
                 raise ConfigError(

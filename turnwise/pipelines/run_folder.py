@@ -117,7 +117,7 @@ class RunFolder:
         return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
 
     def go_on(self, checkpoint: Path, num_done: int) -> list[str]:
-        """Notes the checkpoint to continue from. Renames damaged files of metrics or trajectories; returns messages on them."""
+        """Notes the checkpoint to continue from. Renames damaged files of metrics or trajectories; returns notes on them."""
         self.resumed_from, self.num_done, notes = checkpoint, num_done, []
         for file in filter(os.path.lexists, (self.metrics, self.rollouts)):
             try:
