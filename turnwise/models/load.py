@@ -125,7 +125,7 @@ def load_pretrained(
 
 
 def require_weights(path: str | Path, missing: Sequence[str]) -> None:
-    """Raises ModelError if the weights of the folder at `path` lack tensors, which `missing` names."""
+    """Raises ModelError if `missing`, the names of the tensors that the weights at `path` lack, isn't empty."""
     if missing:
         raise ModelError(f"{path}: the weights lack {len(missing)} tensors of the model ({', '.join(missing[:3])}, …)")
 

@@ -119,7 +119,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs: Tensor, grad_kept: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        """∂log p_t/∂z = onehot(t) − p, ∂H/∂z = −p(log p + H). Kept ids: onehot(t) − q, with q their softmax, 0 elsewhere."""
+        """∂log p_t/∂z = onehot(t) − p, ∂H/∂z = −p(log p + H). For kept ids: onehot(t) − q, where q is their softmax."""
         hidden, weight, targets, log_z, entropy, log_kept = ctx.saved_tensors
         compute, precise = ctx.compute, log_z.dtype
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]

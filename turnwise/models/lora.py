@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 def frozen_names(model: nn.Module, prefixes: Sequence[str]) -> frozenset[str]:
     """Names of the parameters that start with one of the prefixes, and of parameters that are tied to them. Raises ConfigError
-    if no name starts with a prefix."""
+    for a prefix with which no name starts."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in parameters):
@@ -46,8 +46,8 @@ def frozen_names(model: nn.Module, prefixes: Sequence[str]) -> frozenset[str]:
 
 
 def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
-    """Excludes the parameters whose names start with one of the prefixes from training. Raises ConfigError if no name starts
-    with a prefix, or nothing is left to train."""
+    """Excludes the parameters in `frozen_names` from training. Raises ConfigError for a prefix with which no name starts, or if
+    nothing is left to train."""
     frozen = frozen_names(model, prefixes)
     for name, parameter in model.named_parameters():
         if name in frozen:
@@ -176,7 +176,7 @@ class Adapters:
             raise OSError(f"{folder}: {first_line(error)}") from error
 
     def load(self, folder: Path) -> None:
-        """Copies saved values into the live tensors. Raises ModelError if the folder has no adapters, or they don't fit."""
+        """Sets the adapters to those saved in `folder`. Raises ModelError if it has none, or they don't fit the model."""
         if not (folder / ADAPTER_WEIGHTS).is_file():
             raise ModelError(f"{folder} holds all parameters of a model and no adapters; continue with it without lora_rank")
         if not _may_be_base(folder, self._base_fingerprint):
@@ -270,7 +270,7 @@ def _ending(name: str) -> str:
 
 
 def _may_be_base(folder: Path, fingerprint: str) -> bool:
-    """Whether adapters may have been trained on the model with this fingerprint: their folder holds the same one or none."""
+    """Whether a folder's adapters may belong to the model with this fingerprint: the folder holds the same one or none."""
     file = folder / BASE_FINGERPRINT
     return not file.is_file() or file.read_text(encoding="utf-8").strip() == fingerprint
 

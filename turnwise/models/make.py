@@ -44,7 +44,7 @@ def make_model(
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelSummary:
     """Makes a model of a preset size and a tokenizer trained on `corpus`, and writes both to `out`. `vocab_size` replaces the
-    preset's maximum of tokens, and `overrides` replace fields of the preset's config. A `vocab_size` among `overrides` is
+    preset's maximum number of tokens, and `overrides` replace fields of the preset's config. A `vocab_size` in `overrides` is
     the exact number of tokens. Equal arguments give equal bytes. Raises ModelError if the size or a config field is unknown,
     the vocabulary is too small or too large, or shapes don't fit together."""
     shape, overrides = preset(size), dict(overrides or {})

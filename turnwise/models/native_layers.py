@@ -1,6 +1,6 @@
 """Decoder layers of Llama, Qwen2, Qwen3 and Mistral with turnwise's own kernels between matrix products, in float32 on a CPU.
 transformers' modules stay, with their parameters, hooks and adapters; only `forward` of each module is replaced. The module's
-original forward pass runs where the kernels don't fit: on another device or dtype, under autocast, or over a cache."""
+original forward pass runs where the kernels don't fit: on another device or dtype, under autocast, or with a KV cache."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -133,7 +133,7 @@ class Gate(torch.autograd.Function):
 
 
 class JoinedLinear(torch.autograd.Function):
-    """Outputs [N, ΣO] of linear layers side by side. `weight` [ΣO, I] is `joined(weights)`: the same memory, no gradient."""
+    """Outputs [N, ΣO] of linear layers side by side. `weight` [ΣO, I] is `joined(weights)`; only `weights` get gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, *weights: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ def _attention_forward(
 
 
 def _together(x: Tensor, *projections: nn.Module) -> Tensor:
-    """Outputs of the projections side by side, by one product if these are plain linear layers that are fused."""
+    """Outputs of the projections side by side, by one product if all projections are plain linear layers and fused."""
     linears = [linear for linear in projections if type(linear) is nn.Linear and not _is_watched(linear)]
     weights: list[Tensor] = [linear.weight for linear in linears]
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
@@ -244,7 +244,7 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
-    """The kernels; None if they don't support these tensors. Other classes of tensors (such as DTensor) may have no memory."""
+    """The kernels; None if they don't support these tensors. A tensor of another class (such as DTensor) may have no memory."""
     if torch.is_autocast_enabled("cpu"):
         return None
     fits = all(
@@ -255,7 +255,7 @@ def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
 
 
 def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Replaces `forward`, unless it has been replaced already. A `partial` is pickled with its module; a bound method isn't."""
+    """Replaces `forward`, unless that is done already. A `partial` is pickled with its module; a bound method wouldn't be."""
     if "forward" not in vars(module):
         module.forward = partial(forward, module)
 

@@ -25,7 +25,7 @@ from turnwise.models.prefix_tree import PrefixTree
 PACKED_ATTENTION = "turnwise_packed"
 _PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
-"""Whether torch's varlen attention takes fewer key heads than query heads (from 2.12 on)."""
+"""Whether torch's varlen attention takes fewer key heads than query heads (from torch 2.12 on)."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _each_sequence(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """One SDPA call per sequence. `split` makes all slices at once: a lone slice's gradient is as long as the whole tensor."""
+    """One SDPA call per sequence. Tensors are cut by `split`, since the gradient of a single slice is as long as the tensor."""
     is_grouped = query.shape[1] != key.shape[1]
     if sequences.tree is not None and sequences.key_lengths != sequences.lengths:
         key, value = (tensor.index_select(2, sequences.tree.paths) for tensor in (key, value))

@@ -30,8 +30,8 @@ def plain_model(config: PreTrainedConfig, weights: Iterable[tuple[str, Tensor]],
 
 @torch.no_grad()
 def plain_logprobs(model: PreTrainedModel, samples: Sequence[Sample], temperature: float) -> list[FloatArray]:
-    """Log-probs [N] of each sample's tokens at a temperature, 0 for the first token; over a token's kept ids (truncated
-    sampling) if it has some. Raises ModelError if the model's vocabulary lacks a token id."""
+    """Log-probs [N] of each sample's tokens at a temperature, 0 for the first token. If a token has kept ids (truncated
+    sampling), its log-prob is over these ids only. Raises ModelError if the model's vocabulary lacks a token id."""
     results = []
     for sample in samples:
         if sample.token_ids.max() >= model.config.vocab_size:

@@ -24,8 +24,8 @@ that starts no word; each with the space before it. So each cell of a grid is on
 coordinates."""
 
 _MOST_TOKENS = 1_000_000
-"""Maximum of `vocab_size`, more than any published model has. The BPE trainer needs memory in proportion to it, and the process
-dies if there is too little."""
+"""Maximum of `vocab_size`, more than any published model has. The BPE trainer needs memory in proportion to `vocab_size`, and
+the process dies if the memory doesn't suffice."""
 _SYMBOL_COUNT = 5_000
 """How often the trainer sees each symbol in addition to the corpus: so often that a symbol of several bytes becomes one token
 even if it is rare (such as the sign of a goal, once per episode)."""

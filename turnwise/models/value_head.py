@@ -23,8 +23,8 @@ def load_value_model(
     """A value model in evaluation mode with fp32 weights, from a folder or the hub.
 
     A folder without a value head (a causal language model) gives its backbone with a new head of zeros, so that all values are
-    0. The scalar head of a reward model is kept. An adapter is merged into its base; a critic's adapter brings its head. Raises
-    ModelError if there is no such folder or no decoder in it, its head has several labels, or weights are missing."""
+    0. The scalar head of a reward model is kept. An adapter is merged into its base; a critic's adapter brings its own head.
+    Raises ModelError if there is no such folder or no decoder in it, its head has several labels, or weights are missing."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -54,7 +54,7 @@ def load_value_model(
 
 def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:
     """Number of labels of the head that `load_value_model` would find, read from the headers of the weight files; 0 without a
-    head, None if the headers don't tell. Raises ModelError if the model is no decoder."""
+    head, None if the headers don't tell. Raises ModelError if the model isn't a decoder."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -71,7 +71,7 @@ def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:
 
 
 def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' token classifier of this architecture, or a class made here. Raises ModelError if it isn't a decoder."""
+    """transformers' token classifier of this architecture, else a class made here. Raises ModelError for a non-decoder."""
     decoders, known = AutoModelForCausalLM._model_mapping, AutoModelForTokenClassification._model_mapping
     if type(config) not in decoders:
         raise ModelError(

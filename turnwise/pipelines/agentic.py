@@ -32,7 +32,7 @@ from turnwise.types import samples_of
 @dataclass(slots=True)
 class AgenticPipeline:
     """Trains a policy on its own episodes. `build.agentic.build_agentic` makes a pipeline. Attributes that ROLL's pipeline also
-    has are named as there. `reference` and `critic` are None if the algorithm doesn't need them."""
+    has keep their names. `reference` and `critic` are None if the algorithm doesn't need them."""
 
     pipeline_config: AgenticConfig
     actor_train: ModelRole
@@ -63,8 +63,8 @@ class AgenticPipeline:
 
     def steps(self) -> Iterator[StepReport]:
         """Makes steps: plays, assigns credit and trains. Yields a report of each finished step, and a last report if the run
-        ends with a validation, or saves another run's checkpoint as its own. A step trains nothing if the group filter drops
-        all its groups."""
+        validates, or has no step left to do and saves the checkpoint that it continues from in its own folder. A step trains
+        nothing if the group filter drops all its groups."""
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
         if self.train_rollout_scheduler.is_exhausted:  # the run that is continued has ended with its last row
             self.checkpoints.end_here()
@@ -119,7 +119,7 @@ class AgenticPipeline:
         self.log.add(self.by_validation.see(step, validation_metrics(groups), self.checkpoints))
 
     def end_step(self, step: int, rollout: StepRollout | None = None) -> StepReport:
-        """Logs metrics, writes trajectories, and saves a checkpoint if one is due. The final validation has no `rollout`."""
+        """Logs metrics, writes trajectories, and saves a checkpoint if one is due. The final report has no `rollout`."""
         log, groups = self.log, rollout.groups if rollout else []
         if rollout:
             log.add(rollout.measure(step))

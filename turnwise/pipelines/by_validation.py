@@ -39,7 +39,7 @@ class BestValue:
 
     def see(self, step: int, measured: Mapping[str, float]) -> bool:
         """Records a validation, and returns whether it is the best so far; NaN never is the best. Raises ConfigError if this
-        validation lacks the metric, and no earlier one had it."""
+        validation lacks the metric, and there is no best value yet."""
         if self.metric not in measured:
             if self.value is None:
                 raise ConfigError(
@@ -63,7 +63,7 @@ class BestValue:
         return {name: getattr(self, name) for name in ("metric", "mode", "value", "step", "num_since")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from the saved values, unless they are of another metric or mode. States of older versions say neither."""
+        """Continues from the saved values, unless they are of another metric or mode. Old states say neither, and are used."""
         if (state.get("metric", self.metric), state.get("mode", self.mode)) == (self.metric, self.mode):
             self.value, self.step, self.num_since = state["value"], state["step"], state["num_since"]
 
@@ -98,7 +98,7 @@ class ByValidation:
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the best values. If the folder holds another model, the next validation counts as the best so far."""
+        """Restores the best values. If the best model isn't in the folder, the next validation counts as the best so far."""
         for name, part in self._parts.items():
             if name in state:
                 part.load_state_dict(state[name])

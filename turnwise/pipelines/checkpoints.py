@@ -126,7 +126,7 @@ class Checkpoints:
 
     @property
     def is_saved(self) -> bool:
-        """Whether this run has a checkpoint of the finished steps, or there are none."""
+        """Whether this run has a checkpoint of its finished steps, or hasn't finished any."""
         return self.num_done in (self._num_saved, 0)
 
     def end_here(self) -> None:

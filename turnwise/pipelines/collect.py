@@ -16,7 +16,7 @@ from turnwise.types import Group
 
 
 class Collection:
-    """Plays batches, appends their trajectories to a file, which is created with the first group, and sums them up."""
+    """Plays batches, appends their trajectories to `file` (the first group creates it), and sums them up."""
 
     def __init__(self, file: Path) -> None:
         self.file = file.absolute()

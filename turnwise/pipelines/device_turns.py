@@ -11,7 +11,7 @@ Move = Callable[[list[MemoryKind]], Awaitable[object]]
 
 @dataclass(slots=True)
 class Resident:
-    """A role, and the `kinds` of memory that it can move from its devices to the host. Weights that another role reads stay."""
+    """A role, and the `kinds` of memory that it can move from its devices to the host; not weights that another role reads."""
 
     devices: frozenset[int]
     kinds: frozenset[MemoryKind]

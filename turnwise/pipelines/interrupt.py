@@ -18,9 +18,9 @@ _LIKE_CTRL_C = ("SIGTERM", "SIGHUP")  # the signals of a cluster that ends a job
 class Interrupts:
     """Holds Ctrl-C back while a step is trained and saved, and lets it through everywhere else.
 
-    After `hold` a first Ctrl-C is remembered until `release`, which raises KeyboardInterrupt. A second one raises it at once.
-    Elsewhere Ctrl-C raises it as usual, and asyncio then cancels the running episodes. Outside the main thread, to which Python
-    delivers no signals, `hold` and `release` do nothing."""
+    After `hold` a first Ctrl-C is remembered until `release`, which raises KeyboardInterrupt. A second Ctrl-C raises it at
+    once. Elsewhere Ctrl-C raises it as usual, and asyncio then cancels the running episodes. `hold` and `release` do nothing
+    outside the main thread, since Python delivers signals to the main thread only."""
 
     def __init__(self) -> None:
         self._is_pressed = False

@@ -69,8 +69,8 @@ class Evidence:
 
 
 class Fault(NamedTuple):
-    """A possible cause. `rest()` is the mean difference between its prediction and the server's log-probs. `rounding()` is the
-    mean difference that a dtype alone makes. If given, it decides instead of `rest`: a dtype's rounding can't be predicted."""
+    """A possible cause. `rest()` is the mean difference between the log-probs that it predicts and the server's. `rounding()`,
+    if given, is the mean difference that a dtype makes, and decides instead: single rounding errors can't be predicted."""
 
     cause: str
     rest: Callable[[], float]

@@ -45,7 +45,7 @@ def checkpoints_folder(config: Config, run: Path) -> Path:
 
 def find_resume_point(config: Config) -> ResumePoint | None:
     """The checkpoint that `resume_from_checkpoint` asks for. None if the key is false, or is true and the experiment has no
-    checkpoint. Raises CheckpointError if the path it gives has no checkpoint, or none of those it allows is complete."""
+    checkpoint. Raises CheckpointError if the key is a path without a checkpoint, or no checkpoint found is complete."""
     asked = config.resume_from_checkpoint
     if asked is False:
         return None
@@ -208,7 +208,7 @@ def _load_yaml(file: Path) -> dict[str, Any]:
 
 
 def _run_of(config: Config, checkpoint: Path) -> Path | None:
-    """The folder of the run that saved a checkpoint: two levels up, or of that name in `output_dir`; None if not found."""
+    """The folder of the run that saved a checkpoint: two levels up, or in `output_dir` with its parent's name; else None."""
     around = checkpoint.parent.parent
     named = Path(config.output_dir) / config.exp_name / checkpoint.parent.name
     return next((run for run in (around, named) if RunFolder(run).config.is_file()), None)

@@ -30,7 +30,7 @@ class BatchPlan:
     samples_per_batch: int | None = None
     """Number of samples of a batch that the learning-rate schedule assumes, one per trajectory; None = the actual number."""
     first_step: int = 0
-    """The first pipeline step that trains the role."""
+    """The first pipeline step in which the role is trained."""
 
     def cut(self, samples: Sequence[Sample], max_tokens: int | None, num_ranks: int = 1) -> list[list[int]]:
         """Sample indices of each micro-batch, those of the first rank first. All ranks have the same number of micro-batches;
@@ -94,7 +94,7 @@ class ModelRole:
         return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True, owner=self.owner)
 
     def gather(self, method: str, *args: Any) -> Pending:
-        """Calls a method that needs the whole model, on the first rank. The others take part if they hold shares of it."""
+        """Calls a method that needs the whole model on the first rank. The other ranks take part if they hold shares of it."""
         return self.workers.call(method, *args, route="broadcast" if self.is_sharded else "rank0")
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
@@ -183,7 +183,7 @@ class ModelRole:
         ]
 
     def forward(self, samples: Sequence[Sample], output: Output) -> list[FloatArray]:
-        """The model's `output` for each sample, an array [N]."""
+        """The model's `output` (such as `logprobs`) for each sample, an array [N]."""
         return [arrays[output] for arrays in self._forward(samples, frozenset({output}))[0]]
 
     def _cut(self, samples: Sequence[Sample], max_tokens: int | None) -> list[list[int]]:

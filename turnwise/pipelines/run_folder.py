@@ -1,4 +1,4 @@
-"""The folder of a run, `output_dir/exp_name/<time>`: paths, lock, log, and facts about the run."""
+"""The folder of a run, `output_dir/exp_name/<time>`: its paths, lock and log, and a record of its config and versions."""
 
 import fcntl
 import importlib.metadata
@@ -117,7 +117,7 @@ class RunFolder:
         return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
 
     def go_on(self, checkpoint: Path, num_done: int) -> list[str]:
-        """Notes the checkpoint to continue from. Renames damaged metrics or trajectories; returns messages about them."""
+        """Notes the checkpoint to continue from. Renames damaged files of metrics or trajectories; returns notes on them."""
         self.resumed_from, self.num_done, notes = checkpoint, num_done, []
         for file in filter(os.path.lexists, (self.metrics, self.rollouts)):
             try:
@@ -163,8 +163,8 @@ class RunFolder:
 
 
 def _length_of_steps(file: Path, num_done: int) -> int:
-    """The bytes before the first line of step `num_done` or later, or before a last line that a killed process left incomplete.
-    Raises CheckpointError if the file is damaged before that."""
+    """Number of bytes before the first line of step `num_done` or later, or before a last line that a killed process left
+    incomplete. Raises CheckpointError if the file is damaged before that."""
     if not file.is_file():  # opening a pipe would wait
         raise CheckpointError(f"{file} isn't a file")
     length = 0

@@ -1,4 +1,4 @@
-"""Shows the best and the worst episode of a step: turn by turn in the run's log, in a few lines on the terminal."""
+"""Shows the best and the worst episode of a step turn by turn in the run's log, and the best in brief on the terminal."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -34,9 +34,9 @@ def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mappi
 
 def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> "Figure":
     """Draws success (the score if success isn't measured, the loss in fine-tuning) over the steps of a run, in training and in
-    validation. Small panels show entropy, KL, gradient norm, rates (equal groups, parsed, valid) and times, if there are data.
-
-    Success in validation has its 95% Wilson interval, which assumes independent episodes. pyplot isn't used.
+    validation. Small panels show, if there are data, entropy, KL, gradient norm, the seconds of a step, and shares (of groups
+    with equal scores, of parsed responses, of valid actions). Success in validation has its 95% Wilson interval, which assumes
+    independent episodes. pyplot isn't used.
 
     Args:
         rows: the rows of a `metrics.jsonl`, of reinforcement learning or of fine-tuning.
@@ -99,7 +99,7 @@ def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Seq
 
 
 def _literal(text: str) -> str:
-    """The text for matplotlib, which would read what stands between two `$` as a formula."""
+    """The text with escaped `$`, since matplotlib would read what stands between two of them as a formula."""
     return text.replace("$", r"\$")
 
 

@@ -24,7 +24,7 @@ _INK, _PAPER = (34, 40, 49), (255, 255, 255)
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One image of an animation: a picture, uint8 [H, W, 3], or a text in its place, with title and caption beside it."""
+    """One image of an animation: a picture (uint8 [H, W, 3]) or a text in its place, and beside it a title and a caption."""
 
     picture: NDArray[np.uint8] | str
     title: str

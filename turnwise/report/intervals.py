@@ -27,8 +27,8 @@ def clustered_interval(num_successes: Sequence[int], num_trials: Sequence[int], 
     """The interval of a success rate over tasks that were each tried several times, by default at 95%.
 
     Trials of one task resemble each other, so they count for less than trials of different tasks. This is the Wilson interval
-    of an effective number of trials, p(1−p)/V, where V is the variance of the rate with tasks as clusters (Kish 1965, Survey
-    Sampling, ch. 5), at least the number of tasks and at most that of trials. With one trial per task it is `wilson_interval`.
+    of an effective number of trials: p(1−p)/V, where V is the variance of the rate with tasks as clusters (Kish 1965, Survey
+    Sampling, ch. 5), but no fewer than the tasks and no more than the trials. With one trial per task it is `wilson_interval`.
 
     >>> clustered_interval([1, 0, 1], [1, 1, 1]) == wilson_interval(2, 3)
     True

@@ -95,7 +95,7 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[Group]":
-    """The model's answers to the rows, sampled as in a validation during training."""
+    """The model's answers to the rows, one group per row, sampled as in a validation during training."""
     sampling = {
         "max_new_tokens": new_tokens(model, asked.max_new_tokens),
         "do_sample": asked.k > 1,
@@ -174,7 +174,7 @@ def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
 
 
 def _majority_is_correct(answers: Sequence[Answer]) -> bool:
-    """Whether the most frequent answer to a row is right; if several are equally frequent, the first of them."""
+    """Whether the most frequent answer to a row is right. If several answers are equally frequent, the first of them counts."""
     numbers = [answer_of(answer.completion) for answer in answers]
     keys = [n.value if n else stated_answer(a.completion) or "" for n, a in zip(numbers, answers, strict=True)]
     [(winner, _)] = Counter(keys).most_common(1)

@@ -109,7 +109,7 @@ class Train(RowChoice):
 
 
 class LoadDataset(RowChoice):
-    """Loads rows, shows the first three as text with roles and true answers, and counts what is wrong with all of them."""
+    """Loads rows, shows the first three as text with roles and true answers, and counts the faults among all of them."""
 
     format: Literal["sft", "rl"] = "sft"
     """Demonstrations for SFT, or prompts with their true answers."""

@@ -1,4 +1,4 @@
-"""`AgenticRLPipeline`: SFT, evaluation, GRPO and another evaluation of a model, as one config file describes them."""
+"""`AgenticRLPipeline` runs SFT, an evaluation, GRPO and another evaluation, which one config file describes."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ class StageError(TurnwiseError):
 class AgenticRLPipeline:
     """Runs six stages from a config file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring`
     (`docs/rl_tool.md`). A stage that is recorded in `training_results.json` isn't done again; an interrupted training run
-    continues. Raises ConfigError for an unknown key or a wrong value, or if `sft` and `grpo` have the same folder."""
+    continues. Raises ConfigError for an unknown key or a wrong value, or if `sft` and `grpo` have the same output_dir."""
 
     def __init__(self, config_path: str | Path) -> None:
         self.config = _sections(load_yaml(read_yaml(Path(config_path)), str(config_path)), str(config_path))

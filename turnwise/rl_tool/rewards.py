@@ -1,4 +1,4 @@
-"""Finds rewards by name. They become entries of `data.reward`, or functions to call."""
+"""Finds rewards by name, and makes them into entries of `data.reward` or into functions to call."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -49,8 +49,8 @@ def reward_sections(
     defaults: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """The entries of `data.reward`; `defaults` holds default arguments by the reward's name. The first entry decides what a
-    success is, so accuracy comes first. If all rewards asked for are `length_penalty`, `step` or `combined`, accuracy is added
-    with weight 0. Raises ConfigError for wrong names or arguments."""
+    success is, so accuracy comes first. It is added with weight 0 if only `length_penalty`, `step` or `combined` are asked for.
+    Raises ConfigError for wrong names or arguments."""
     if custom is not None:
         if not callable(custom):
             raise ConfigError(f"custom_reward: got {custom!r:.60}; it is a function (completions, **columns) -> numbers")

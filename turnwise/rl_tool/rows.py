@@ -109,7 +109,7 @@ def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping
 
 @lru_cache(maxsize=4)
 def _tables(name: str) -> list[TableRow]:
-    """The rows of a data set on the hub; [] if the hub can't be reached. Cached, since a hub's retries take half a minute."""
+    """The rows of a data set on the hub; [] if they can't be read. Cached, since the hub's retries take half a minute."""
     from huggingface_hub.constants import ENDPOINT
 
     try:
@@ -139,14 +139,14 @@ def formatted(row: Mapping[str, Any]) -> str:
 
 
 def _contents(row: Mapping[str, Any]) -> list[Any]:
-    """The contents of a row's messages; [] if it has none. RL reads no column `messages`, so there it may hold anything."""
+    """The contents of a row's messages; [] if it has none. RL doesn't read the column `messages`, which may hold anything."""
     messages = row.get("messages")
     return [m.get("content") for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
 
 
 def quality(loaded: Rows, count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
-    """The number of rows with an empty or null value, of copies of earlier rows, of rows with over `LONGEST` tokens (without
-    `count_tokens`, four characters are a token), and of rows whose true answer has no number."""
+    """Counts rows with an empty value, rows with a null, copies of earlier rows, rows of over `LONGEST` tokens (without
+    `count_tokens`, four characters are a token), and rows whose true answer has no number."""
     texts = [formatted(row) for row in loaded.rows]
     lengths = [count_tokens(text) if count_tokens else len(text) // 4 for text in texts]
     values = [[*row.values(), *_contents(row)] for row in loaded.columns]

@@ -52,7 +52,7 @@ class RLTrainingTool:
         return json.dumps(plain, ensure_ascii=False, indent=2, default=str)
 
     def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs an action. `status` is `success`, or for a TurnwiseError or OSError `error`, with `code`, `message`, `hint`."""
+        """Runs an action. `status` is `success`, but `error` on a TurnwiseError or OSError, with `code`, `message`, `hint`."""
         given = dict(parameters)
         action = given.pop("action", None)
         try:

@@ -24,8 +24,8 @@ RUN = "run"
 LEARNING_RATES = {("sft", False): 2e-5, ("sft", True): 1e-4, ("rl", False): 1e-6, ("rl", True): 1e-5}
 """Default learning rates by `(kind of training, whether LoRA is used)`."""
 CRITIC_FACTOR, FASTEST_CRITIC = 10, 1e-3
-"""Without LoRA, the critic's default learning rate is this factor times the policy's, up to the fastest at which small critics
-converge: its head starts at 0 and must fit before the policy can improve. With LoRA, the policy's rate is high enough."""
+"""Without LoRA, the critic's default learning rate is `CRITIC_FACTOR` times the policy's, up to `FASTEST_CRITIC`, the fastest
+at which small critics converge: the head starts at 0 and must fit before the policy improves. With LoRA it is the policy's."""
 _RESULTS = (ADAPTER_CONFIG, "config.json")
 _DEFAULT_CONTEXT, _DEFAULT_NEW_TOKENS = 4096, 512
 
@@ -220,7 +220,7 @@ def new_tokens(model: str, asked: int | None) -> int:
 
 def place_result(checkpoint: Path, out: Path) -> None:
     """Puts the model of a checkpoint and its tokenizer into the folder `out`: a LoRA adapter as it is, any other model as a
-    plain Hugging Face folder. Replaces the model that is there."""
+    plain Hugging Face folder. Replaces a model that `out` holds."""
     from turnwise.models.load import export_model, load_tokenizer
     from turnwise.models.lora import BASE_FINGERPRINT
 
