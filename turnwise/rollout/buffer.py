@@ -1,4 +1,4 @@
-"""Decides which groups may be admitted and which groups each step trains on, without a clock and without the tasks."""
+"""Decides which groups may be admitted and which groups each step trains on. It reads no clock and knows no tasks."""
 
 import math
 from collections import Counter
@@ -115,7 +115,7 @@ class GroupBuffer:
         self.selected.append(index)
 
     def _are_in_time(self, num_places: int, last_step: int) -> bool:
-        """Whether no group would miss its last step if this step selects a group with `last_step` and `num_places` more."""
+        """Whether no group would miss its last step if this step selects a group with `last_step`, then `num_places` others."""
         num_due = 0
         for due in sorted(step for step in self._num_due if step < last_step):
             num_due += self._num_due[due]

@@ -23,7 +23,7 @@ def non_zero_variance(group: Group) -> bool:
 @dataclass(frozen=True, slots=True)
 class GroupFilter:
     """A function `keep(group) -> bool` and its name. The result may depend on nothing but the group, since groups come in any
-    order. Raises RolloutError if the function raises an exception, or returns anything but a bool."""
+    order. A call raises RolloutError if the function raises an exception, or returns anything but a bool."""
 
     name: str
     keep: Callable[[Group], bool]

@@ -225,7 +225,7 @@ class _TrajectoryRecord(Record):
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first error of a validation as `field: message`.
+    """The first error of a validation as `field: message`, or only the message if it is about the text as a whole.
 
     >>> try:
     ...     Record.model_validate_json("{")

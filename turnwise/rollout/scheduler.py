@@ -89,7 +89,7 @@ class RolloutScheduler:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all tasks have been played and all groups handed out; never for a fixed source."""
+        """Whether all tasks have been played and all groups handed out; always False with `is_fixed`."""
         return not self._is_fixed and self._buffer.is_exhausted
 
     def describe(self) -> str:

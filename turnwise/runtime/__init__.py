@@ -1,1 +1,1 @@
-"""The event loop, clocks, deadlines, and calls of users' code."""
+"""The event loop, threads, deadlines and the stopwatch of a run, and guards around calls into users' code."""

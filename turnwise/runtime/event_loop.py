@@ -20,12 +20,12 @@ T = TypeVar("T")
 _SETTING = "deadlines.env_s"
 _BEAT_S = 1.0  # seconds between two signs that the loop turns
 _COLLECTOR = (50_000, 20, 10)
-"""Thresholds of Python's garbage collector while the loop turns. With its defaults (700, 10, 10) it scans the live objects of
-thousands of episodes again and again: a third of the cost of a turn."""
+"""Thresholds of Python's garbage collector while the loop runs. With its defaults (700, 10, 10) it scans the live objects of
+thousands of episodes again and again, which takes a third of the processor time of an episode's turns."""
 
 
 class LoopIteration(Wait):
-    """The deadline of one iteration of an event loop, in which all other tasks wait until the running one awaits something."""
+    """The deadline of one iteration of an event loop: all other tasks wait until the running task awaits something."""
 
     _timer: asyncio.TimerHandle | None = None
 

@@ -16,8 +16,8 @@ _HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")  # the signal ha
 
 class Foreign:
     """Surrounds a call of a user's code: lists it on the `call_board` if `episode` says where it belongs, and turns exceptions
-    outside `Exception` into an `EnvironmentFault`, which names the call. Ctrl-C, cancellation, deadlines and turnwise's own
-    errors pass unchanged; so do other `Exception`s unless `are_faults`, but for StopIteration, which no coroutine can raise."""
+    outside `Exception` into an `EnvironmentFault`, which names the call. StopIteration becomes one too, since no coroutine can
+    raise it; with `are_faults` all exceptions do. Ctrl-C, cancellation, deadlines and turnwise's own errors pass unchanged."""
 
     __slots__ = ("_are_faults", "_call", "_episode", "_line")
 
@@ -69,7 +69,7 @@ def is_cancelled() -> bool:
 
 
 def _is_raised(fault: BaseException) -> bool:
-    """Whether a `raise` in foreign code raised it, rather than a signal or the end of a coroutine between two instructions."""
+    """Whether a `raise` statement of foreign code raised the fault, rather than Ctrl-C or the closing of a coroutine."""
     trace = fault.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -74,14 +74,14 @@ def describe_calls(error: BaseException) -> list[str]:
 
 
 def _relative(file: str) -> str:
-    """A file below the current folder by its relative path, so that a deep folder leaves room for the line."""
+    """The path of a file, shortened to a relative one if the file is below the current folder."""
     with contextlib.suppress(OSError):  # the current folder may be gone
         return file.removeprefix(os.path.join(os.getcwd(), ""))
     return file
 
 
 def _waits_for_work(stack: Stack) -> bool:
-    """Whether a thread is idle: all calls are of libraries (as in a writer or monitor), or it waits in its pool."""
+    """Whether a thread is idle: all its calls are of libraries (as in a writer or monitor), or it waits for its next call."""
     is_of_libraries = all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack)
     return is_of_libraries or (stack[-1].file == _POOLS and stack[-1].function == "_next")
 

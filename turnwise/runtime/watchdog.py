@@ -126,7 +126,7 @@ class Wait:
         self._task.cancel()
 
     def is_due_in(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether this wait belongs to a task of `loop` and has a deadline that hasn't expired yet."""
+        """Whether this wait belongs to a task of `loop` and has a deadline that `expire` hasn't handled yet."""
         return self.report is None and self.deadline < float("inf") and self._task.get_loop() is loop
 
     def interrupt(self) -> None:

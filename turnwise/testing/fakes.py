@@ -77,7 +77,7 @@ class ScriptedServer:
 
     A response ends with its first stop token (finish reason `stop`), or after `max_new_tokens` (`length`). A scripted response
     that is shorter and has no stop token is returned whole, with `length`. `requests` records the requests, `released` the ids
-    given to `release`. A suspended server holds requests back; `abort` ends a held request without tokens.
+    given to `release`. A suspended server holds requests back until `resume`; those that `abort` names then end without tokens.
 
     >>> import asyncio
     >>> server = ScriptedServer([[7, 8, 9, 10]])

@@ -72,7 +72,7 @@ def landlock_version() -> int:
 
 
 def readable_files() -> list[tuple[str, int]]:
-    """Paths that the code may read, with its rights there: the standard library without site-packages, and shared libraries."""
+    """Paths that the code may read, with its rights: the standard library (no site-packages), shared libraries, `OPTIONAL`."""
     with open("/proc/self/maps") as maps:
         folders = {os.path.dirname(line.split()[-1]) for line in maps if ".so" in line}
     found = [(STDLIB, READ_DIR), *((path, READ_FILE) for path in OPTIONAL if os.path.exists(path))]

@@ -25,7 +25,7 @@ class McpServer:
     Its config has `command`, the words that start a server on stdin and stdout (with `env`, variables of its environment), or
     `url`, the address of a server on streamable HTTP (with `headers`). `tools` names the tools to offer; without it all are
     offered. Raises ConfigError if there is a `tool_schema`, or the config has another key, a value of the wrong type, both or
-    neither of `command` and `url`, or a name that isn't a tool of the server; NotAvailableError if the server doesn't answer,
+    neither of `command` and `url`, or in `tools` a name that the server lacks; NotAvailableError if the server doesn't answer,
     or the client isn't installed."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:

@@ -19,7 +19,7 @@ WORD = r"(?u)\b\w+\b"
 class SearchTool(FunctionTool):
     """Searches the documents of `config.documents`, a JSONL file of objects with `id` and `text`. `config` may also have the
     keys of `NUMBERS`. Raises ConfigError if it has another key, doesn't name a file, or a number isn't a positive integer;
-    DataError if there is no such file, it holds no word, a document has no `id` or `text`, or two have the same id;
+    DataError if the file is missing or holds no word, a document has no `id` or `text`, or two have the same id;
     NotAvailableError if bm25s isn't installed."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:

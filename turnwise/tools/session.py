@@ -98,7 +98,7 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolBox:
-    """The tools that episodes may open. Raises ConfigError if two tools have the same name."""
+    """The tools that episodes may use; `open` gives those of one episode. Raises ConfigError if two have the same name."""
 
     tools: Sequence[OfferedTool]
     timeout_s: float | None = None

@@ -109,7 +109,7 @@ class History:
         return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / num_steps) if len(recent) > 1 else math.inf
 
     def is_solved(self, number: int) -> bool:
-        """Whether nearly all episodes of the last `number` steps succeeded; False if no success of theirs is known."""
+        """Whether nearly all episodes of the last `number` steps succeeded; False if no success of these steps is known."""
         known = self.successes(-number)
         return bool(known) and fmean(known) >= IS_SOLVED
 

@@ -1,4 +1,4 @@
-"""Progress of a run's current phase, and the duration of its steps. This module reads no clock and no terminal."""
+"""Progress of a run's current phase, and the duration of the run's steps. This module reads no clock: callers pass times."""
 
 import logging
 
@@ -7,7 +7,7 @@ from turnwise.runtime.stopwatch import Stopwatch, Work
 logger = logging.getLogger(__name__)
 
 LONG_STEP_S = 120.0
-"""A first step longer than this brings a warning with smaller sizes."""
+"""If the first step takes longer than this, a warning names smaller sizes."""
 _SURE_S = 15.0  # the advice relies on a phase only after it has lasted this long
 _NUM_RECENT = 20
 _BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")  # phases that not every step has, or that take no time

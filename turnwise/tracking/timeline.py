@@ -23,7 +23,7 @@ ten thousand cooperative environments are one block between two steps of the eng
 
 @dataclass(slots=True)
 class TimedSpan:
-    """Something that ran on a track from `start` to `end`, in seconds; it stands for `calls` short calls."""
+    """Something that ran on a track from `start` to `end`, in seconds. If short calls were merged, `calls` is their number."""
 
     name: str
     start: float

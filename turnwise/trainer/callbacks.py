@@ -1,5 +1,5 @@
-"""Callbacks: objects with at least one method of `EVENTS`. `Trainer.steps` calls these with a StepReport after each step. If a
-method returns "stop", the run ends with a checkpoint and, if validations are on, the final validation."""
+"""Callbacks: objects with at least one method of `EVENTS`. After each step `Trainer.steps` passes its StepReport to the methods
+whose event has happened. If one returns "stop", the run ends with a checkpoint and, if it validates, the final validation."""
 
 from collections.abc import Sequence
 
