@@ -277,7 +277,7 @@ class Pending(Protocol):
 
 
 class Workers(Protocol):
-    """The `size` ranks of one role, `dp_size` of them data-parallel. Calls don't block."""
+    """The `size` ranks of one role, in `dp_size` data-parallel replicas. Calls don't block."""
 
     size: int
     dp_size: int
