@@ -40,7 +40,7 @@ class SamplingParams:
     @property
     def is_truncated(self) -> bool:
         """Whether top-k, top-p, min-p or a penalty changes the distribution of the tokens. Without the kept ids, exp(old −
-        sampled log-prob) is then no importance ratio."""
+        sampled log-prob) then needn't be 1 even if sampler and trainer have the same model."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1.0
 
     @property

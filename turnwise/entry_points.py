@@ -14,7 +14,7 @@ from turnwise.runtime.call_board import CALLS
 T = TypeVar("T")
 
 OBJECT_PREFIX = "object_"
-"""Beginning of the entry point of an object that was passed to a Trainer: `object_<hash of its source>.<module>:<name>`."""
+"""Beginning of the entry point of an object that was passed to a Trainer: `object_<hash of the object>.<module>:<name>`."""
 
 
 def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:

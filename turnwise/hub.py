@@ -1,5 +1,5 @@
 """Turns model names of the Hugging Face hub, `ORG/NAME`, into folders on this machine, downloaded once. The hub isn't asked if
-the path ORG/NAME or a folder ORG exists here. Fetches weights, config, tokenizer, template, and code if allowed."""
+the path ORG/NAME or a folder ORG exists here. Weights, config, tokenizer and chat template are fetched, and code if allowed."""
 
 import re
 import sys
@@ -27,7 +27,7 @@ def looks_like_hub_name(name: str) -> bool:
 
 
 def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = False) -> Path | None:
-    """The folder of a hub name in the hub's cache, None if the cache lacks needed files. Nothing is downloaded."""
+    """The folder of a hub name in the hub's cache; None if weights, or code that is needed and allowed, are missing."""
     if Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return None
     from huggingface_hub import snapshot_download
@@ -138,7 +138,7 @@ def _patterns(name: str, files: dict[str, int], allow_code: bool, allow_pickle: 
 
 
 def _progress() -> type[Any]:
-    """A class of tqdm that shows bars on a terminal, and otherwise (a log file, a job) a line every few seconds."""
+    """A subclass of tqdm that shows bars on a terminal, and prints a line every few seconds if stderr isn't one."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Progress(tqdm):  # type: ignore[misc, unused-ignore]

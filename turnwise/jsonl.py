@@ -30,7 +30,7 @@ def not_utf8(fault: UnicodeDecodeError) -> str:
 
 
 def half_character(fault: UnicodeEncodeError) -> str:
-    """The part of an error message after the place of a text with half a surrogate pair, which UTF-8 can't encode."""
+    """The part of an error message after a text's place. It says that the text holds half of a surrogate pair."""
     return f"holds {fault.object[fault.start]!a}, half a character, which no tokenizer reads; write it again"
 
 

@@ -90,7 +90,7 @@ class Conversation(Protocol):
     """A conversation with the model in one context, as agents see it. `chat.conversation` keeps its exact tokens."""
 
     turns: list[Turn]
-    """One turn per response, in order. The agent writes action, reward, state key and metrics into it."""
+    """One turn per response, in order. The agent writes action, reward, state key and metrics into each turn."""
 
     async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
         """Adds the messages, samples a response and returns it as an assistant message. Options may differ from call to call.
@@ -125,7 +125,7 @@ class OpenConversation(Protocol):
 
 @runtime_checkable
 class AgentLoop(Protocol):
-    """Plays one task. Returns one trajectory, or several for sub-agents and compaction, whose weights add up to 1. Failures of
+    """Plays one task. Returns one trajectory, or several (sub-agents, compaction) whose weights add up to 1. Failures of
     an environment or a tool are raised; the scheduler records them, retries, and continues."""
 
     async def run(
@@ -134,7 +134,7 @@ class AgentLoop(Protocol):
 
 
 class RewardResult(NamedTuple):
-    """One score per episode of a group that didn't fail, the greedy episode last; optionally also a reward for each turn."""
+    """One score per episode of a group, failed ones left out, the greedy one last; optionally also a reward for each turn."""
 
     scores: Sequence[float]
     turn_rewards: Sequence[Sequence[float]] | None = None
@@ -249,7 +249,7 @@ class NeedsAdvantages(Protocol):
 
     @property
     def needs_advantages(self) -> bool:
-        """Whether its gradient is 0 if all advantages are 0. The update is then skipped."""
+        """Whether its gradient is 0 if all advantages are 0. If True, an update whose advantages are all 0 is skipped."""
 
 
 @runtime_checkable
@@ -277,7 +277,7 @@ class Pending(Protocol):
 
 
 class Workers(Protocol):
-    """The `size` ranks of one role, `dp_size` of them data-parallel. Calls don't block."""
+    """The `size` ranks of one role, in `dp_size` data-parallel replicas. Calls don't block."""
 
     size: int
     dp_size: int

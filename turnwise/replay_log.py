@@ -1,6 +1,6 @@
-"""Records an asynchronous run's decisions that depend on time, so that another run can repeat it (`turnwise train --replay`).
-Tokens and weights follow from the config, except for three things: which requests each engine step admitted and into which
-slot, between which steps the weights changed, and which groups each batch took (`docs/design/asynchronous.md`)."""
+"""Records what time decided in an asynchronous run, so that `turnwise train --replay` can repeat it: which requests each engine
+step admitted into which slot, between which steps the weights changed, which groups each batch took, and with which
+version of the tasks' state each group was admitted. The rest follows from the config (`docs/design/asynchronous.md`)."""
 
 import json
 from collections.abc import Mapping
@@ -90,8 +90,8 @@ class ReplayLog:
             )
 
     def task_version(self, index: int) -> int | None:
-        """The version of the tasks' state with which group `index` was admitted. None without a record to follow, or if `index`
-        is above all recorded ones: the recorded run never admitted this group, since versions rise with the index."""
+        """The version of the tasks' state with which group `index` was admitted; 0 if none is recorded. None without a
+        record, and above the last index with a version: versions rise, so the recorded run never admitted this group."""
         if not self.is_followed or index > max(self._task_versions, default=index):
             return None
         return self._task_versions.get(index, 0)

@@ -34,8 +34,8 @@ class ToolCallParser(Protocol):
 
 @runtime_checkable
 class Tool(Protocol):
-    """A function that a model may call. Each trajectory has a state of the tool: it is created once, asked for its reward, and
-    always released. A class in a tool file is called as `Class(config, tool_schema)`, with these two entries of the file."""
+    """A function that a model may call. Each trajectory has a state of the tool, which is created once, gives the reward, and
+    is always released. A class in a tool file is called as `Class(config, tool_schema)`, with these two entries of the file."""
 
     schema: Mapping[str, Any]
     """OpenAI's function schema: `{"type": "function", "function": {"name", "description", "parameters"}}`."""

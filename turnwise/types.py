@@ -58,7 +58,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One image (later: audio, video) of an observation, as a uint8 array [H, W, 3]."""
+    """One image of an observation, as a uint8 array [H, W, 3]."""
 
     kind: Literal["image"]
     data: NDArray[np.uint8]
@@ -77,7 +77,7 @@ class Turn:
     """One model response, with the prompt before it and the environment's result.
 
     `prompt_ids` [P] are the ids that were *added* to the context before this response (the whole first prompt, later only
-    template glue and the new observation), `response_ids` [R] the sampled ones. The context that the server saw concatenates
+    the new observation in its template), `response_ids` [R] the sampled ones. The context that the server saw concatenates
     both over the turns since the last one with `starts_context`; where history branched, follow `parent`.
 
     >>> turn = Turn(prompt_ids=np.array([1, 2, 3]), response_ids=np.array([7, 8]), logprobs=np.array([-0.5, -0.1]))
@@ -98,7 +98,7 @@ class Turn:
     """The action given to the environment, None if nothing could be parsed."""
     reward: float = 0.0
     state_key: Hashable = None
-    """The environment's `state_key()` before this turn's action, or the observation if it has none (GiGPO)."""
+    """The environment's `state_key()` before this turn's action, or the observation if it has no such method. For GiGPO."""
     metrics: dict[str, float] = field(default_factory=dict)
     starts_context: bool = False
     parent: int | None = None
@@ -197,9 +197,9 @@ class Sample:
 
 @dataclass(slots=True)
 class Trajectory(ViewedTrajectory):
-    """One episode: its turns, its samples and how it ended. A failure is data here, not an exception. `limit` names the limit
-    that cut a `truncated` episode. For credit, an episode that the task's own limits cut (`max_steps`, `max_new_tokens`,
-    `sequence_length`) is over; after a truncation from outside (`environment`, `time`) an estimator with values bootstraps."""
+    """One episode, or a part of one (see `weight`): its turns, samples and how it ended. A failure is data, not an exception.
+    `limit` names the limit that cut a `truncated` episode. For credit, an episode cut by the task's own limits (`max_steps`,
+    `max_new_tokens`, `sequence_length`) is over; after a cut from outside (`environment`, `time`) a critic bootstraps."""
 
     task: Task
     sibling: int

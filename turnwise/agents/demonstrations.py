@@ -100,7 +100,7 @@ def played_by(
 ) -> Iterator[Episode]:
     """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the tasks. Up to
     `_NUM_AHEAD` short episodes are played before the first is yielded, since starting the event loop takes a fifth of an
-    episode's time. If an episode fails, the finished batches of `num_at_once` episodes are yielded before the error."""
+    episode's time. If an episode fails, the finished batches (of `num_at_once` episodes) are yielded before the error."""
     remaining = iter(tasks)
     waiting: list[Task] = []
     while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):

@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EnvAgentSettings:
-    """How episodes of one environment tag are played. Raises ConfigError for a limit below 1 or an invalid `action_pattern`."""
+    """How episodes of one tag are played. Raises ConfigError for fewer than 1 step or token, or an invalid `action_pattern`."""
 
     tag: str
     max_steps: int = 20
-    """Maximum actions per episode. An episode that reaches it is truncated (limit `max_steps`)."""
+    """Maximum actions per episode. An episode that isn't over after them is truncated (limit `max_steps`)."""
     max_tokens_per_step: int = 512
     system_template: str = ""
     turn_template: str = DEFAULT_TURN_TEMPLATE
@@ -139,7 +139,7 @@ class _TimeIsUp(EnvironmentFault):
 
 @dataclass(slots=True)
 class _Episode:
-    """The turns that the environment has answered, and the limit that cut the episode: `time` unless `_play` sets another."""
+    """The turns that the environment has answered, and the limit that cut the episode: `time` until `_play` sets it."""
 
     turns: list[Turn] = field(default_factory=list)
     limit: Limit | None = "time"

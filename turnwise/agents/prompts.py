@@ -46,7 +46,7 @@ class EnvPrompt:
         suffix: str = "",
         earlier: Sequence[Turn] = (),
     ) -> list[Message]:
-        """The messages before the response of turn `turn_idx` (from 1). `earlier`: the turns before it."""
+        """The messages before the response of turn `turn_idx` (from 1). `earlier` are the turns before that one."""
         values = {
             "observation": observation.text,
             "turn_idx": str(turn_idx),

@@ -11,7 +11,7 @@ from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, 
 
 @dataclass(frozen=True, slots=True)
 class RowAgentSettings:
-    """Settings of the agents for rows of a data set. An episode that reaches a limit counts as truncated, not as failed."""
+    """Settings of the agents for rows of a data set. An episode that a limit cuts counts as truncated, not as failed."""
 
     prompt_key: str = "prompt"
     """Column of the prompt: a string, or a list of messages."""

@@ -1,8 +1,8 @@
 """Measures how sampler and trainer differ for the same weights and tokens, and corrects the loss (`train_infer_correction`).
 
 ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing, or if both log-probs are normalised over each
-token's kept ids (the candidates that top-k, top-p and min-p left). If the server returns no kept ids (top-p or min-p without
-top-k) or applies penalties, part of the policy's mass is never sampled, and E[ρ] < 1 even if both policies are equal.
+token's kept ids (the candidates that top-k, top-p and min-p left). If sampling truncates and the server returns no kept ids
+(see `SamplingParams.keeps_ids`), part of the policy's mass is never sampled, and E[ρ] < 1 even if both policies are equal.
 
 ρ, its weights and its masks are computed before an optimiser step begins. So they don't depend on how the step is split into
 micro-batches, and the step's denominators count only the tokens that the masks keep."""

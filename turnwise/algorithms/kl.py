@@ -1,5 +1,5 @@
-"""Estimators of KL(p ‖ q) from tokens sampled from p (Schulman, "Approximating KL Divergence", 2020), and the KL to a reference
-as a penalty on rewards (Ziegler et al. 2019, arXiv:1909.08593, eq. 2)."""
+"""Estimators of KL(p ‖ q) from d = log p − log q of tokens sampled from p (Schulman, "Approximating KL Divergence", 2020), and
+the KL to a reference as a penalty on rewards (Ziegler et al. 2019, arXiv:1909.08593, eq. 2)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def k1(difference: Tensor) -> Tensor:
 
 
 def k2(difference: Tensor) -> Tensor:
-    """½d²: biased, low variance; its expected gradient is that of the reverse KL."""
+    """½d²: biased, low variance; its expected gradient is that of KL(p ‖ q)."""
     return 0.5 * difference.square()
 
 
@@ -49,7 +49,7 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
 
 @dataclass(slots=True)
 class KLController:
-    """Holds β (`coef`), the coefficient of the KL in the reward; checkpoints save it. With a `target`, each batch adapts it:
+    """Holds β (`coef`), the coefficient of the KL in the reward. With a `target`, each batch of n trajectories adapts it:
 
     e = clip(KL / target − 1, −0.2, 0.2); β ← β·(1 + e·min(n / horizon, 4)) (Ziegler et al. 2019, arXiv:1909.08593,
     section 2.2). The bound 4 isn't in the paper; it keeps β positive.
@@ -85,7 +85,7 @@ class KLController:
 def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController) -> tuple[Array, list[Metric]]:
     """β·KL_t(old ‖ ref) of each token [R], to be subtracted from its reward, and metrics; 0 without `add_token_level_kl`. If
     that is set, a `controller` with a target then adapts β. Without old or ref log-probs no KL is logged, not even as 0.
-    Raises ValueError if `add_token_level_kl` is set and one of them doesn't exist."""
+    Raises ValueError if `add_token_level_kl` is set and such log-probs are missing."""
     full = [sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs for sample in tokens.samples]
     old = tokens.gather(full)
     ref = tokens.gather([sample.ref_logprobs for sample in tokens.samples])

@@ -17,7 +17,7 @@ from turnwise.types import Group, Metric, Turn
 
 
 class StepEstimator(TokenEstimator):
-    """Base of the estimators on step returns G_k = Σ_{j≥k} γ_s^{j−k} r_j over the K turns with a trained token, with γ_s =
+    """Base of the estimators on step returns G_k = Σ_{j≥k} γ_s^{j−k} r_j over a trajectory's turns with trained tokens; γ_s is
     `step_reward_gamma`. r_j sums the rewards of turn j's tokens, from which β·KL is subtracted first; with `whiten_rewards`
     they are also whitened. `reward_placement: final` puts the whole score on the last turn. A subclass's `compare` turns the
     G_k into advantages. Here the advantages, not the rewards, are clipped to ±`reward_clip`."""
@@ -71,8 +71,8 @@ def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
 
 
 def bucket_metrics(tokens: ResponseTokens, groups: Index, buckets: Index) -> list[Metric]:
-    """Sizes of the buckets (`buckets` [K]: the number of each turn's), the share that hold one turn, and the share of *aliased*
-    turns. A turn is aliased if another turn with the same number in `groups` [K] has the same observation in another state."""
+    """Sizes of the buckets, the share that hold one turn, and the share of *aliased* turns. `buckets` [K] comes from
+    `state_buckets`. An aliased turn has the same entry in `groups` [K] and the same observation as a turn of another bucket."""
     if not len(buckets):
         return []
     sizes = np.bincount(buckets)

@@ -95,9 +95,9 @@ class ReinforcePlusPlus(Reinforce):
 
 
 class ReMax(TokenEstimator):
-    """A_t = Σ_{k≥t} γ^{k−t} r_k − the score of an untrained greedy sibling (Li et al. 2023, arXiv:2310.10505).
+    """A_t = Σ_{k≥t} γ^{k−t} r_k − the score of a greedy sibling that isn't trained on (Li et al. 2023, arXiv:2310.10505).
 
-    The greedy score is clipped by `reward_clip` like the rewards, so that equal episodes have an advantage of 0 (with γ = 1).
+    The greedy score is clipped by `reward_clip` like the rewards, so that A_0 = 0 for an episode with the same rewards (γ = 1).
     No KL is subtracted from it, since the greedy episode has no reference log-probs. Raises ConfigError with `whiten_rewards`,
     which would make the rewards and the greedy score incomparable."""
 
