@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 from contextlib import closing
 
@@ -113,9 +114,14 @@ def test_replicas_under_a_launcher_are_refused(make_config, monkeypatch):
 def test_requests_in_flight_fail_when_a_process_dies():
     async def scenario() -> None:
         server = server_in_a_process(toy_model(), max_length=96)
-        task = asyncio.create_task(server.generate([1, 2, 3], SamplingParams(60), "c"))
+        task, left = (asyncio.create_task(server.generate([1, 2, 3], SamplingParams(60), name)) for name in ("c", "left"))
         await server.let_it_sample()
         kill(server)
+        while not server.is_gone:
+            time.sleep(0.01)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
         with pytest.raises(ConnectionError, match=r"the replica has ended: something killed it \(SIGKILL\)"):
             await task
         with pytest.raises(ConnectionError, match="SIGKILL"):

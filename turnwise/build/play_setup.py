@@ -189,7 +189,7 @@ def _url_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
 
 
 def _model_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
-    if not Path(choices.policy).is_dir() and not looks_like_hub_name(choices.policy):
+    if not Path(choices.policy).expanduser().is_dir() and not looks_like_hub_name(choices.policy):
         known: Sequence[str] = (*PLAYERS, f"{OPENAI}URL")
         raise ConfigError(
             f"--policy {choices.policy!r} isn't one of {', '.join(known)}, a model folder, or a name on the hub (ORG/NAME)"

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as CallTimeout
 from contextlib import redirect_stdout
-from pathlib import Path
 
 from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_target
 from turnwise.envs.checks.examination import CheckSettings, Report, check_env
 from turnwise.envs.registry import make_env, takes_split
 from turnwise.errors import EnvironmentFault
+from turnwise.model_folder import folder_here
 from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.runtime.threads import DaemonThread
 
@@ -40,11 +40,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _settings(options: argparse.Namespace, target: EnvTarget) -> CheckSettings:
     own = CheckSettings()
-    default_s = target.config.train_env_manager.env_step_timeout_s if target.file else own.timeout_s
     return CheckSettings(
         num_episodes=options.episodes or own.num_episodes,
         max_steps=target.env.max_steps,
-        timeout_s=options.timeout or default_s,
+        timeout_s=options.timeout or (target.config.train_env_manager.env_step_timeout_s if target.file else own.timeout_s),
         actions=given_actions(options),
         count_tokens=_token_counter(options.tokenizer, target),
         token_budget=options.budget or target.config.sequence_length,
@@ -58,9 +57,13 @@ def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int
         if target.file is None:
             return None
         folder = target.config.actor_train.model_args.model_name_or_path
-        if not Path(folder).is_dir():
-            missing = "no model is named" if folder == NO_MODEL else f"{folder} isn't here"
-            print(f"note: {missing}, so tokens aren't counted; --tokenizer DIR names a tokenizer", file=sys.stderr)
+        if folder_here(folder) is None:
+            print(
+                "note: no model is named" if folder == NO_MODEL else f"note: {folder} isn't here",
+                "so tokens aren't counted; --tokenizer DIR names a tokenizer",
+                sep=", ",
+                file=sys.stderr,
+            )
             return None
     with ends_at_once():  # transformers takes seconds to import
         from turnwise.models.load import load_tokenizer

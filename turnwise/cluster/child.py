@@ -168,7 +168,7 @@ def portable(error: BaseException) -> BaseException:
         str(copy)
     except Exception:  # boundary: errors of any library
         copy = WorkerError(f"{type(error).__name__}: {_text(error)}")
-    copy.add_note(f"raised in the trainer's process:\n{''.join(lines)}")
+    copy.add_note(f"raised in another process:\n{''.join(lines)}")
     return copy
 
 

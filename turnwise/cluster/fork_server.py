@@ -29,7 +29,9 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str]) -> None:
         if sys.platform == "win32":
-            raise NotAvailableError("async_generation_ratio above 0 forks processes, which needs Unix; set it to 0")
+            raise NotAvailableError(
+                "this run forks processes, which needs Unix; set async_generation_ratio to 0, and give it one device"
+            )
         self.modules = modules
         self._control, theirs = Pipe()
         self._lock = threading.Lock()
@@ -67,12 +69,12 @@ class ForkServer:
         except TimeoutError:
             raise WorkerError(
                 f"the process that starts others imports torch and didn't answer within {_ANSWER_S:g} s; "
-                "async_generation_ratio: 0 needs no such process"
+                "async_generation_ratio: 0 on one device needs no such process"
             ) from None
         except (OSError, EOFError):
             raise WorkerError(
                 f"the process that starts others has ended with exit code {self._process.wait()} (-9 if memory ran out); "
-                "there may be a message above; async_generation_ratio: 0 needs no such process"
+                "there may be a message above; async_generation_ratio: 0 on one device needs no such process"
             ) from None
 
     def reap(self, process_id: int) -> int | None:

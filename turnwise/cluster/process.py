@@ -268,6 +268,6 @@ def _log(pickled: bytes) -> None:
     try:
         record: logging.LogRecord = loads(pickled)
     except Exception as error:  # boundary: its `extra` may hold objects of classes that can't be imported here
-        logger.warning("A log record of the trainer's process can't be read: %s", error)
+        logger.warning("A log record of another process can't be read: %s", error)
     else:
         logging.getLogger(record.name).handle(record)

@@ -101,7 +101,8 @@ class ServerProcess(ForkedProcess):
             return await answered
         except asyncio.CancelledError:
             self.left()
-            self._send(ServerCall(number))
+            with suppress(ConnectionError):  # a process that has ended needs no cancelling
+                self._send(ServerCall(number))
             raise
         finally:
             self._waiting.pop(number, None)

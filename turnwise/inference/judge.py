@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from turnwise.data.rewards import RewardFault, prompt_of
-from turnwise.errors import ConfigError, ServerError, counted
+from turnwise.errors import ChatTemplateError, ConfigError, ServerError, counted
 from turnwise.inference.http_json import MAX_SHOWN, BusyError, NoAnswerError
 from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.inference.served_chat import ServedChat
@@ -73,10 +73,16 @@ class Judge:
     ) -> None:
         if mode not in ("pointwise", "pairwise"):
             raise ConfigError(f"judge: mode {mode!r} isn't pointwise or pairwise")
-        positive = {"max_score": max_score, "timeout_s": timeout_s, "max_new_tokens": max_new_tokens}
-        for name, value in (positive | {"max_concurrency": max_concurrency}).items():
-            if value <= 0:
-                raise ConfigError(f"judge: {name} is {value}; it must be more than 0")
+        least = {"max_retries": max_retries, "temperature": temperature}
+        for name, value in {
+            **least,
+            "max_score": max_score,
+            "timeout_s": timeout_s,
+            "max_new_tokens": max_new_tokens,
+            "max_concurrency": max_concurrency,
+        }.items():
+            if not (value > 0 or (value == 0 and name in least)):
+                raise ConfigError(f"judge: {name} is {value}; it must be {'0 or more' if name in least else 'more than 0'}")
         if bool(base_url) != bool(model):
             raise ConfigError(f"judge: base_url is {base_url!r} and model {model!r}; give both, or neither for the reward role")
         self._is_pairwise, self._rubric, self._max_score, self._both_orders = mode == "pairwise", rubric, max_score, both_orders
@@ -171,7 +177,7 @@ class Judge:
                     if attempt == self._max_retries:
                         raise RewardFault(f"judge, after {counted(attempt + 1, 'attempt')}: {error}") from error
                     await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
-                except ServerError as error:
+                except (ServerError, ChatTemplateError) as error:
                     raise RewardFault(f"judge: {error}") from error
         raise AssertionError("the last attempt returns or raises")
 

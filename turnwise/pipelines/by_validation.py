@@ -39,9 +39,9 @@ class BestValue:
 
     def see(self, step: int, measured: Mapping[str, float]) -> bool:
         """Records a validation, and returns whether it is the best so far; NaN never is the best. Raises ConfigError if this
-        validation lacks the metric, and there is no best value yet."""
+        validation and all earlier ones lack the metric."""
         if self.metric not in measured:
-            if self.value is None:
+            if self.step < 0 and not self.num_since:
                 raise ConfigError(
                     f"metric {self.metric!r} of save_best or early_stopping isn't measured by this run's validations, which "
                     f"measure {', '.join(measured) or 'nothing'}.{nearest(self.metric, measured)}"

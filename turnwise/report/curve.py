@@ -114,7 +114,7 @@ def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, flo
     if is_success and points:
         low, high = zip(*(wilson_interval(round(value * count), round(count)) for _, value, count in points), strict=True)
         axes.fill_between([step for step, _, _ in points], low, high, color=_VAL, alpha=0.15, linewidth=0)
-    for (name, value), color in zip(baselines.items(), _COLORS[1:], strict=False):
+    for (name, value), color in zip(baselines.items(), _COLORS[1:] * len(baselines), strict=False):
         axes.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{_literal(name)} ({value:.2f})")
     axes.set_ylabel("success" if is_success else "score")
     if is_success:

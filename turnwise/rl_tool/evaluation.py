@@ -68,8 +68,8 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
     model = base if base is not None and asked.use_lora is False else asked.model_path
     name, rows, _ = loaded = data.load(asked, "rl", datasets, split="test", number=100)
     data.require_truths(loaded, ["ground_truth"])
-    beside = Path(asked.model_path) if Path(asked.model_path).is_dir() else Path("output")
-    worst = Path(asked.output_dir or beside / "evaluation")
+    model_folder = Path(asked.model_path).expanduser()
+    worst = Path(asked.output_dir or Path(model_folder if model_folder.is_dir() else "output", "evaluation"))
     worst.mkdir(parents=True, exist_ok=True)
     TemporaryDirectory(dir=worst).cleanup()  # A folder that can't be written is refused before the answers are sampled.
     started = time.perf_counter()

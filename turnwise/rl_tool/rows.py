@@ -77,8 +77,10 @@ def require_truths(loaded: Rows, columns: Sequence[str]) -> None:
     """Raises DataError if a row has none of these columns, which hold true answers."""
     for number, row in enumerate(loaded.rows, start=1):
         if not any(column in row for column in columns):
-            where = f"dataset {loaded.name}, row {number}"
-            raise DataError(f"{where} has no column {' or '.join(columns)}, with which answers are compared; add it")
+            raise DataError(
+                f"dataset {loaded.name}, row {number} has no column {' or '.join(columns)}, with which answers are compared; "
+                "add it"
+            )
 
 
 def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping[str, Any]) -> tuple[str, Sequence[TableRow]]:
@@ -98,10 +100,11 @@ def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping
         return GENERATED, _of_python(generate_problems(number or NUM_GENERATED, split), GENERATED)
     if is_python:
         return "python", _of_python(asked, "dataset")
-    files = local_files(split, asked) if Path(asked).is_dir() else []
-    if not files and choice.split and not Path(asked).is_dir():
+    path = Path(asked).expanduser()
+    files = local_files(split, path) if path.is_dir() else []
+    if not files and choice.split and not path.is_dir():
         raise ConfigError(f"split: {asked} has none; leave split out, or name a folder with {split}.jsonl")
-    if not files and not Path(asked).exists() and "/" not in str(asked) and "." not in str(asked):
+    if not files and not path.exists() and "/" not in str(asked) and "." not in str(asked):
         known = ["gsm8k", GENERATED, *registered]
         raise ConfigError(f"dataset {asked!r} isn't one of {', '.join(known)}, a file or a folder.{nearest(str(asked), known)}")
     return Path(asked).name, read_tables(files or [str(asked)], "dataset")

@@ -21,7 +21,12 @@ class RolloutReplay:
     num_episodes: int = 0
     score: ScoreGroup | None = None
     rejected: list[Group] = field(default_factory=list)
-    is_exhausted: bool = False
+    batch_size: int = 0
+    """Number of trajectories of the last batch; 0 before the first one."""
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.num_episodes + self.batch_size > len(self.groups) * self.group_size
 
     def num_batches(self, num_trajectories: int) -> int:
         """Number of complete batches of `num_trajectories` in the file."""
@@ -31,12 +36,11 @@ class RolloutReplay:
         return f"read from {self.name}, which has {len(self.groups)} groups"
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
-        start = self.num_episodes // self.group_size
-        groups = list(self.groups[start : start + num_trajectories // self.group_size])
+        groups = list(self.groups[self.num_episodes // self.group_size :][: num_trajectories // self.group_size])
         if len(groups) * self.group_size < num_trajectories:
             raise RolloutError(f"{self.name} is at its end: {len(groups)} groups are left, too few for {num_trajectories}")
         self.num_episodes += num_trajectories
-        self.is_exhausted = self.num_episodes + num_trajectories > len(self.groups) * self.group_size
+        self.batch_size = num_trajectories
         return groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
@@ -47,8 +51,12 @@ class RolloutReplay:
         """Does nothing: no episode plays."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the file, and a hash of the rollouts before it."""
-        return {"num_episodes": self.num_episodes, "replayed_sha256": self._digest(self.num_episodes)}
+        """The position in the file, the size of the last batch, and a hash of the rollouts before the position."""
+        return {
+            "num_episodes": self.num_episodes,
+            "batch_size": self.batch_size,
+            "replayed_sha256": self._digest(self.num_episodes),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         num_episodes = state["num_episodes"]
@@ -57,7 +65,7 @@ class RolloutReplay:
                 f"this checkpoint wasn't saved by a run that trained from {self.name} as it is now, so its position means "
                 "nothing; restore the file, or start a new run from the weights with pretrain"
             )
-        self.num_episodes = num_episodes
+        self.num_episodes, self.batch_size = num_episodes, state.get("batch_size", 0)
 
     def _digest(self, num_episodes: int) -> str:
         digest = hashlib.sha256()

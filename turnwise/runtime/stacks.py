@@ -33,7 +33,7 @@ Stack = tuple[StackCall, ...]
 """The calls of a stack, the outermost first."""
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-_OWN = str(Path(__file__).parent)
+_OWN = os.path.join(Path(__file__).parents[1], "")  # the package's folder
 _POOLS = str(Path(__file__).with_name("threads.py"))
 _EVENT_LOOP = str(Path(asyncio.__file__).parent)  # the folder of asyncio, whose own calls don't show who waits for whom
 
@@ -82,8 +82,9 @@ def _relative(file: str) -> str:
 
 def _waits_for_work(stack: Stack) -> bool:
     """Whether a thread is idle: all its calls are of libraries (as in a writer or monitor), or it waits for its next call."""
-    is_of_libraries = all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack)
-    return is_of_libraries or (stack[-1].file == _POOLS and stack[-1].function == "_next")
+    return all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack) or (
+        stack[-1].file == _POOLS and stack[-1].function == "_next"
+    )
 
 
 def _stack(frames: Iterable[tuple[FrameType, int]]) -> Stack:

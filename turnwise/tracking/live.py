@@ -66,8 +66,10 @@ class Screen:
         if self._closed_at is None:
             rows.add_row("now", "  ".join(self.pace.describe(now)))
         else:
-            word = "done" if self.pace.num_done == self.pace.num_steps else "stopped"
-            rows.add_row(word, f"after {duration(self.pace.elapsed(self._closed_at))}")
+            rows.add_row(
+                "done" if self.pace.num_done == self.pace.num_steps else "stopped",
+                f"after {duration(self.pace.elapsed(self._closed_at))}",
+            )
         for column in (*self._columns.trends, self._columns.validation):
             if history := self._history.get(column.name):
                 values = [value for _, value in history]

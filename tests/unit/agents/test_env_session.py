@@ -218,7 +218,6 @@ def test_a_thread_that_is_stuck_keeps_the_lock() -> None:
     env = Stuck("step", threading.Event.wait)
     results = play(env, num_episodes=2, use_thread_lock=True, place_timeout_s=0.2)
     env.door.set()
-    kinds = {type(result) for result in results}
-    assert kinds == {EnvironmentFault, DeadlineError}
+    assert {type(result) for result in results} == {EnvironmentFault, DeadlineError}
     [fault] = [result for result in results if isinstance(result, DeadlineError)]
     assert "waited 0.2 s for its turn to call Stuck." in str(fault) and "deadlines.env_s" in str(fault)

@@ -37,8 +37,7 @@ def test_a_template_may_place_the_rules_itself() -> None:
 
 def test_what_an_environment_returns_is_never_read_as_a_template() -> None:
     hostile = "{turn_idx} {observation.__class__} {0} }{ %s"
-    prompt = EnvPrompt("", "{{x}} {observation}")
-    assert messages(prompt, hostile)[0]["content"] == "{x} " + hostile
+    assert messages(EnvPrompt("", "{{x}} {observation}"), hostile)[0]["content"] == "{x} " + hostile
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,7 @@ def test_gigpo():
 
 @pytest.mark.parametrize("name", [name for name, spec in ESTIMATORS.items() if spec.compares_siblings and name != "grpo_passk"])
 def test_a_group_of_one_turn_teaches_nothing(name):
-    groups = score_groups([7.0], [7.0])
-    assert credited(name, groups)[0] == [[0.0], [0.0]]
+    assert credited(name, score_groups([7.0], [7.0]))[0] == [[0.0], [0.0]]
 
 
 def test_a_group_of_one_is_refused_by_grpo_passk():

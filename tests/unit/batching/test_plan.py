@@ -57,5 +57,4 @@ def test_epochs_and_seeds_differ_and_a_seed_repeats() -> None:
 def test_denominators_leave_out_what_is_not_trained() -> None:
     first, second, third = (replace(sample, weight=w) for sample, w in zip(toy_samples(3), (0.5, 0.0, 1.0), strict=True))
     third = replace(third, response_mask=third.response_mask & False)
-    got = denominators([first, second, third], 64)
-    assert got == (0.5 * first.num_trained, 0.5, 64, 0.5 * 2)
+    assert denominators([first, second, third], 64) == (0.5 * first.num_trained, 0.5, 64, 0.5 * 2)

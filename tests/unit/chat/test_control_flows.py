@@ -222,8 +222,7 @@ def test_plain_strings_show_in_templates_that_read_parts_only(name):
 
 def test_an_analysis_doesn_t_end_the_answer():
     template = of("channels (gpt-oss)")
-    names = template.tokenizer.convert_ids_to_tokens(list(template.stop_token_ids))
-    assert names == ["<|return|>"]
+    assert template.tokenizer.convert_ids_to_tokens(list(template.stop_token_ids)) == ["<|return|>"]
     call = template.tokenizer.convert_tokens_to_ids("<|call|>")
     more = ChatTemplate(template.tokenizer, eos_token_ids=[call])
     assert template.tokenizer.convert_ids_to_tokens(list(more.stop_token_ids)) == ["<|return|>", "<|call|>"]

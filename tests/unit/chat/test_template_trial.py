@@ -70,5 +70,4 @@ def test_variables_of_the_template_reach_what_is_played(config, tmp_path, capsys
     )
     chosen = ["--policy", str(model)] if policy == "model" else ["--policy", "scripted", "--tokenizer", str(model)]
     assert main(["play", str(lake), *chosen]) == 0
-    shown = capsys.readouterr().out
-    assert "cheerfuluser" in shown
+    assert "cheerfuluser" in capsys.readouterr().out

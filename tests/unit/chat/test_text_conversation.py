@@ -28,8 +28,7 @@ def test_it_sends_the_history_with_the_smaller_budget_and_a_seed_of_the_turn():
 
     conversation, first = asyncio.run(talk())
     assert first == assistant("answer 1")
-    history = [message["content"] for message in asked[1][0]]
-    assert history == ["Rules", "One", "answer 1", "Two"]
+    assert [message["content"] for message in asked[1][0]] == ["Rules", "One", "answer 1", "Two"]
     assert [sampling.max_new_tokens for _, sampling in asked] == [5, 9]
     assert [sampling.temperature for _, sampling in asked] == [0.5, 1.0] and shown == [["schema"], ()]
     assert [turn.sampling for turn in conversation.turns] == [sampling for _, sampling in asked]

@@ -229,8 +229,7 @@ def test_a_closed_context_is_forgotten_by_the_server_once_and_says_nothing_more(
 
 
 def test_a_refused_request_leaves_the_ledger_as_it_was(chatml):
-    server = ScriptedServer([chatml.respond("a")])
-    conversation = open_conversation(chatml, server)
+    conversation = open_conversation(chatml, ScriptedServer([chatml.respond("a")]))
     play(conversation, ["one"])
     left = conversation.remaining_tokens()
     with pytest.raises(ServerError, match="no response left"):

@@ -116,7 +116,7 @@ def test_limits_are_those_of_training_without_a_config(examined, tiny_model):
     assert re.search(r"an episode at most \d+ of \d+", said)
 
 
-def test_a_config_gives_arguments_and_limits(examined, lake, tiny_model):
+def test_a_config_gives_arguments_and_limits(examined, lake, tiny_model, monkeypatch):
     status, said = examined(lake, "--tag", "Lake", "--tokenizer", str(tiny_model))
     assert status == 0
     assert "by max_steps 3" in said and "observation=coordinates" in said
@@ -124,6 +124,9 @@ def test_a_config_gives_arguments_and_limits(examined, lake, tiny_model):
     status, said = examined("frozen_lake", "size=5", "--config", lake, "--tag", "Large", "--max-steps", "2")
     assert "size=5" in said and "by max_steps 2" in said
     assert "tokens" not in said, "the config names no model whose tokenizer could count"
+    monkeypatch.setenv("HOME", str(tiny_model.parent))
+    Path("home.yaml").write_text(f"{Path(lake).read_text()}pretrain: ~/{tiny_model.name}\n")
+    assert "an episode at most" in examined("home.yaml", "--tag", "Lake")[1]
 
 
 def test_a_tag_and_an_argument_may_hold_what_overrides_do_not(examined, folder):

@@ -47,8 +47,7 @@ def rows_of(folder):
 
 
 def test_guessing_with_random_weights_says_within_three_steps_why_nothing_is_learnt(train, tmp_path):
-    printed = train("max_steps=3")
-    sentences = re.findall(r"WARNING: (after step (\d): .*reward_does_not_rise\.md.*)", printed)
+    sentences = re.findall(r"WARNING: (after step (\d): .*reward_does_not_rise\.md.*)", train("max_steps=3"))
     assert [step for text, step in sentences if "of the answers held no valid action (one of them: " in text] == ["2"]
     assert [step for text, step in sentences if "no token had an advantage" in text and "left out" in text] == ["3"]
     rows = rows_of(tmp_path / "runs")

@@ -264,8 +264,7 @@ def test_each_side_has_its_own_number_of_threads(workers):
 
 def test_the_surroundings_are_taken_over(make_cluster, monkeypatch):
     monkeypatch.setenv("TURNWISE_ONLY_NOW", "yes")
-    cluster = make_cluster(set_up=set_up)
-    workers = cluster.spawn("actor_train", Worker)
+    workers = make_cluster(set_up=set_up).spawn("actor_train", Worker)
     assert workers.call("environment", "TURNWISE_ONLY_NOW").result() == "yes"
     assert workers.call("environment", "TURNWISE_SET_UP").result() == "too"
 
@@ -516,8 +515,7 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
             "os.kill(os.getpid(), 9)\n",
         }[how]
     )
-    done = forked.run([], module="script", cwd=tmp_path)
-    started, process, fork_server, said = done.stdout.split()
+    started, process, fork_server, said = forked.run([], module="script", cwd=tmp_path).stdout.split()
     assert (started, said) == ("started", "said")
     for gone in (process, fork_server):
         end = time.monotonic() + 30
@@ -538,7 +536,7 @@ def small_fork_server():
 def test_a_fork_server_that_does_not_answer_is_named(small_fork_server, monkeypatch):
     monkeypatch.setattr("turnwise.cluster.fork_server._ANSWER_S", 0.2)
     os.kill(small_fork_server._process.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerError, match=r"didn't answer within .* async_generation_ratio: 0 needs no such"):
+    with pytest.raises(WorkerError, match=r"didn't answer within .* async_generation_ratio: 0 on one device needs no such"):
         small_fork_server.fork("signal:pause", [])
     small_fork_server._process.wait(timeout=30)
 

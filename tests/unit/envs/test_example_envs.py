@@ -42,8 +42,7 @@ def test_an_example_passes_the_contract_and_is_played(name: str) -> None:
     def make(task: Task | None = None) -> Env:
         return make_env(env.env_type, env.env_config, task.split if task else "val")
 
-    rng = random.Random(0)
-    words = rng.choices(ACTIONS[name], k=env.max_steps)
+    words = random.Random(0).choices(ACTIONS[name], k=env.max_steps)
     check_env_contract(make, words)
     settings = EnvAgentSettings(
         tag=tag,

@@ -147,10 +147,8 @@ def test_a_picture_shows_player_holes_and_goal_and_changes_with_each_move() -> N
         for name, r, c in [("player", 0, 0), ("ice", 0, 1), ("hole", 1, 1), ("goal", 2, 2)]
     }
     assert len({tile.tobytes() for tile in tiles.values()}) == 4
-    after = lake.step("Right")[0]
-    assert np.array_equal(after.media[0].data[:32, 32:64], tiles["player"])
-    in_hole = lake.step("Down")[0]
-    assert not np.array_equal(in_hole.media[0].data[32:64, 32:64], tiles["hole"])
+    assert np.array_equal(lake.step("Right")[0].media[0].data[:32, 32:64], tiles["player"])
+    assert not np.array_equal(lake.step("Down")[0].media[0].data[32:64, 32:64], tiles["hole"])
 
 
 def test_symbols_and_words_can_be_replaced() -> None:

@@ -71,8 +71,7 @@ def test_taxi_is_told_in_words_and_won_on_the_shortest_way() -> None:
 def test_cliff_walking_succeeds_at_its_end_whatever_the_reward() -> None:
     walk = GymnasiumEnv("CliffWalking-v1")
     assert walk.reset(seed=0)[0] == "at 3,0"
-    fell = walk.step("right")
-    assert fell[:3] == ("at 3,0", -100.0, False)
+    assert walk.step("right")[:3] == ("at 3,0", -100.0, False)
     steps = [walk.step(word) for word in ["up", *["right"] * 11, "down"]]
     assert steps[-1][0] == "at 3,11" and steps[-1][1] == -1.0
     assert steps[-1][2] and steps[-1][4]["metrics"]["success"] == 1.0 and steps[-2][4]["metrics"]["success"] == 0.0
@@ -85,8 +84,7 @@ def test_minigrid_shows_the_same_room_whole_and_as_the_agent_sees_it() -> None:
         "# # # # #\n# . # . #\n# v ly . #\n# ky # G #\n# # # # #\n"
         "facing south, carrying nothing. Mission: use the key to open the door and then get to the goal"
     )
-    text = str(seen.reset(seed=1)[0])
-    assert text.startswith("# # #\n# ky #\nly ^ #\nfacing south, carrying nothing.")
+    assert str(seen.reset(seed=1)[0]).startswith("# # #\n# ky #\nly ^ #\nfacing south, carrying nothing.")
     assert whole.state_key() == seen.state_key()
     for word, told in (("pickup", "carrying yellow key"), ("left", "facing east"), ("toggle", "od"), ("forward", "> .")):
         observation = str(whole.step(word)[0])

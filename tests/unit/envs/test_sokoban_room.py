@@ -125,8 +125,7 @@ def test_the_solver_gives_up_where_it_is_told_to() -> None:
 
 def test_boxes_are_lost_in_corners_and_along_walls_without_a_target() -> None:
     layout, _ = read_room(["######", "#@   #", "# $  #", "#   .#", "######"])
-    live = {divmod(cell, 6) for cell in live_cells(layout)}
-    assert live == {(2, 2), (2, 3), (3, 2), (3, 3), (3, 4), (2, 4)}
+    assert {divmod(cell, 6) for cell in live_cells(layout)} == {(2, 2), (2, 3), (3, 2), (3, 3), (3, 4), (2, 4)}
 
 
 def test_a_room_follows_from_its_arguments() -> None:

@@ -120,8 +120,7 @@ async def test_suspending_waits_for_running_requests_and_holds_new_ones(server: 
 def test_the_generic_path_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2))
     with caplog.at_level(logging.WARNING, "turnwise.inference.embedded.server"):
-        server = EmbeddedServer(model.train(), max_length=64)
-        first = asyncio.run(play(server, "a", 2))
+        first = asyncio.run(play(EmbeddedServer(model.train(), max_length=64), "a", 2))
     assert [record.message.count("GPT2LMHeadModel") for record in caplog.records] == [1]
     assert model.training, "sampling left the model as it found it"
     assert first == asyncio.run(play(EmbeddedServer(model.eval(), max_length=64), "a", 2)), "dropout was off"

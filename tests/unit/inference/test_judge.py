@@ -7,11 +7,12 @@ import inspect
 import re
 import threading
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from turnwise.data.rewards import RewardFault
-from turnwise.errors import ConfigError, ServerError
+from turnwise.errors import ChatTemplateError, ConfigError, ServerError
 from turnwise.inference.judge import Judge
 from turnwise.inference.openai_chat import OpenAIChat
 
@@ -193,6 +194,8 @@ def test_every_parameter_changes_what_is_asked(serve):
         ({"mode": "pair"}, "mode 'pair' isn't pointwise or pairwise"),
         ({"max_score": 0}, "max_score is 0"),
         ({"timeout_s": -1}, "timeout_s is -1"),
+        ({"max_retries": -1}, "max_retries is -1; it must be 0 or more"),
+        ({"temperature": -0.5}, "temperature is -0.5"),
         ({"base_url": "localhost:8000"}, "http://localhost:8000/v1"),
         ({"model": ""}, "model ''; give both, or neither for the reward role"),
     ],
@@ -205,6 +208,13 @@ def test_wrong_arguments_are_refused(wrong, said):
 def test_without_a_url_a_run_must_serve_the_model():
     judge = Judge(rubric="It is short.")
     with pytest.raises(ConfigError, match="no run serves the model of a reward role here; give base_url and model"):
+        asyncio.run(judge(["7"], [[*ASKED, {"role": "assistant", "content": "7"}]]))
+
+    async def refuse(*asked):
+        raise ChatTemplateError("it takes no system message")
+
+    judge.chat = SimpleNamespace(complete=refuse)
+    with pytest.raises(RewardFault, match="judge: it takes no system message"):
         asyncio.run(judge(["7"], [[*ASKED, {"role": "assistant", "content": "7"}]]))
 
 

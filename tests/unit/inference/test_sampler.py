@@ -86,8 +86,7 @@ def test_greedy_rows_in_a_mixed_batch_take_the_best_with_logprob_0() -> None:
 
 
 def test_the_nucleus_always_holds_the_best_token() -> None:
-    logits = torch.tensor([[0.0, 5.0, 1.0]])
-    tokens, logprobs, _ = draw(logits, rows(1, top_p=1e-6))
+    tokens, logprobs, _ = draw(torch.tensor([[0.0, 5.0, 1.0]]), rows(1, top_p=1e-6))
     assert (tokens[0], logprobs[0]) == (1, 0.0)
 
 

@@ -48,7 +48,6 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
         return model(IDS).logits
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # In memory
 
 
@@ -152,7 +151,6 @@ def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         Adapters(toy_model(), SETTINGS)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # On disk
 
 

@@ -30,8 +30,7 @@ RULES = "Say what you are shown, one letter each turn, and nothing else. "
 
 def step_mode_samples() -> list[Sample]:
     """Two siblings of each of two tasks: one answers well, the other badly at its second turn."""
-    tokenizer = byte_tokenizer()
-    template = ChatTemplate(tokenizer)
+    template = ChatTemplate(byte_tokenizer())
     settings = EnvAgentSettings(
         "Letters", max_tokens_per_step=4, turn_template=RULES + "{history}{observation}", action_pattern=None, mode="step"
     )

@@ -110,8 +110,7 @@ def test_the_head_of_a_reward_model_is_kept(tmp_path: Path) -> None:
 
 
 def test_what_is_no_value_model_is_refused(tmp_path: Path) -> None:
-    many = toy_value_model(num_labels=3)
-    save_model(many, None, tmp_path / "many")
+    save_model(toy_value_model(num_labels=3), None, tmp_path / "many")
     with pytest.raises(ModelError, match=r"score\.\w+ is 3.* in the weights and 1.* for one label, which"):
         load_value_model(tmp_path / "many")
     AutoConfig.for_model("t5").save_pretrained(tmp_path / "encoder")

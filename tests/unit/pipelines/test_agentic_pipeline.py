@@ -81,8 +81,7 @@ def test_rollouts_are_those_that_were_trained_on(letters):
     assert [step for step, _ in rows] == [0] * 8 + [1] * 8
     for step, trajectory in rows:
         [sample] = build_samples(trajectory)
-        versions = {run.version for turn in trajectory.turns for run in turn.versions}
-        assert versions == {step}
+        assert {run.version for turn in trajectory.turns for run in turn.versions} == {step}
         assert sample.num_trained == sum(len(turn.response_ids) for turn in trajectory.turns) > 0
         assert (sample.rollout_logprobs[sample.response_mask] < 0).all()
     assert all(row["actor/train_infer_diff_token_max"] < 1e-4 for row in measured(letters)[:2])

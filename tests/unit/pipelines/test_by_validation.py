@@ -52,6 +52,7 @@ def test_a_value_that_is_no_number_is_never_the_best():
     best, seen = BestValue("val/a", "min"), [math.nan, 1.0, math.nan, 0.5]
     assert [best.see(step, {"val/a": value}) for step, value in enumerate(seen)] == [False, True, False, True]
     assert (best.value, best.step, best.num_since) == (0.5, 3, 0)
+    assert not BestValue("val/a", "min", num_since=1).see(1, {}), "a metric that was NaN before is known"
 
 
 def test_a_run_whose_validations_are_no_numbers_ends_early(tmp_path, make_config, caplog):

@@ -39,8 +39,7 @@ def make_config(model, output_dir, **changes):
 @pytest.fixture(scope="module")
 def finished(tiny_model, tmp_path_factory):
     """A run with checkpoints of one step and of two, that nobody changes."""
-    output_dir = tmp_path_factory.mktemp("finished")
-    pipeline = run_small(make_config(tiny_model, output_dir))
+    pipeline = run_small(make_config(tiny_model, tmp_path_factory.mktemp("finished")))
     assert [folder.name for folder in all_checkpoints(pipeline.folder.path / "checkpoints")] == ["checkpoint-1", "checkpoint-2"]
     return pipeline.folder.path
 

@@ -93,7 +93,6 @@ def rows(pipeline):
     return dict(applied_settings(pipeline).rows)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # One run
 
 
@@ -154,7 +153,6 @@ def test_all_linear_trains_every_linear_module_but_the_head(build, trained):
     assert first == second >= {"q_proj", "down_proj"} and "lm_head" not in first
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # The reference
 
 
@@ -164,8 +162,7 @@ def test_the_reference_is_the_policy_without_its_adapter(build, tiny_model):
     nudge(pipeline)
     samples = toy_samples(5)
     pipeline.reference.compute_log_probs(samples, into="ref_logprobs")
-    base = TorchStrategy(load_model(tiny_model))
-    pipeline.reference.workers.worker = base
+    pipeline.reference.workers.worker = TorchStrategy(load_model(tiny_model))
     pipeline.reference.is_base = False
     for sample, expected in zip(samples, pipeline.reference.forward(samples, "logprobs"), strict=True):
         np.testing.assert_array_equal(sample.ref_logprobs, expected)
@@ -181,7 +178,6 @@ def test_a_reference_of_its_own_is_loaded(build, make_config, tiny_model, tmp_pa
     assert rows(pipeline)["reference"].startswith(str(tmp_path / "other"))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Going on
 
 
@@ -209,7 +205,6 @@ def test_what_an_adapter_cannot_be_continued_with_is_refused(build, make_config,
         build(resume_from_checkpoint=checkpoint, pretrain=str(tmp_path / "other"))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Adapters as a start
 
 
@@ -280,7 +275,6 @@ def test_fine_tuning_trains_adapters_too(tiny_model, tmp_path, make_config):
     finished(build_agentic(config, start_run(config)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # What goes wrong
 
 

@@ -109,7 +109,6 @@ def cause(message):
     return line.removeprefix("Cause: ")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Agreement
 
 
@@ -153,7 +152,6 @@ def test_nothing_global_is_drawn(loop):
     assert torch.equal(torch.get_rng_state(), before[0]) and np.random.get_state()[1].tolist() == before[1]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Faults
 
 
@@ -308,7 +306,6 @@ def test_what_nothing_explains_is_said_to_be_so(loop, folders):
     assert len(table) >= 6 and any("nan" in line and "can't be tried" in line for line in table)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Prompts of the run
 
 

@@ -149,8 +149,7 @@ def test_a_fixed_kl_coefficient_is_the_settings(make_config):
 
 def test_a_run_that_is_done_goes_on_where_more_steps_are_asked_for_only(make_config, whole, copied):
     copied(whole)
-    again = run(make_config(resume_from_checkpoint=True))
-    assert_same_run(again, whole)
+    assert_same_run(run(make_config(resume_from_checkpoint=True)), whole)
     longer = run(make_config(resume_from_checkpoint=True, max_steps=5))
     assert [row["step"] for row in measured(longer.folder)] == [0, 1, 2, 3, 4, 5]
 

@@ -175,8 +175,7 @@ def test_arguments_reach_rewards_of_groups_or_are_refused(make_config) -> None:
 
 
 def test_an_asynchronous_curriculum_is_repeated_bit_by_bit(make_config) -> None:
-    config = make_config({"curriculum": True}, async_generation_ratio=1)
-    recorded = run(config)
+    recorded = run(make_config({"curriculum": True}, async_generation_ratio=1))
     schedule = [json.loads(line) for line in recorded.folder.schedule.read_text().splitlines()]
     assert any(event.get("version") for event in schedule), "nothing was admitted after the first step"
     again = run(make_config({"curriculum": True}, async_generation_ratio=1, exp_name="again"), replay=recorded.folder.path)
@@ -244,8 +243,7 @@ def test_a_fault_of_a_tool_file_is_said_once_although_rows_need_it_too(make_conf
 
 
 def test_rows_without_room_are_left_out_and_counted(make_config, caplog: pytest.LogCaptureFixture) -> None:
-    config = make_config({"max_prompt_length": 12, "num_epochs": 1})
-    pipeline = run(config)
+    pipeline = run(make_config({"max_prompt_length": 12, "num_epochs": 1}))
     left = {record["task"]["payload"]["prompt"] for record in played(pipeline.folder)}
     assert 0 < len(left) < 7
     assert f"{7 - len(left)} of 7 rows are left out, since their prompts have more than 12 tokens" in caplog.text

@@ -164,8 +164,7 @@ def stepped(is_stepwise, rng, **keys):
     """Loss and gradient of an optimiser step on the same turns, in one context an episode or in one a turn."""
     shapes = [(2, 1.0), (3, 0.5), (4, 0.5)]
     played = [episode([0.0, 1.0, 0.5], length=n, is_stepwise=is_stepwise, weight=weight) for n, weight in shapes]
-    groups = [group_of(*played)]
-    samples = samples_of(groups)
+    samples = samples_of([group_of(*played)])
     flat = {
         name: rng.normal(scale=0.4, size=sum(s.num_tokens for s in samples)).astype(np.float32)
         for name in ("old", "samp", "adv", "lp")

@@ -32,6 +32,8 @@ def whole(tmp_path_factory):
 def test_curve_is_a_picture_of_its_rows(whole, tmp_path):
     assert not np.array_equal(whole, drawn(SUCCESS[:5], tmp_path))
     assert not np.array_equal(whole, drawn(SUCCESS, tmp_path, baselines={"random player": 0.1}))
+    five, six = ({f"player {i}": i / 9 for i in range(number)} for number in (5, 6))
+    assert not np.array_equal(drawn(SUCCESS, tmp_path, baselines=five), drawn(SUCCESS, tmp_path, baselines=six))
     of_a_path = [{name.replace("/A/", "/openai/gsm8k/"): value for name, value in row.items()} for row in SUCCESS]
     assert np.array_equal(whole, drawn(of_a_path, tmp_path)), "a tag may hold slashes"
 

@@ -185,7 +185,7 @@ def test_rows_are_shown_and_examined():
 
 
 @pytest.mark.parametrize("file", ["{}.jsonl", "main/{}-00000-of-00001.parquet"])
-def test_a_folder_in_the_hub_s_layout_is_gsm8k(tmp_path, file):
+def test_a_folder_in_the_hub_s_layout_is_gsm8k(tmp_path, file, monkeypatch):
     rows = {"train": generate_problems(6), "test": generate_problems(2, "test")}
     for split in rows:
         path = tmp_path / "gsm8k" / file.format(split)
@@ -196,10 +196,12 @@ def test_a_folder_in_the_hub_s_layout_is_gsm8k(tmp_path, file):
             path.write_text("".join(json.dumps(row) + "\n" for row in rows[split]))
     found = {split: ask("load_dataset", split=split, format="rl") for split in rows}
     assert {answer["dataset"] for answer in found.values()} == {"gsm8k"}
+    monkeypatch.setenv("HOME", str(tmp_path))
     for split, answer in found.items():
         assert [row["question"] for row in answer["dataset_object"]] == [row["question"] for row in rows[split]]
-        by_path = ask("load_dataset", dataset=str(tmp_path / "gsm8k"), split=split, format="rl")
-        assert by_path["dataset_object"] == answer["dataset_object"]
+        for path in (str(tmp_path / "gsm8k"), "~/gsm8k"):
+            by_path = ask("load_dataset", dataset=path, split=split, format="rl")
+            assert by_path["dataset_object"] == answer["dataset_object"]
     if file == "{}.jsonl":
         assert "split: " in ask("load_dataset", dataset="gsm8k/test.jsonl", split="test")["message"]
 

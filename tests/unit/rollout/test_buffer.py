@@ -162,8 +162,7 @@ def test_what_the_step_left_behind_is_dropped_on_demand():
 
 
 def test_nothing_is_played_for_steps_that_will_not_come():
-    buffer = begun(2, ratio=2, num_batches=2)
-    assert admitted(buffer) == [0, 1, 2, 3]
+    assert admitted(begun(2, ratio=2, num_batches=2)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("num_filtered", "num_taken"), [(2, 2), (3, 2), (5, 1), (6, 0)])
@@ -180,8 +179,7 @@ def test_refills_are_bounded_and_eat_into_the_lead_first(num_filtered, num_taken
 
 def test_a_run_that_goes_on_with_smaller_batches_keeps_the_bound():
     buffer = begun(4)
-    playing = admitted(buffer)
-    finish(buffer, *playing)
+    finish(buffer, *admitted(buffer))
     assert choice(buffer) and buffer.close_step() == []
     state, buffer = buffer.state_dict(), GroupBuffer(buffer.settings)
     buffer.load_state_dict(state)

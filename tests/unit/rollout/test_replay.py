@@ -112,7 +112,10 @@ def test_a_position_belongs_to_its_file():
     replay, again = (RolloutReplay([group(i) for i in range(4)], 3, "a.jsonl") for _ in range(2))
     replay.get_batch(6)
     again.load_state_dict(json.loads(json.dumps(replay.state_dict())))
-    assert again.get_batch(6)[0].index == 2 and again.num_episodes == 12
+    assert not again.is_exhausted and again.get_batch(6)[0].index == 2 and again.num_episodes == 12
+    at_end = RolloutReplay(again.groups, 3, "a.jsonl")
+    at_end.load_state_dict(again.state_dict())
+    assert at_end.is_exhausted, "a run that is continued here ends, as the first one did"
     longer = RolloutReplay([group(i) for i in range(6)], 3, "a.jsonl")
     longer.load_state_dict(replay.state_dict())
     assert longer.num_episodes == 6, "what lies behind the position may grow"

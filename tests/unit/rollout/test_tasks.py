@@ -21,8 +21,7 @@ def test_partition_is_kept_in_every_round():
 
 def test_a_short_batch_meets_every_tag():
     even = SeededTasks(run_seed=0, split="val", tags=("A", "B", "C"), partition=(256, 256, 256))
-    tags = [even.task(i).tag for i in range(6)]
-    assert sorted(tags) == ["A", "A", "B", "B", "C", "C"]
+    assert sorted([even.task(i).tag for i in range(6)]) == ["A", "A", "B", "B", "C", "C"]
 
 
 def test_seeds_differ_between_tasks_splits_and_runs():

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from turnwise.data.tables import noting
 from turnwise.errors import DeadlineError, EnvironmentFault
 from turnwise.runtime.event_loop import WatchedRunner
-from turnwise.runtime.stacks import describe_stacks
+from turnwise.runtime.stacks import describe_calls, describe_stacks
 from turnwise.runtime.watchdog import Watchdog
 
 
@@ -346,6 +347,17 @@ print(describe_stacks(None))
     assert "idle" not in text, "a thread that waits for work tells nothing"
     assert "threads, one of them worker 0:" in text and "calls further out" in text
     assert len(text.splitlines()) < 50 and all(line.startswith("  ") for line in text.splitlines())
+
+
+def test_an_error_shows_the_calls_of_users_code_only() -> None:
+    def rows() -> Iterator[int]:
+        raise ValueError("no row")
+        yield 1
+
+    with pytest.raises(ValueError, match="no row") as caught:
+        list(noting(rows(), "reading rows"))
+    calls = describe_calls(caught.value)
+    assert len(calls) == 2 and all("test_watchdog.py" in call for call in calls) and "in rows: raise" in calls[-1]
 
 
 def test_ctrl_c_that_is_raised_in_a_task_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
