@@ -91,8 +91,8 @@ def has_weights(folder: Path) -> bool:
 
 
 def base_of_adapter(path: str | Path) -> str | None:
-    """The base model that a LoRA adapter's folder names; None if the path isn't the folder of an adapter. The base may be an
-    adapter too. Raises ModelError if an adapter in this chain is incomplete, its base is missing, or the chain is a circle."""
+    """The base that a LoRA adapter's folder names, maybe an adapter too; None if the path isn't an adapter's folder. Raises
+    ModelError if an adapter in the chain is incomplete, a base is neither here nor a hub name, or the chain is a circle."""
     bases: list[str] = []
     seen: list[Path] = []
     folder = folder_here(path)
@@ -147,7 +147,7 @@ def check_model(name: str, trust: Trust = NOTHING) -> None:
 
 
 def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
-    """Raises ModelError if the folder's JSON files or the headers of its weights show that the model can't be loaded."""
+    """Raises ModelError if the folder's file names, JSON files or weight headers show that the model can't or mustn't load."""
     if not (folder / "config.json").is_file():
         saved = sorted(folder.glob("checkpoints/checkpoint-*/config.json"), key=lambda file: file.stat().st_mtime)
         hint = f"one of its checkpoints, such as {saved[-1].parent}" if saved else "the folder of a Hugging Face model"

@@ -140,7 +140,7 @@ async def _play_some(
 
 
 async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:
-    """Waits for all episodes, then raises the first error: a TurnwiseError as it is, any other Exception as a RolloutError."""
+    """The episodes, once all ended. Raises the first error, if any; an Exception but a TurnwiseError becomes a RolloutError."""
     played = await asyncio.gather(*playing, return_exceptions=True)
     for fault in played:
         if isinstance(fault, Exception) and not isinstance(fault, TurnwiseError):

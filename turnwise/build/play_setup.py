@@ -44,7 +44,7 @@ class Choices:
     """One of `PLAYERS`, `openai:URL`, a model's folder, or its name on the hub."""
     split: Split = "train"
     seed: int = 0
-    """Seed of the episode; if rows are played, the number of the row."""
+    """Seed of the episode; if rows are played, the number of the row, from 0."""
     tokenizer: str | None = None
     """Folder of a player's tokenizer; None = the player answers in text. A model has its own."""
     actions: tuple[str, ...] = ()

@@ -330,8 +330,8 @@ _WORDS = {"True": ("boolean", True), "False": ("boolean", False), "None": ("null
 
 
 def _typed(text: str, wanted: set[str]) -> Any:
-    """Converts an unquoted value by the types `wanted` of its schema. `True`, `False`, `None` and `null` become such values if
-    their type is allowed. Others stay text if text is allowed; else they are read as JSON, or stay text if that fails."""
+    """Converts an unquoted value to one of its schema's types, `wanted`. `True`, `False`, `None` and `null` become these values
+    if boolean or null is wanted. Other values stay text if string is wanted; else they are read as JSON if they can be."""
     kind, value = _WORDS.get(text.strip(), ("", None))
     if kind in wanted:
         return value

@@ -96,9 +96,9 @@ class ProcessCluster:
     of the same method overwrites; the first call goes through the pairs twice. The processes' log records are logged in this
     process, and their stopwatches report to `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
 
-    `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets how many threads torch's operators use.
-    Until `shutdown`, this process has `num_threads.rollout` of them, and the others share `num_threads.train`. `set_up` is
-    called in each of the others before roles are spawned. Raises WorkerError if the processes don't find each other."""
+    `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets how many threads torch's operators use:
+    until `shutdown` this process uses `num_threads.rollout`, and the spawned processes share `num_threads.train`. `set_up` is
+    called in each spawned process before its roles. Raises WorkerError if the processes don't find each other."""
 
     neighbours: Mapping[str, Any] = MappingProxyType({})
     _folder: TemporaryDirectory[str] | None = None  # where the processes find each other

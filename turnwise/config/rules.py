@@ -36,7 +36,7 @@ def requirements(*tables: str) -> tuple[Requirement, ...]:
 
 
 def impossible(table: str, config: Section) -> Iterator[Problem]:
-    """A problem for each row of a table of `rules.yaml` whose combination of settings the config has."""
+    """A problem for each row of the `table` in `rules.yaml` whose `when` conditions all hold for the config."""
     for row in RULES[table]:
         if all(holds(condition, config) for condition in row["when"]):
             yield Problem.at(row["key"], row["says"].replace("{cut}", _CUT).format(c=config))

@@ -53,7 +53,7 @@ class Deadlines(Section):
     start_s: Seconds = 1800.0
     """The start of an inference server with its engine."""
     env_s: Seconds = 600.0
-    """Code without its own deadline that blocks the event loop, or a blocking environment that waits for its turn."""
+    """Blocking of the event loop by code without its own deadline, or a wait for one of max_env_num_per_worker threads."""
     train_s: Seconds = 3600.0
     """One call of the trainer, the reference or the critic: a forward pass, an optimiser step, saving, loading."""
     weights_s: Seconds = 600.0

@@ -70,8 +70,8 @@ def episodes_at_once(config: AgenticConfig) -> int:
 
 
 def memory(config: AgenticConfig, shape: ModelShape) -> str:
-    """A run's estimated memory, without activations. A server reads the trainer's weights and needs none of its own if
-    it is `embedded` or `hf` in fp32, gets every update and is in the trainer's process, and if the policy has no adapter."""
+    """A run's estimated memory as a text, without activations. A server reads the trainer's weights instead of keeping a copy
+    if it is in the trainer's process, is `embedded` or `hf` in fp32, gets every update, and the policy has no adapter."""
     num, num_servers = shape.num_parameters, config.num_replicas
     policy = config.actor_train.model_args
     parts = [trained_memory(policy, shape) + _ranks(config, "actor_train")]

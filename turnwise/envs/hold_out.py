@@ -25,8 +25,8 @@ class HeldOutEnv(TextEnv):
     _seed = 0
 
     def _start(self, name: str, seed: int | None, split: Split | None, begin: Callable[[int], str]) -> None:
-        """Calls `begin(seed)`, which starts an episode and returns its content, until the content belongs to `split`. The first
-        seed is `seed`, the others derive from it. Without `seed`, the first one derives from the last episode's seed."""
+        """Calls `begin(seed)`, which starts an episode and returns its content, until the content belongs to `split`; after
+        `MAX_DRAWS` calls plays the first seed. That is `seed` or derived from the last episode's; the others derive from it."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         for draw in range(MAX_DRAWS):
             content = begin(derive_seed(self._seed, draw) if draw else self._seed)

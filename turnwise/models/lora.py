@@ -84,7 +84,7 @@ class LoRASettings:
 
 class Adapters:
     """Adapters in a model, which is changed in place. The model's own parameters are frozen, except for the `head` of a value
-    model, which is trained and saved with the adapters.
+    model: it is saved with the adapters, and trained unless the settings freeze it.
 
     `base` is the path of the model without adapters; it is written into the adapter's folder. Raises ConfigError if a target
     isn't a linear module, or no module is left for adapters; NotAvailableError if peft isn't installed."""

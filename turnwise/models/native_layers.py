@@ -244,7 +244,7 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
-    """The kernels; None if they don't support these tensors. A tensor of another class (such as DTensor) may have no memory."""
+    """The kernels; None if they don't support these tensors. Other classes (such as DTensor) may have no `data_ptr`."""
     if torch.is_autocast_enabled("cpu"):
         return None
     fits = all(

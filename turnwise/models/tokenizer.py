@@ -20,8 +20,8 @@ CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf
 
 _WORDS = Regex(r" ?[^\s\p{N}]\p{N}+,\p{N}+| ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(?!\S)|[^\S\n]+")
 """Pieces of a text, within which BPE merges: a symbol with its coordinates (`O1,2`); a word; a single digit, symbol, or capital
-that starts no word; each with the space before it. So each cell of a grid is one token, as is a frequent pair of
-coordinates."""
+that starts no word; each with the space before it. So each cell of a grid is one token, and a frequent symbol with coordinates
+is one, too. White space elsewhere is a piece of its own."""
 
 _MOST_TOKENS = 1_000_000
 """Maximum of `vocab_size`, more than any published model has. The BPE trainer needs memory in proportion to `vocab_size`, and

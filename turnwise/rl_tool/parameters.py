@@ -13,7 +13,7 @@ from turnwise.package_tables import read_table
 Count = Annotated[int, Field(ge=1)]
 Dtype = Literal["fp32", "bf16", "fp16"]
 PYTHON_ONLY = ("custom_reward",)
-"""Parameters that only Python can give."""
+"""Parameters that JSON can't hold. `function_schema` leaves them out."""
 _UNREAD: dict[str, list[dict[str, Any]]] = read_table(__file__, "unread.yaml")
 
 

@@ -18,7 +18,7 @@ _PHASES = {
 def time_shares(elapsed_s: float, phases: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:
     """Shares of the `elapsed_s` seconds of a step. Those of `time/trainer/…` add up to 1, and so do those of `time/rollouts/…`.
 
-    `phases` are seconds by phase, for phases that don't nest; `totals` are seconds by track.
+    `phases` are seconds by phase, none of them inside another; `totals` are the stopwatch's seconds by track.
 
     >>> shares = time_shares(10.0, {"rollout": 6.0, "train": 3.0}, {"event loop": 6.0, "engine": 4.0, "idle": 1.5})
     >>> {name: round(share, 2) for name, share in shares.items() if share}

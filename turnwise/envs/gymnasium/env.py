@@ -47,7 +47,7 @@ class GymnasiumEnv(HeldOutEnv):
             value of this key, which the last info must have, is true). None: what turnwise knows, else `reward`.
         format_penalty: reward of an invalid action.
         env_instruction: replaces the rules that open the first prompt; "" leaves them out.
-        split: `train` or `val`: plays only starts whose state belongs to this split. None: plays all starts.
+        split: `train` or `val`: plays only starts whose state is hashed into this split, or any if none is found. None: all.
     """
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
