@@ -1,6 +1,7 @@
 """Turns model names of the Hugging Face hub, `ORG/NAME`, into folders on this machine, downloaded once. The hub isn't asked if
 the path ORG/NAME or a folder ORG exists here. Weights, config, tokenizer and chat template are fetched, and code if allowed."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -26,8 +27,13 @@ def looks_like_hub_name(name: str) -> bool:
     return bool(_HUB_NAME.fullmatch(name)) and not Path(name).exists() and not Path(name).parent.is_dir()
 
 
+def local_path(name: str | Path) -> Path:
+    """The path, with the home folder for `~`. A `~user` without a home folder stays as it is."""
+    return Path(os.path.expanduser(name))
+
+
 def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = False) -> Path | None:
-    """The folder of a hub name in the hub's cache; None if weights, or code that is needed and allowed, are missing."""
+    """The folder of a hub name in the hub's cache, not downloaded; None if weights, or needed and allowed code, are missing."""
     if Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return None
     from huggingface_hub import snapshot_download
@@ -48,7 +54,7 @@ def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = Fals
 def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool = False) -> Path:
     """The folder of a path or a hub name. Downloads what the hub's cache lacks, with progress on stderr; an interrupted
     download continues. `allow_code` also fetches Python files, `allow_pickle` pickled weights if there are no others."""
-    path, text = Path(name).expanduser(), str(name)
+    path, text = local_path(name), str(name)
     if not text.strip() or "\0" in text:
         raise ModelError(f"{text!r} names no model; {HOW_TO_NAME}")
     if path.is_dir():
@@ -61,7 +67,7 @@ def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool 
 
 def check_hub_name(name: str) -> None:
     """Raises ModelError if a missing model can't be fetched: it has no hub name, or HF_HUB_OFFLINE is set. Sends no request."""
-    path = Path(name).expanduser()
+    path = local_path(name)
     if looks_like_hub_name(name):
         from huggingface_hub import constants
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ModelError
-from turnwise.hub import HOW_TO_NAME, cached_folder, looks_like_hub_name, model_folder
+from turnwise.hub import HOW_TO_NAME, cached_folder, local_path, looks_like_hub_name, model_folder
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -126,7 +126,7 @@ def _named_base(folder: Path) -> str:
 
 def folder_here(name: str | Path) -> Path | None:
     """The folder of a path or hub name; None if it isn't on this machine."""
-    path = Path(name).expanduser()
+    path = local_path(name)
     return path if path.is_dir() else cached_folder(str(name))
 
 
@@ -136,7 +136,7 @@ def check_model(name: str, trust: Trust = NOTHING) -> None:
         raise ModelError(f"{name!r} names no model; {HOW_TO_NAME}")
     folder = folder_here(name)
     if folder is None:
-        if Path(name).expanduser().is_file():
+        if local_path(name).is_file():
             raise ModelError(f"{name} is a file; name the folder that it is in")
         return
     base = base_of_adapter(folder)

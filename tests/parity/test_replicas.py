@@ -117,8 +117,9 @@ def test_requests_in_flight_fail_when_a_process_dies():
         task, left = (asyncio.create_task(server.generate([1, 2, 3], SamplingParams(60), name)) for name in ("c", "left"))
         await server.let_it_sample()
         kill(server)
-        while not server.is_gone:
-            time.sleep(0.01)
+        end = time.monotonic() + 60
+        while not server.is_gone and time.monotonic() < end:
+            time.sleep(0.01)  # blocks the event loop, so that `left` doesn't learn of the end
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left

@@ -140,7 +140,7 @@ async def _play_some(
 
 
 async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:
-    """The episodes, once all ended. Raises the first error, if any; an Exception but a TurnwiseError becomes a RolloutError."""
+    """The episodes, once all have ended. Raises the first error: a TurnwiseError as it is, other Exceptions as RolloutError."""
     played = await asyncio.gather(*playing, return_exceptions=True)
     for fault in played:
         if isinstance(fault, Exception) and not isinstance(fault, TurnwiseError):

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -28,7 +27,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, require, unavailable_to_play
 from turnwise.errors import ConfigError, DataError
-from turnwise.hub import looks_like_hub_name
+from turnwise.hub import local_path, looks_like_hub_name
 from turnwise.models.load import load_tokenizer
 from turnwise.protocols import AgentLoop, Env
 from turnwise.runtime.event_loop import WatchedRunner
@@ -46,7 +45,7 @@ class Choices:
     seed: int = 0
     """Seed of the episode; if rows are played, the number of the row, from 0."""
     tokenizer: str | None = None
-    """Folder of a player's tokenizer; None = the player answers in text. A model has its own."""
+    """Folder or hub name of a player's tokenizer; None = the player answers in text. A model has its own."""
     actions: tuple[str, ...] = ()
     """Actions that the random player draws from; empty = the environment's `actions`."""
     model_name: str = ""
@@ -189,7 +188,7 @@ def _url_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
 
 
 def _model_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
-    if not Path(choices.policy).expanduser().is_dir() and not looks_like_hub_name(choices.policy):
+    if not local_path(choices.policy).is_dir() and not looks_like_hub_name(choices.policy):
         known: Sequence[str] = (*PLAYERS, f"{OPENAI}URL")
         raise ConfigError(
             f"--policy {choices.policy!r} isn't one of {', '.join(known)}, a model folder, or a name on the hub (ORG/NAME)"

@@ -11,6 +11,7 @@ from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.roles import ModelArgs
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
+from turnwise.hub import local_path
 from turnwise.model_folder import base_of_adapter
 from turnwise.models.fused import load_fused
 from turnwise.models.load import load_model, parse_dtype, save_model
@@ -115,7 +116,7 @@ def _prepare(
     )
     path, kept = arguments.model_name_or_path, (folder / ("base_model" if head is None else "base_critic")).resolve()
     if base_of_adapter(path) is None:
-        base = str(Path(path).resolve()) if Path(path).is_dir() else path
+        base = str(local_path(path).resolve()) if local_path(path).is_dir() else path
     else:  # peft puts adapters onto plain models only
         base = str(kept)
         if not kept.is_dir():

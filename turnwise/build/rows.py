@@ -28,6 +28,7 @@ from turnwise.data.rewards import Completion, FunctionReward, GroupReward, Rewar
 from turnwise.data.tables import TableRow, noting, read_tables
 from turnwise.entry_points import load_class, load_object
 from turnwise.errors import ConfigError, DataError, NotAvailableError, ServerError, counted, nearest
+from turnwise.hub import local_path
 from turnwise.inference.judge import Judge
 from turnwise.inference.model_user import ModelUser
 from turnwise.inference.openai_chat import OpenAIChat
@@ -52,7 +53,7 @@ def rows_plug_ins(
     """Yields `(config key, check)`, like `plug_ins`, for rewards, tools, users and rows. `may_miss` allows missing files."""
 
     def are_there(*paths: str | None) -> bool:
-        return not may_miss or all(path is None or Path(path).expanduser().exists() for path in paths)
+        return not may_miss or all(path is None or local_path(path).exists() for path in paths)
 
     yield ("data", "reward"), partial(load_rewards, config)
     agent = config.agent

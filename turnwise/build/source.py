@@ -63,7 +63,7 @@ def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[s
     kept = f"{len(groups)} groups to train on (of {len(recording.groups)} complete ones {left_out})"
     for problem in _problems(config, groups, policy, needs):
         raise DataError(f"{path}: {problem}")
-    replay = RolloutReplay(groups, config.train_env_manager.group_size, str(path))
+    replay = RolloutReplay(groups, config.train_env_manager.group_size, str(path), batch_size=config.rollout_batch_size)
     num_batches = replay.num_batches(config.rollout_batch_size)
     if num_batches == 0:
         raise DataError(

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -14,6 +13,7 @@ from turnwise.config.tools import ToolEntry, read_interaction_file, read_tool_fi
 from turnwise.data.tables import TableRow
 from turnwise.entry_points import load_class, load_object
 from turnwise.errors import ConfigError, DataError, nearest
+from turnwise.hub import local_path
 from turnwise.protocols import ChecksRows, Interaction, Tool
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
@@ -63,7 +63,7 @@ def _checked(tool: Tool, what: str) -> Tool:
 
 def _functions(path: str) -> Sequence[Callable[..., Any]]:
     """The public functions that a Python file defines, in the file's order. Imports the file as a module of its own."""
-    file, key = Path(path).expanduser(), f"agent.function_tool_path {path}"
+    file, key = local_path(path), f"agent.function_tool_path {path}"
     name = f"turnwise_functions_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if not file.is_file() or spec is None or spec.loader is None:

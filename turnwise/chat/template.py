@@ -270,8 +270,7 @@ class ChatTemplate:
     def _ends(self) -> _Ends:
         """How answers end. If the ids after an answer in mid-conversation and those after the last answer agree up to a special
         token (an EOS token if possible), both ends are these ids. Otherwise each end goes up to its own first special token."""
-        user = self._prefix[0]
-        tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
+        tail = self._codec.encode(self.renderer.shown(self._prefix, [self._prefix[0]]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)
         common = [ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(tail, last, strict=False))]
         added = [index for index, token_id in enumerate(common) if token_id in self._codec.added_tokens]

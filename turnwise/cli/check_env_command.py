@@ -57,7 +57,7 @@ def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int
         if target.file is None:
             return None
         folder = target.config.actor_train.model_args.model_name_or_path
-        if folder_here(folder) is None:
+        if folder == NO_MODEL or folder_here(folder) is None:
             print(
                 "note: no model is named" if folder == NO_MODEL else f"note: {folder} isn't here",
                 "so tokens aren't counted; --tokenizer DIR names a tokenizer",

@@ -3,12 +3,11 @@
 import argparse
 import sys
 from contextlib import closing
-from pathlib import Path
 
 from turnwise.build.play_policies import OPENAI, PLAYERS
 from turnwise.cli.env_target import NO_MODEL, given_actions, read_target
 from turnwise.cli.options import check_policy
-from turnwise.hub import looks_like_hub_name
+from turnwise.hub import local_path, looks_like_hub_name
 from turnwise.model_folder import folder_here
 from turnwise.pipelines.interrupt import ends_at_once
 
@@ -24,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
         ("--ids", options.ids, not policy.startswith(OPENAI), "shows token ids, and such a policy takes text only"),
     )
     check_policy(options, policy == "random", "the random player draws", more)
-    model = policy if Path(policy).expanduser().is_dir() or looks_like_hub_name(policy) else options.tokenizer or NO_MODEL
+    model = policy if local_path(policy).is_dir() or looks_like_hub_name(policy) else options.tokenizer or NO_MODEL
     target = read_target(options, model=model, takes_rows=True)
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
@@ -38,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         policy=policy,
         split=options.split,
         seed=options.seed,
-        tokenizer=options.tokenizer or (own if target.file is not None and folder_here(own) else None),
+        tokenizer=options.tokenizer or (own if target.file is not None and own != NO_MODEL and folder_here(own) else None),
         actions=given_actions(options),
         model_name=options.model_name or "",
         read=reader(console, sys.stdin),

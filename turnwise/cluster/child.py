@@ -101,8 +101,7 @@ class Ranks:
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
         """Makes a rank of a role."""
-        neighbours = dict(self.workers)
-        self.workers[context.role] = factory(replace(context, neighbours=neighbours, stopwatch=self._stopwatch))
+        self.workers[context.role] = factory(replace(context, neighbours=dict(self.workers), stopwatch=self._stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a method of a role's worker. If the method yields named tensors, each process of the role writes them to shared

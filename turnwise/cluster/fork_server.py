@@ -30,7 +30,7 @@ class ForkServer:
     def __init__(self, modules: Sequence[str]) -> None:
         if sys.platform == "win32":
             raise NotAvailableError(
-                "this run forks processes, which needs Unix; set async_generation_ratio to 0, and give it one device"
+                "this run forks processes, which needs Unix; set async_generation_ratio to 0 and device_mapping to one device"
             )
         self.modules = modules
         self._control, theirs = Pipe()

@@ -74,8 +74,7 @@ class LaunchedCluster(ProcessCluster):
         for rank in range(1, size):
             self._processes.append(ConnectedProcess(*connections[rank], *talk, f"the launched process of rank {rank}"))
         others = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
-        commands = [Command("begin", (begin,)), *[Command("set_up", (others,))] * (size - 1)]
-        self._tell("setting up the ranks", commands)
+        self._tell("setting up the ranks", [Command("begin", (begin,)), *[Command("set_up", (others,))] * (size - 1)])
 
     def _end(self) -> None:
         super()._end()

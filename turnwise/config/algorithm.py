@@ -57,7 +57,7 @@ class ImportanceWeightArgs(Section):
     enabled: bool = True
     """False leaves the loss as it is."""
     weight_type: Granularity = "token"
-    """Ratio of a `token`; geometric mean over its turn (`segment`) or sequence (`geometric`); product over its `sequence`."""
+    """The weight: ratio of a `token`; geometric mean of a turn (`segment`) or sequence (`geometric`); product (`sequence`)."""
     upper_bound: Positive = 2.0
     """Larger weights are replaced by this value."""
     detach: Literal[True] = True
@@ -70,7 +70,7 @@ class RatioFilter(Section):
     enabled: bool = True
     """False takes nothing out."""
     agg_type: Granularity = "token"
-    """Ratio of a `token`; geometric mean over its turn (`segment`) or sequence (`geometric`); product over its `sequence`."""
+    """The ratio compared: of a token; geometric mean of a turn (`segment`) or sequence (`geometric`); product (`sequence`)."""
     ratio_low: NonNegative = 0.5
     """Lower end of the band."""
     ratio_high: Positive = 2.0

@@ -53,7 +53,7 @@ class Deadlines(Section):
     start_s: Seconds = 1800.0
     """The start of an inference server with its engine."""
     env_s: Seconds = 600.0
-    """Blocking of the event loop by code without its own deadline, or a wait for one of max_env_num_per_worker threads."""
+    """Blocking of the event loop by code without its own deadline, or a wait until a blocking environment may be called."""
     train_s: Seconds = 3600.0
     """One call of the trainer, the reference or the critic: a forward pass, an optimiser step, saving, loading."""
     weights_s: Seconds = 600.0
@@ -163,7 +163,7 @@ class LimitKeys(Section):
     on_weight_update: Literal["finish", "abort_continue", "abort_restart", "keep"] = "finish"
     """Running requests finish before a weight update, are aborted and continue or restart after it, or pause (`keep`)."""
     stale_groups: Literal["wait", "drop"] = "wait"
-    """What a step does with groups that are too old for the next step: it waits for them (`wait`) or drops them (`drop`)."""
+    """What a step does with groups that would be too old for the next one: it waits (`wait`) or drops them (`drop`)."""
     stream_training: bool = derived()
     """Accumulate gradients as each group of a step ends, with one optimiser step after the last [true if training is
     asynchronous and no setting needs the whole batch]."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
@@ -12,6 +11,7 @@ from turnwise.config.problems import Problem, config_error
 from turnwise.config.section import Name, PositiveCount, Seconds, Section, is_entry_point
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, nearest
+from turnwise.hub import local_path
 from turnwise.spec import INTERACTION_ALIASES, INTERACTIONS, TOOL_ALIASES, TOOLS
 
 S = TypeVar("S", bound=Section)
@@ -90,7 +90,7 @@ def read_loop_file(path: str) -> dict[str, LoopEntry]:
 
 def _read(key: str, path: str, kind: type[S], form: str) -> S:
     name = f"agent.{key} {path}"
-    content = load_yaml(read_yaml(Path(path).expanduser(), name), name)
+    content = load_yaml(read_yaml(local_path(path), name), name)
     if kind is _LoopFile:
         content = {"loops": content}
     if not isinstance(content, dict) or not all(isinstance(value, list) for value in content.values()):

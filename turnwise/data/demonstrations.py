@@ -1,12 +1,12 @@
 """Demonstrations for supervised fine-tuning: JSONL files of rows `{"messages": [...]}`, with `tools` if messages call any."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from turnwise.errors import DataError
+from turnwise.hub import local_path
 from turnwise.jsonl import read_jsonl
 from turnwise.types import Message
 
@@ -26,7 +26,7 @@ class Row(NamedTuple):
 def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
     """All rows of the files in order; `~` is the home folder. Raises DataError, with file and line, for a missing or empty file
     or a wrong row."""
-    for path in map(Path, map(os.path.expanduser, paths)):
+    for path in map(local_path, paths):
         place = None
         for place, record in read_jsonl(path):
             if problem := _problem(record):

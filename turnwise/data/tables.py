@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from turnwise.entry_points import OBJECT_PREFIX, load_object
 from turnwise.errors import DataError, NotAvailableError, TurnwiseError, nearest
-from turnwise.hub import looks_like_hub_name
+from turnwise.hub import local_path, looks_like_hub_name
 from turnwise.jsonl import half_character, read_jsonl
 from turnwise.protocols import ChecksRows
 from turnwise.runtime.foreign import Foreign
@@ -51,7 +51,7 @@ def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
 
 def _table(name: str, key: str) -> Sequence[TableRow]:
     """The rows of one source. The last two files read are cached, because a run reads each file several times at its start."""
-    path = Path(name).expanduser()
+    path = local_path(name)
     status = path.stat() if path.is_file() else None
     return _read(name, key) if status is None else _read_once(name, key, status.st_mtime_ns, status.st_size)
 
@@ -71,7 +71,7 @@ def _read(name: str, key: str) -> Sequence[TableRow]:
 
 
 def _rows(name: str, key: str, shown: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    path = Path(name).expanduser()
+    path = local_path(name)
     if path.is_dir():
         return numbered(_saved_dataset(path, key), name)
     if path.suffix in (".jsonl", ".json") and (path.exists() or ":" not in name):

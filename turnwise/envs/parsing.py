@@ -54,8 +54,7 @@ def parse_action(text: str, pattern: str | None) -> str | None:
     match = compile_pattern(pattern).search(spoken)
     if match is None:
         return None
-    action = (match.groups() or (match.group(),))[-1]
-    return (action or "").strip() or None
+    return ((match.groups() or (match.group(),))[-1] or "").strip() or None
 
 
 def as_answer(action: str, pattern: str | None) -> str | None:

@@ -224,8 +224,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
             f"restore them, or write where they are into base_model_name_or_path of {folder / ADAPTER_CONFIG}"
         )
     try:
-        adapted = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
-        adapted.merge_and_unload(safe_merge=True)
+        peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False).merge_and_unload(safe_merge=True)
     except _PEFT_ERRORS as error:
         raise ModelError(f"{folder}: can't be merged into its base model: {first_line(error)}") from error
     model.requires_grad_(True)

@@ -208,7 +208,7 @@ def _load_yaml(file: Path) -> dict[str, Any]:
 
 
 def _run_of(config: Config, checkpoint: Path) -> Path | None:
-    """The folder of the run that saved a checkpoint: two levels up, or in `output_dir` with its parent's name; else None."""
+    """The folder of the run that saved a checkpoint: two levels up, or the one in `output_dir` of that name; else None."""
     around = checkpoint.parent.parent
     named = Path(config.output_dir) / config.exp_name / checkpoint.parent.name
     return next((run for run in (around, named) if RunFolder(run).config.is_file()), None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turnwise.data.math_rewards import TOLERANCE, answer_of, has_format, is_correct, num_steps, stated_answer
 from turnwise.errors import ConfigError, DataError
+from turnwise.hub import local_path
 from turnwise.model_folder import base_of_adapter, check_model
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.parameters import Evaluate
@@ -68,7 +69,7 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
     model = base if base is not None and asked.use_lora is False else asked.model_path
     name, rows, _ = loaded = data.load(asked, "rl", datasets, split="test", number=100)
     data.require_truths(loaded, ["ground_truth"])
-    model_folder = Path(asked.model_path).expanduser()
+    model_folder = local_path(asked.model_path)
     worst = Path(asked.output_dir or Path(model_folder if model_folder.is_dir() else "output", "evaluation"))
     worst.mkdir(parents=True, exist_ok=True)
     TemporaryDirectory(dir=worst).cleanup()  # A folder that can't be written is refused before the answers are sampled.

@@ -15,6 +15,7 @@ from turnwise.data.gsm8k import GENERATED, HUB_NAME, generate_problems, local_fi
 from turnwise.data.math_rewards import answer_of
 from turnwise.data.tables import TableRow, read_tables
 from turnwise.errors import ConfigError, DataError, NotAvailableError, nearest
+from turnwise.hub import local_path
 from turnwise.rl_tool.parameters import RowChoice
 
 NUM_GENERATED = 1000
@@ -100,7 +101,7 @@ def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping
         return GENERATED, _of_python(generate_problems(number or NUM_GENERATED, split), GENERATED)
     if is_python:
         return "python", _of_python(asked, "dataset")
-    path = Path(asked).expanduser()
+    path = local_path(asked)
     files = local_files(split, path) if path.is_dir() else []
     if not files and choice.split and not path.is_dir():
         raise ConfigError(f"split: {asked} has none; leave split out, or name a folder with {split}.jsonl")

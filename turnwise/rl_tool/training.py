@@ -117,8 +117,7 @@ def _common(asked: Train) -> dict[str, Any]:
 
 def _model_args(asked: Train) -> dict[str, Any]:
     lora = {"lora_rank": asked.lora_rank, "lora_alpha": asked.lora_alpha, "lora_target": asked.lora_target_modules}
-    chosen = {key: value for key, value in lora.items() if asked.use_lora and value is not None}
-    return {"dtype": asked.dtype, **chosen}
+    return {"dtype": asked.dtype, **{key: value for key, value in lora.items() if asked.use_lora and value is not None}}
 
 
 def _strategy(asked: Train) -> dict[str, Any]:

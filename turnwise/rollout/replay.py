@@ -22,7 +22,7 @@ class RolloutReplay:
     score: ScoreGroup | None = None
     rejected: list[Group] = field(default_factory=list)
     batch_size: int = 0
-    """Number of trajectories of the last batch; 0 before the first one."""
+    """Number of trajectories of this run's batches."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -40,7 +40,6 @@ class RolloutReplay:
         if len(groups) * self.group_size < num_trajectories:
             raise RolloutError(f"{self.name} is at its end: {len(groups)} groups are left, too few for {num_trajectories}")
         self.num_episodes += num_trajectories
-        self.batch_size = num_trajectories
         return groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
@@ -51,12 +50,8 @@ class RolloutReplay:
         """Does nothing: no episode plays."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the file, the size of the last batch, and a hash of the rollouts before the position."""
-        return {
-            "num_episodes": self.num_episodes,
-            "batch_size": self.batch_size,
-            "replayed_sha256": self._digest(self.num_episodes),
-        }
+        """The position in the file, and a hash of the rollouts before it."""
+        return {"num_episodes": self.num_episodes, "replayed_sha256": self._digest(self.num_episodes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         num_episodes = state["num_episodes"]
@@ -65,7 +60,7 @@ class RolloutReplay:
                 f"this checkpoint wasn't saved by a run that trained from {self.name} as it is now, so its position means "
                 "nothing; restore the file, or start a new run from the weights with pretrain"
             )
-        self.num_episodes, self.batch_size = num_episodes, state.get("batch_size", 0)
+        self.num_episodes = num_episodes
 
     def _digest(self, num_episodes: int) -> str:
         digest = hashlib.sha256()

@@ -65,7 +65,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_calls(error: BaseException) -> list[str]:
-    """The last three calls outside of libraries that led to an exception, or else the innermost call; one line each."""
+    """The last three calls outside of turnwise and libraries that led to an exception, or else the innermost; one line each."""
     calls = traceback.extract_tb(error.__traceback__)
     # Compiled modules have frames too, but no lines to show.
     foreign = [call for call in calls if call.line and not call.filename.startswith((*_LIBRARIES, _OWN))]

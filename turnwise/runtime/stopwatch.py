@@ -79,7 +79,7 @@ class Stopwatch:
         self.work = Work()
         """The work of the current phase."""
         self.tokens = TokenCounts()
-        """Tokens of all passes of the trained models and of the reference; servers' passes don't count."""
+        """Tokens of all passes of policy, critic, reference and reward model; servers' passes don't count."""
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
         """Records that `name` ran on `track` from `started` to `ended` (times of `now()`; None = now). Only one thread may add

@@ -38,8 +38,7 @@ class DaemonThread:
 
     def interrupt(self) -> None:
         """Raises SystemExit in the running call. A Python loop ends at once; a wait in C code ends when the C code returns."""
-        ident = ctypes.c_ulong(self._thread.ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(SystemExit))
 
     def join(self, timeout_s: float) -> None:
         """Waits at most `timeout_s` seconds for the thread to finish; call `end` first."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.errors import ConfigError, DataError, NotAvailableError
+from turnwise.hub import local_path
 from turnwise.jsonl import read_jsonl
 from turnwise.tools.function_tool import FunctionTool, check_keys
 
@@ -31,7 +32,7 @@ class SearchTool(FunctionTool):
         name = config.get("documents")
         if not isinstance(name, str) or not name:
             raise ConfigError(f"tool search: config.documents is {name!r}; name a JSONL file of objects with id and text")
-        path = Path(name).expanduser()
+        path = local_path(name)
         status = path.stat() if path.is_file() else None
         self._library = _library()
         self._documents, self._index = _indexed(path, *((status.st_mtime_ns, status.st_size) if status else ()))

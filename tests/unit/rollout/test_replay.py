@@ -100,7 +100,7 @@ def test_a_context_that_starts_with_nothing_is_named(written):
 
 
 def test_a_replay_hands_out_each_group_once():
-    replay = RolloutReplay([group(i) for i in range(5)], 3, "a.jsonl")
+    replay = RolloutReplay([group(i) for i in range(5)], 3, "a.jsonl", batch_size=6)
     assert replay.num_batches(6) == 2
     for indices, is_exhausted in (([0, 1], False), ([2, 3], True)):
         assert [g.index for g in replay.get_batch(6)] == indices and replay.is_exhausted == is_exhausted
@@ -109,11 +109,11 @@ def test_a_replay_hands_out_each_group_once():
 
 
 def test_a_position_belongs_to_its_file():
-    replay, again = (RolloutReplay([group(i) for i in range(4)], 3, "a.jsonl") for _ in range(2))
+    replay, again = (RolloutReplay([group(i) for i in range(4)], 3, "a.jsonl", batch_size=6) for _ in range(2))
     replay.get_batch(6)
     again.load_state_dict(json.loads(json.dumps(replay.state_dict())))
     assert not again.is_exhausted and again.get_batch(6)[0].index == 2 and again.num_episodes == 12
-    at_end = RolloutReplay(again.groups, 3, "a.jsonl")
+    at_end = RolloutReplay(again.groups, 3, "a.jsonl", batch_size=3)
     at_end.load_state_dict(again.state_dict())
     assert at_end.is_exhausted, "a run that is continued here ends, as the first one did"
     longer = RolloutReplay([group(i) for i in range(6)], 3, "a.jsonl")

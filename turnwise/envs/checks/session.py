@@ -128,8 +128,7 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
 
     def reset(self, seed: int) -> CallResult:
         self._num_steps = 0
-        read = partial(read_reset, env_name=self.name)
-        observation, info = self.call("reset", lambda: self.env.reset(seed=seed), read)
+        observation, info = self.call("reset", lambda: self.env.reset(seed=seed), partial(read_reset, env_name=self.name))
         return self._result(observation, info)
 
     def step(self, action: str) -> CallResult:
