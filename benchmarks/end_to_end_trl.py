@@ -122,7 +122,7 @@ class Rollouts:
         }
 
     def success(self) -> float:
-        """Of the held-out episodes, as the weights are now."""
+        """Success rate over the held-out episodes, with the weights as they are now."""
         indices = range(self._job.eval_episodes)
         trajectories = asyncio.run(self._player.play(self._server, indices, 1, seed=self._job.seed, split="val"))
         return statistics.fmean(trajectory.metrics["success"] for trajectory in trajectories)

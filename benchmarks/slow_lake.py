@@ -13,7 +13,7 @@ from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.types import Observation
 
 MEDIAN_S, SIGMA = 0.018, 1.43
-"""Of the log-normal latency of a step: mean 50 ms, 99th percentile 500 ms."""
+"""Parameters of the log-normal latency of a step: mean 50 ms, 99th percentile 500 ms."""
 
 
 class SlowLake(FrozenLakeEnv):

@@ -56,7 +56,7 @@ class Settings:
 
     @property
     def num_optimizer_steps(self) -> int:
-        """Of the whole run; the last one of a batch may have fewer samples than the others."""
+        """Optimiser steps of the whole run; the last one of a batch may have fewer samples than the others."""
         return self.steps * -(-self.num_groups * self.group_size // self.samples_per_step)
 
 
@@ -137,7 +137,7 @@ class Episode:
     is_sampled: list[bool] = field(default_factory=list)
     """True for the model's own tokens, the only ones that are trained on; False for prompts and observations."""
     logprobs: list[float] = field(default_factory=list)
-    """Of the sampled tokens when they were sampled, for comparison; 0 elsewhere."""
+    """Log-probs of the sampled tokens when they were sampled, for comparison; 0 elsewhere."""
     score: float = 0.0
     advantage: float = 0.0
     old_logprobs: Tensor | None = None

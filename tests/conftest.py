@@ -40,19 +40,21 @@ PROCESS_GROUPS = (
     "test_process",
     "test_ranks",
     "test_replicas",
+    "test_resume.py::test_fine_tuning_goes_on_with_another_number_of_devices",
+    "test_places.py::",
 )
-"""Files whose tests start several processes that wait for each other, or signal whole groups of them."""
+"""Beginnings of `file::test` of tests that start several processes that wait for each other, or signal groups of them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The first worker of pytest-xdist gets what comes first, and others steal from its end: few wait for the lock below."""
-    items.sort(key=lambda item: not item.path.name.startswith(PROCESS_GROUPS))
+    items.sort(key=lambda item: not f"{item.path.name}::{item.name}".startswith(PROCESS_GROUPS))
 
 
 @pytest.fixture(autouse=True)
 def process_groups_run_one_at_a_time(request, tmp_path_factory) -> Iterator[None]:
     """Two groups at once have more processes than cores: ranks would wait for each other past their deadlines."""
-    if not request.path.name.startswith(PROCESS_GROUPS):
+    if not f"{request.path.name}::{request.node.name}".startswith(PROCESS_GROUPS):
         yield
         return
     folder = tmp_path_factory.getbasetemp()

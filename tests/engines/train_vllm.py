@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +16,7 @@ TEXT = "Walk to the goal G and avoid the holes O. You are at row 0, column 1. Up
 
 
 def main() -> None:
+    os.environ["TURNWISE_KERNELS"] = "off"  # plain torch computes the log-probs that vLLM's are compared with
     with tempfile.TemporaryDirectory() as scratch:
         made = make_model("tiny", Path(scratch) / "model", [TEXT], seed=0)
         few = {"max_steps": 2, "eval_steps": 0, "rollout_batch_size": 32, "train_env_manager.num_env_groups": 4}

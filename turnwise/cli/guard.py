@@ -116,7 +116,7 @@ class _Guard:
         self._passed: Counter[int] = Counter()  # signals that were passed on and aren't in the pipe yet
         self._reached: dict[int, float] = {}  # signal → when the child last got it from elsewhere
         self._due: list[tuple[float, int]] = []
-        """`(time, signal)`: when to send nudges, and when to pass on signals that the child hasn't got by then."""
+        """`(time, signal)`: when to send a `_NUDGE`, or to pass on a signal that the child hasn't got by then."""
 
     def wait(self, held: set[int]) -> int:
         """Restores the signal mask `held`, waits until the child has ended, and returns the command's exit status."""

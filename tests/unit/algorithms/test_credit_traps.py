@@ -17,7 +17,7 @@ STEPS_ALONE = {"episode_reward_weight": 0.0}
 
 
 def advantages(trajectory):
-    """Those of the trained tokens, in order."""
+    """The advantages of the trained tokens, in order."""
     return np.concatenate([s.advantages[s.response_mask] for s in trajectory.samples]).tolist()
 
 

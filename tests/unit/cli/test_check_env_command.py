@@ -16,7 +16,7 @@ from turnwise.cli.main import main
 
 TOYS = "toy_envs"
 NUM_LINES = 40
-"""Of a terminal."""
+"""Lines of a terminal."""
 
 
 @pytest.fixture

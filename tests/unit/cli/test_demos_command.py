@@ -55,7 +55,7 @@ def lake(*arguments: str) -> int:
 
 
 def success(capsys: pytest.CaptureFixture[str]) -> float:
-    """Of the table's only row."""
+    """The success in the table's only row."""
     row = next(line for line in capsys.readouterr().out.splitlines() if "[" in line)
     return float(row.partition("[")[0].split()[-1])
 

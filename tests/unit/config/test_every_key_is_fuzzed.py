@@ -27,7 +27,7 @@ HOSTILE: list[Any] = [
     *([], {}, LIST, DICT, [None], [[{}]], ["", "a"], [-1], [LIST], {1: 2}, {None: 1}, {"a": HUGE}),
 ]
 VALUES_OF_A_KEY = 6
-"""That a key gets, of the hostile ones in turn: its neighbours of the same type get the next."""
+"""Number of hostile values that a key gets in turn; the next key of the same type gets the next ones."""
 BASES: dict[type[AgenticConfig] | type[SFTConfig], dict[str, Any]] = {AgenticConfig: MINIMAL, SFTConfig: SFT}
 
 

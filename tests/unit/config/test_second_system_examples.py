@@ -35,7 +35,7 @@ def arguments_of(script: Path, folder: Path, *overrides: str, **variables: str) 
 
 
 def laptop_overrides(config: Path) -> list[str]:
-    """Those that the first lines of the config name."""
+    """The overrides that the first lines of the config name."""
     comment = config.read_text(encoding="utf-8").split("exp_name:")[0]
     return [text for text in re.findall(r"[\w.]+=\S+", comment) if not text.startswith("pretrain=")]
 

@@ -242,7 +242,7 @@ MUTANTS: list[tuple[str, tuple[str, ...], Any]] = [
     ("config.json", ("max_position_embeddings",), []),
     ("tokenizer.json", ("model", "continuing_subword_prefix"), "../../etc/passwd"),
 ]
-"""Those that once ended in another exception."""
+"""Values that once ended in another exception."""
 
 
 def mutants(model: Path) -> Iterator[tuple[str, tuple[str, ...], Any]]:

@@ -60,7 +60,7 @@ def assert_trained_on_once(pipeline):
 
 
 def num_parts(pipeline):
-    """Of each step."""
+    """Number of parts of each step."""
     events = [json.loads(line) for line in pipeline.folder.schedule.read_text().splitlines()]
     return [len(event.get("parts", [0])) for event in events if "batch" in event]
 
