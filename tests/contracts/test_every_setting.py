@@ -24,7 +24,7 @@ from settings.table import AGENTIC, PLACES, SAME_RESULT, SFT, Live
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
-from turnwise.build.run_table import applied_settings
+from turnwise.build.run_table import settings_table
 from turnwise.build.sft import build_sft
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.config.problems import Problem
@@ -109,7 +109,7 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
     except TurnwiseError:
         folder.close()
         raise
-    table = applied_settings(pipeline).table()
+    table = settings_table(pipeline).table()
     try:
         roles = [pipeline.sft] if kind is SFTConfig else [pipeline.actor_train, pipeline.reference, pipeline.critic]
         stage = None if kind is SFTConfig else pipeline.train_rollout_scheduler.score

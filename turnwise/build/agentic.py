@@ -18,7 +18,7 @@ from turnwise.build.roles import batch_plan, reference_strategy, trained_strateg
 from turnwise.build.rollouts import Policy, ServedPolicy, build_pictures, build_scheduler, check_rollouts, open_policy, serve
 from turnwise.build.rows import build_tasks, call_models
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
-from turnwise.build.run_table import applied_settings, info_of, log_applied
+from turnwise.build.run_table import info_of, log_settings, settings_table
 from turnwise.build.servers import require_abilities
 from turnwise.build.source import build_source, num_planned_steps
 from turnwise.cluster.shared_tensors import Written
@@ -97,7 +97,7 @@ def build_agentic(
         policy.event_loop.watchdog.start()  # a checkpoint is loaded before the event loop's first turn
         begin(config, folder, pipeline)
         on_error.pop_all()
-    log_applied(applied_settings(pipeline))
+    log_settings(settings_table(pipeline))
     return pipeline
 
 

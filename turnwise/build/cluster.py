@@ -45,7 +45,7 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
         return
     for loss in (algorithm.loss, algorithm.value_loss):
         try:
-            cluster.take(loss)
+            cluster.check_sendable(loss)
         except Exception as error:  # boundary: a user's object may raise anything when it is pickled, or when it arrives
             if isinstance(error, WorkerError):
                 why = f"{unsendable_part(loss, 'loss')} can't be pickled. Make it where it is used"

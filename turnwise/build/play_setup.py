@@ -55,7 +55,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class PlayPolicy:
     """The policy of an episode, and the event loop that it runs on."""
 
     event_loop: WatchedRunner
@@ -69,7 +69,7 @@ class Voice:
     has_logprobs: bool = False
     is_patient: bool = False
     """Whether an episode has no time limit, because a person plays it."""
-    meet: Callable[[Env], None] = lambda env: None
+    set_env: Callable[[Env], None] = lambda env: None
     """Called with the environment before the first response."""
 
 
@@ -78,7 +78,7 @@ class EpisodeSetup:
     """Everything that one episode needs."""
 
     task: Task
-    voice: Voice
+    policy: PlayPolicy
     agent: AgentLoop
     max_turns: int | None
     """Maximum responses; None = any number."""
@@ -94,17 +94,17 @@ class EpisodeSetup:
 
     def play(self, printer: EpisodePrinter) -> PlayedEpisode:
         """Plays the episode; see `play_episode` for what is raised."""
-        self.voice.prepare(printer)
-        return self.voice.event_loop.run(play_episode(self.agent, self.task, self.sampling, printer, self.score))
+        self.policy.prepare(printer)
+        return self.policy.event_loop.run(play_episode(self.agent, self.task, self.sampling, printer, self.score))
 
     def close(self) -> None:
-        self.voice.close()
+        self.policy.close()
 
 
 def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
     """The setup of one episode of a tag. With the tag `ROWS_TAG`, the task is row number `choices.seed` of a data set."""
     of_player, of_url = choices.policy in PLAYERS, choices.policy.startswith(OPENAI)
-    make = _player_voice if of_player else _url_voice if of_url else _model_voice
+    make = _player_policy if of_player else _url_policy if of_url else _model_policy
     if of_player and tag == ROWS_TAG and choices.policy != "human":
         raise ConfigError(
             f"--policy {choices.policy} chooses actions of an environment, and this config plays rows of data.train_files; "
@@ -117,44 +117,44 @@ def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
             raise DataError(f"data.{choices.split}_files: no row {choices.seed}; --seed takes 0 to {len(tasks) - 1}")
         task = tasks[choices.seed]
     with ExitStack() as on_error:
-        voice = make(config, task, choices)
-        on_error.callback(voice.close)
+        policy = make(config, task, choices)
+        on_error.callback(policy.close)
         build = _of_environment if task.row is None else _of_row
-        setup = build(config, task, voice, sampling_params(config, task.split))
+        setup = build(config, task, policy, sampling_params(config, task.split))
         on_error.pop_all()
     return setup
 
 
-def _of_row(config: AgenticConfig, task: Task, voice: Voice, sampling: SamplingParams) -> EpisodeSetup:
-    agent = build_row_agent(config, task.split, task.agent, voice.event_loop)
-    score = build_reward_stage(config, voice.tokenizer, voice.event_loop)
+def _of_row(config: AgenticConfig, task: Task, policy: PlayPolicy, sampling: SamplingParams) -> EpisodeSetup:
+    agent = build_row_agent(config, task.split, task.agent, policy.event_loop)
+    score = build_reward_stage(config, policy.tokenizer, policy.event_loop)
     limits = config.agent.max_assistant_turns, config.max_new_tokens(task.split, ROWS_TAG)
-    return EpisodeSetup(task, voice, agent, *limits, task.agent, sampling, config.sequence_length, score)
+    return EpisodeSetup(task, policy, agent, *limits, task.agent, sampling, config.sequence_length, score)
 
 
-def _of_environment(config: AgenticConfig, task: Task, voice: Voice, sampling: SamplingParams) -> EpisodeSetup:
-    settings = agent_settings(config, task.tag, task.split, voice.event_loop.watchdog)
-    if voice.is_patient:
+def _of_environment(config: AgenticConfig, task: Task, policy: PlayPolicy, sampling: SamplingParams) -> EpisodeSetup:
+    settings = agent_settings(config, task.tag, task.split, policy.event_loop.watchdog)
+    if policy.is_patient:
         settings = replace(settings, episode_timeout_s=None)
     make = env_factory(config, task.tag, task.split)
 
-    def introduced(task: Task) -> Env:
+    def make_env(task: Task) -> Env:
         env = make(task)
-        voice.meet(env)
+        policy.set_env(env)
         return env
 
-    agent = build_agent(config, task.tag, task.split, make_env=introduced, settings=settings)
+    agent = build_agent(config, task.tag, task.split, make_env=make_env, settings=settings)
     limits = settings.max_steps, settings.max_tokens_per_step
-    return EpisodeSetup(task, voice, agent, *limits, settings.mode, sampling, config.sequence_length)
+    return EpisodeSetup(task, policy, agent, *limits, settings.mode, sampling, config.sequence_length)
 
 
 def _over_tokens(config: AgenticConfig, task: Task, server: Any, template: ChatTemplate) -> Callable[[EpisodePrinter], None]:
-    """The `Voice.prepare` of a policy that samples tokens."""
+    """The `PlayPolicy.prepare` of a policy that samples tokens."""
     max_length = config.sequence_length
     return lambda printer: printer.over_tokens(server, template, max_length, task.id, parser_of(config, template))
 
 
-def _player_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
+def _player_policy(config: AgenticConfig, task: Task, choices: Choices) -> PlayPolicy:
     """A player, who answers in tokens if there is a tokenizer, else in text."""
     tokenizer = load_tokenizer(choices.tokenizer) if choices.tokenizer else None
     pattern = config.custom_envs[task.tag].action_pattern if task.row is None else None
@@ -170,7 +170,7 @@ def _player_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
     else:
         note = "there is no tokenizer here, so texts are shown and no token limit applies; name one with --tokenizer DIR"
     event_loop, is_patient = WatchedRunner(), choices.policy == "human"
-    return Voice(event_loop, prepare, event_loop.close, tokenizer, note, False, is_patient, server.choose_for)
+    return PlayPolicy(event_loop, prepare, event_loop.close, tokenizer, note, False, is_patient, server.choose_for)
 
 
 def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> Say:
@@ -181,13 +181,13 @@ def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> 
     return player(chosen.act, pattern)
 
 
-def _url_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
+def _url_policy(config: AgenticConfig, task: Task, choices: Choices) -> PlayPolicy:
     chat, event_loop = model_at(choices.policy, choices.model_name, config), WatchedRunner()
     note = f"{chat.url} answers in text: there are no token ids to show, and nothing here could be trained on"
-    return Voice(event_loop, lambda printer: printer.over_text(chat.complete), event_loop.close, note=note)
+    return PlayPolicy(event_loop, lambda printer: printer.over_text(chat.complete), event_loop.close, note=note)
 
 
-def _model_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
+def _model_policy(config: AgenticConfig, task: Task, choices: Choices) -> PlayPolicy:
     if not local_path(choices.policy).is_dir() and not looks_like_hub_name(choices.policy):
         known: Sequence[str] = (*PLAYERS, f"{OPENAI}URL")
         raise ConfigError(
@@ -196,4 +196,4 @@ def _model_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
     require(unavailable_to_play(config, choices.split))
     policy = open_served_policy(config, choices.policy)
     prepare = _over_tokens(config, task, policy.servers, policy.template)
-    return Voice(policy.event_loop, prepare, policy.close, policy.tokenizer, has_logprobs=True)
+    return PlayPolicy(policy.event_loop, prepare, policy.close, policy.tokenizer, has_logprobs=True)

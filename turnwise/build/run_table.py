@@ -6,7 +6,7 @@ import torch
 
 from turnwise.build.reward_model import ModelReward
 from turnwise.cluster.process_cluster import ProcessCluster
-from turnwise.config import AgenticConfig, Applied, SFTConfig, describe
+from turnwise.config import AgenticConfig, SettingsTable, SFTConfig, describe
 from turnwise.config.describe import IN_POLICY, environments, profile, start_of, validation
 from turnwise.config.sizes import bytes_text
 from turnwise.data.rewards import RewardStage
@@ -24,11 +24,11 @@ from turnwise.types import Split
 logger = logging.getLogger(__name__)
 
 
-def log_applied(applied: Applied) -> None:
-    logger.info("what this run applies\n%s", applied.render())
+def log_settings(table: SettingsTable) -> None:
+    logger.info("what this run applies\n%s", table.render())
 
 
-def applied_settings(pipeline: AgenticPipeline | SFTPipeline) -> Applied:
+def settings_table(pipeline: AgenticPipeline | SFTPipeline) -> SettingsTable:
     """The table of a built pipeline, with the sizes, dtypes, attention kernels and devices of what was built."""
     config, cluster = pipeline.pipeline_config, pipeline.cluster
     built = _sft(pipeline) if isinstance(pipeline, SFTPipeline) else _agentic(pipeline)
@@ -38,12 +38,12 @@ def applied_settings(pipeline: AgenticPipeline | SFTPipeline) -> Applied:
     return describe(config, built)
 
 
-def applied_play(config: AgenticConfig, server: PolicyServer, source: RolloutSource, split: Split, sampled: str) -> Applied:
+def play_table(config: AgenticConfig, server: PolicyServer, source: RolloutSource, split: Split, sampled: str) -> SettingsTable:
     """The table of `turnwise eval` and `turnwise rollout`. `sampled` describes how tokens are sampled."""
     info = server.info()
     episodes = f"{source.describe()}, each of at most {info.max_length} tokens"
     rows = [("model", _model(info.model)), ("server", _server(info)), *environments(config, split)]
-    return Applied([*rows, ("episodes", episodes), ("sampling", sampled), ("profile", _profile(config))])
+    return SettingsTable([*rows, ("episodes", episodes), ("sampling", sampled), ("profile", _profile(config))])
 
 
 def _agentic(pipeline: AgenticPipeline) -> dict[str, str]:

@@ -20,9 +20,9 @@ from turnwise.build.rollouts import (
     scheduler_settings,
 )
 from turnwise.build.rows import call_models
-from turnwise.build.run_table import applied_play, log_applied
+from turnwise.build.run_table import log_settings, play_table
 from turnwise.chat.conversation import TokenContexts
-from turnwise.config import AgenticConfig, Applied, require, unavailable_to_play
+from turnwise.config import AgenticConfig, SettingsTable, require, unavailable_to_play
 from turnwise.config.describe import most_sampled, sampling
 from turnwise.errors import DataError
 from turnwise.pipelines.collect import Collection
@@ -36,7 +36,7 @@ from turnwise.tracking.terminal import progress_on_terminal
 from turnwise.types import SamplingParams, Split
 
 Mode = Literal["sampled", "greedy"]
-OnStart = Callable[[Applied], None]
+OnStart = Callable[[SettingsTable], None]
 
 
 def validation_mode(config: AgenticConfig) -> Mode:
@@ -45,7 +45,7 @@ def validation_mode(config: AgenticConfig) -> Mode:
 
 
 def evaluate_model(
-    config: AgenticConfig, model_path: str | None = None, num_tasks: int | None = None, on_start: OnStart = log_applied
+    config: AgenticConfig, model_path: str | None = None, num_tasks: int | None = None, on_start: OnStart = log_settings
 ) -> Evaluation:
     """Plays the config's validation tasks, or the first `num_tasks`, with its model or the one at `model_path`. `on_start` gets
     the table of settings. Tasks, seeds and schedule are those of validation in training: the same weights give the same
@@ -60,7 +60,7 @@ def evaluate_modes(
     num_tasks: int | None = None,
     num_samples: int | None = None,
     model_path: str | None = None,
-    on_start: OnStart = log_applied,
+    on_start: OnStart = log_settings,
 ) -> Iterator[tuple[Mode, Evaluation]]:
     """Like `evaluate_model`, once per mode. Tasks are played `num_samples` times (default: group size), or once if greedy."""
     name = Path(model_path or config.actor_train.model_args.model_name_or_path).name
@@ -73,7 +73,7 @@ def evaluate_modes(
             scheduler = build_scheduler(config, policy, "val", pictures=pictures, settings=settings, sampling=drawn)
             if mode == modes[0]:
                 how = ", then ".join(_how(config, mode) for mode in modes)
-                on_start(applied_play(config, policy.servers, scheduler, "val", how))
+                on_start(play_table(config, policy.servers, scheduler, "val", how))
             with progress_on_terminal(policy.event_loop.stopwatch, 0) as begin_phase:
                 begin_phase(f"{mode} episodes of {name}")
                 groups = scheduler.get_batch(num_tasks * settings.group_size)
@@ -107,7 +107,7 @@ def collect_rollouts(
     split: Split = "train",
     num_batches: int = 1,
     model_path: str | None = None,
-    on_start: OnStart = log_applied,
+    on_start: OnStart = log_settings,
 ) -> None:
     """Plays batches of a split with a saved model, like the first steps of training or a validation, and writes them to the
     collection. After an error or Ctrl-C the collection has the groups that ended before."""
@@ -115,7 +115,7 @@ def collect_rollouts(
     size = config.rollout_batch_size if split == "train" else config.val_batch_size
     with _saved_policy(config, split, model_path, needs) as policy:
         scheduler = build_scheduler(config, policy, split, settings=scheduler_settings(config, split, needs))
-        on_start(applied_play(config, policy.servers, scheduler, split, sampling(config, split)))
+        on_start(play_table(config, policy.servers, scheduler, split, sampling(config, split)))
         with progress_on_terminal(policy.event_loop.stopwatch, most_sampled(config)) as begin_phase:
             collection.play(scheduler, num_batches, size, begin_phase)
 

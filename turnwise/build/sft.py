@@ -10,7 +10,7 @@ from turnwise.build.placement import build_placement
 from turnwise.build.prepare import prepare_run
 from turnwise.build.roles import trained_strategy
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
-from turnwise.build.run_table import applied_settings, info_of, log_applied
+from turnwise.build.run_table import info_of, log_settings, settings_table
 from turnwise.build.whole_run import whole_run
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
@@ -84,7 +84,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         )
         begin(config, folder, pipeline)
         on_error.pop_all()
-    log_applied(applied_settings(pipeline))
+    log_settings(settings_table(pipeline))
     return pipeline
 
 

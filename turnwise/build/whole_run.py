@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from turnwise.build.run import start_run
-from turnwise.build.run_table import applied_settings
+from turnwise.build.run_table import settings_table
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.run_folder import RunFolder
@@ -38,7 +38,7 @@ def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P]
         pipeline = build(folder)
         if not is_quiet:
             print(f"run folder: {folder.path}", flush=True)
-            applied_settings(pipeline).show()
+            settings_table(pipeline).show()
         return pipeline
 
     with session(folder, built) as pipeline:

@@ -25,22 +25,22 @@ def run(arguments: argparse.Namespace) -> int:
             missing.append(str(error))
 
     config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=examine)
-    applied = describe(config)
-    applied.missing.extend([*missing, *lacking_here(config)])
-    notes = [note for note in notes if note not in applied.warnings]
+    table = describe(config)
+    table.missing.extend([*missing, *lacking_here(config)])
+    notes = [note for note in notes if note not in table.warnings]
     if arguments.json:
         content = {
             "config": resolved_values(config),
-            "applied": dict(applied.rows),
+            "applied": dict(table.rows),
             "notes": notes,
-            "warnings": applied.warnings,
-            "missing": applied.missing,
+            "warnings": table.warnings,
+            "missing": table.missing,
             "placement": placement_table(config).splitlines(),
         }
         print(json.dumps(content, indent=2, ensure_ascii=False))
         return 0
     print(dump_yaml(config))
-    print("\n".join(["# what this applies", applied.render(), *(f"note: {note}" for note in notes)]))
+    print("\n".join(["# what this applies", table.render(), *(f"note: {note}" for note in notes)]))
     print(f"\n# where the roles run\n{placement_table(config)}")
     return 0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from turnwise.build.envs import plug_in_problems
 from turnwise.cli.options import read_config, writable_file
-from turnwise.config import AgenticConfig, Applied, require, unavailable_to_play
+from turnwise.config import AgenticConfig, SettingsTable, require, unavailable_to_play
 from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
 
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     results: list[Result] = []
     try:
         for model in models:
-            for mode, evaluation in evaluate_modes(config, *plan, absolute.get(model, model), Applied.show):
+            for mode, evaluation in evaluate_modes(config, *plan, absolute.get(model, model), SettingsTable.show):
                 results.append(Result(model, mode, evaluation))
     finally:
         if results:

@@ -50,20 +50,20 @@ class PlayScreen:
         setup = self._setup
         turns = counted(setup.max_turns, "turn") if setup.max_turns else "any number of turns"
         limits = f"{turns}, responses of {setup.max_new_tokens} tokens"
-        limits += f", a context of {setup.max_length}" if setup.voice.tokenizer else ""
+        limits += f", a context of {setup.max_length}" if setup.policy.tokenizer else ""
         number = f"seed {setup.task.seed} · mode" if setup.task.row is None else f"row {setup.task.row} ·"
         what = f"  {setup.task.split} {number} {setup.mode} · {policy} · {limits}"
         self._print(Text().append(setup.task.tag, "bold").append(what))
-        if setup.voice.note:
-            self._print(Text(f"note: {setup.voice.note}", "yellow"))
+        if setup.policy.note:
+            self._print(Text(f"note: {setup.policy.note}", "yellow"))
 
     def prompt(self, prompt: "ShownPrompt") -> None:
         most = self._setup.max_turns
         title = f"turn {prompt.turn_idx} of {most}" if most else f"turn {prompt.turn_idx}"
-        if self._setup.voice.tokenizer:
+        if self._setup.policy.tokenizer:
             title += f", context {prompt.num_before} of {self._setup.max_length}" if prompt.num_before else ", a new context"
         self._rule(title)
-        if self._setup.voice.tokenizer:
+        if self._setup.policy.tokenizer:
             self._lines("sees", f"+{len(prompt.added_ids)}", self._decode(prompt.added_ids))
             self._lines("ids", "", self._ids(prompt.added_ids), "dim")
         for message in prompt.messages:
@@ -86,7 +86,7 @@ class PlayScreen:
             prompt.max_new_tokens - len(ids),
         )
         self._lines("says", f"+{len(ids)}", self._decode(ids) + note, "green")
-        if self._setup.voice.has_logprobs:
+        if self._setup.policy.has_logprobs:
             self._logprobs(ids, answer.logprobs.tolist())
         else:
             self._lines("ids", "", self._ids(ids), "dim")
@@ -103,7 +103,7 @@ class PlayScreen:
             self._lines("state", "", str(turn.state_key), "dim")
         most = self._setup.max_turns
         left = counted(most - turn_idx, "turn") if most else "any number of turns"
-        if self._setup.voice.tokenizer:
+        if self._setup.policy.tokenizer:
             left += f", {self._left[0]} tokens of the context, {self._left[1]} of the response"
         self._lines("left", "", left, "dim")
 
@@ -120,7 +120,7 @@ class PlayScreen:
         if trajectory.metrics:
             metrics = ", ".join(f"{name} {value:g}" for name, value in trajectory.metrics.items())
             self._lines("metrics", "", metrics)
-        if self._setup.voice.tokenizer and trajectory.turns:
+        if self._setup.policy.tokenizer and trajectory.turns:
             self._ledger(trajectory)
 
     def _ledger(self, trajectory: Trajectory) -> None:
@@ -158,7 +158,7 @@ class PlayScreen:
         self._row(label, "", line)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        tokenizer: Any = self._setup.voice.tokenizer
+        tokenizer: Any = self._setup.policy.tokenizer
         return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _lines(self, label: str, count: str, text: str, style: str = "") -> None:

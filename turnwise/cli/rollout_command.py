@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     terminal = sys.stderr if options.json else sys.stdout
     try:
         collect_rollouts(
-            config, collection, options.split, options.batches, options.model, on_start=lambda applied: applied.show(terminal)
+            config, collection, options.split, options.batches, options.model, on_start=lambda table: table.show(terminal)
         )
     finally:
         if collection.num_written:

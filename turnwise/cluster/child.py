@@ -153,7 +153,7 @@ class Child(Ranks):
         value = super().ask(role, method, args, kwargs)
         return value.shared if isinstance(value, SharedTensors) else value
 
-    def take(self, value: Any) -> None:
+    def check_sendable(self, value: Any) -> None:
         """Does nothing: that the call arrives shows that the value can be pickled and unpickled."""
 
 

@@ -156,10 +156,10 @@ class ProcessCluster:
         told = zip(processes or self._processes, commands, strict=True)
         StartedAll([process.start(name, command) for process, command in told], itemgetter(0)).result()
 
-    def take(self, value: Any) -> None:
+    def check_sendable(self, value: Any) -> None:
         """Sends a value to another process, to find out early whether it arrives. Raises WorkerError if the value can't be
         pickled, or the error that unpickling it raises in that process."""
-        self._processes[-1].start("a trial", Command("take", (value,))).result()
+        self._processes[-1].start("a trial", Command("check_sendable", (value,))).result()
 
     def keep_first_ranks(self) -> bool:
         firsts = {placed.processes[0] for placed in self.placement.roles.values()} or {0}

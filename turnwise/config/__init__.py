@@ -1,7 +1,7 @@
 """The config of a run, read from YAML. Hydra composes it; other systems' keys are translated, values checked and completed."""
 
 from turnwise.config.compose import find_config
-from turnwise.config.describe import Applied, describe
+from turnwise.config.describe import SettingsTable, describe
 from turnwise.config.dump import Difference, differences, dump_yaml
 from turnwise.config.load import load_any_config, load_config, parse_config
 from turnwise.config.missing import not_here, require, unavailable, unavailable_to_play

@@ -28,7 +28,7 @@ Row = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class SettingsTable:
     """The settings in force: `(name, text)` rows, warnings, and missing features or libraries."""
 
     rows: list[Row]
@@ -55,13 +55,13 @@ class Applied:
         return "\n".join(lines)
 
 
-def describe(config: AgenticConfig | SFTConfig, built: dict[str, str] | None = None) -> Applied:
+def describe(config: AgenticConfig | SFTConfig, built: dict[str, str] | None = None) -> SettingsTable:
     """The settings in force, computed from the config and the model's config.json. `built` are rows of a run, by name: they
     replace rows of the same name, and an empty text removes the row. With `built`, `missing` stays empty."""
     rows = dict(_sft_rows(config) if isinstance(config, SFTConfig) else _agentic_rows(config))
     if built is not None:
-        return Applied([(name, text) for name, text in (rows | built).items() if text], ineffective(config))
-    return Applied([*rows.items()], [*ineffective(config), *_unknown_environments(config)], unavailable(config))
+        return SettingsTable([(name, text) for name, text in (rows | built).items() if text], ineffective(config))
+    return SettingsTable([*rows.items()], [*ineffective(config), *_unknown_environments(config)], unavailable(config))
 
 
 def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:

@@ -20,7 +20,7 @@ from turnwise.types import FloatArray, Sample
 ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]
 """Log-probs [N] of each sample's tokens, as `ModelRole.forward` gives them."""
 
-_CAUSES = read_table(__file__, "parity_causes.yaml")
+_CAUSES = read_table(__file__, "parity_diagnosis.yaml")
 _NEGLIGIBLE = 1e-5  # nats by which two ways of computing the same log-probs in fp32 may differ
 _ROUNDING_SPREAD = 3.0
 """The sizes of two rounding errors of the same dtype are taken as equal if they differ by at most this factor."""

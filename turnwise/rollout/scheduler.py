@@ -167,7 +167,7 @@ class RolloutScheduler:
             parts.append(indices if is_streamed else sorted(indices))
             part = Part([self._played[index] for index in parts[-1]], is_last)
             if is_last:
-                await self._take(parts)
+                await self._close_batch(parts)
                 self._work.done, self._work.count = self._work.total, None
             on_error.pop_all()
         return part
@@ -189,7 +189,7 @@ class RolloutScheduler:
             await self._has_changed.wait()
         raise self._fault
 
-    async def _take(self, parts: list[list[int]]) -> None:
+    async def _close_batch(self, parts: list[list[int]]) -> None:
         stale = self._buffer.close_step()
         await cancel(self._running.pop(index) for index in stale if index in self._running)
         for index in stale:

@@ -72,22 +72,22 @@ class StoreTracker:
 
     def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
         """Queues the write and waits up to `WRITE_S` for it; doesn't wait if an earlier write is still running."""
-        self._settle()
+        self._check_calls()
         if self._store is not None:
             self._calls.append(self._thread.start(self._store.write, step, metrics, texts.samples))
             if len(self._calls) == 1:
-                self._settle(WRITE_S)
+                self._check_calls(WRITE_S)
 
     def close(self) -> None:
         if self._store is not None:
             self._calls.append(self._thread.start(self._closing.close))
-            self._settle(CLOSE_S)
+            self._check_calls(CLOSE_S)
             if self._calls:
                 logger.warning("%s did not take everything within %g s; metrics.jsonl has every step", self._name, CLOSE_S)
             self._thread.end()
             self._store = None
 
-    def _settle(self, timeout_s: float = 0.0) -> None:
+    def _check_calls(self, timeout_s: float = 0.0) -> None:
         """Waits at most `timeout_s` seconds for the queued calls, then handles those that have ended."""
         wait(self._calls, timeout_s)
         while self._calls and self._calls[0].done():

@@ -363,9 +363,9 @@ def test_what_can_be_sent_is_known_before_it_is_needed(cluster, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "OfAScript", OfAScript, raising=False)
     monkeypatch.setattr(OfAScript, "__module__", "__main__")
     for value in (Unpicklable, lambda: None, type("Local", (), {}), OfAScript):
-        cluster.take(value)
+        cluster.check_sendable(value)
     with pytest.raises(WorkerError, match="a trial: its arguments can't be sent"):
-        cluster.take(threading.Lock())
+        cluster.check_sendable(threading.Lock())
 
 
 class OfAScript:

@@ -71,7 +71,7 @@ async def ask(manager: LLMServerManager, request_id: str, prompt_length: int = 3
     return int((await manager.generate([1] * prompt_length, SamplingParams(5, seed=8), request_id)).token_ids[0])
 
 
-async def settle() -> None:
+async def let_tasks_run() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -218,7 +218,7 @@ class CountingServer(FakeServer):
 
     async def suspend(self, how: str = "finish") -> None:
         self.is_open.clear()
-        await settle()
+        await let_tasks_run()
 
     async def resume(self, version: int) -> None:
         self.version = version
@@ -230,7 +230,7 @@ async def interrupted(how: OnWeightUpdate) -> tuple[CountingServer, LLMServerMan
     server = CountingServer(0)
     manager = LLMServerManager([server])
     task = asyncio.create_task(manager.generate([1], SamplingParams(20), "c"))
-    await settle()
+    await let_tasks_run()
     await manager.suspend(how)
     return server, manager, task
 
@@ -245,7 +245,7 @@ async def test_an_interrupted_response_goes_on_or_starts_over(
     server, manager, task = await interrupted(how)
     await manager.resume(1)
     if num_updates == 2:
-        await settle()
+        await let_tasks_run()
         await manager.suspend(how)
         await manager.resume(2)
     completion = await task
@@ -288,7 +288,7 @@ async def test_a_conversation_leaves_a_replica_with_clearly_more_to_do_and_its_c
     assert [await ask(manager, name) for name in ("a", "b", "c")] == [0, 0, 0]
     slow.gate.clear()
     held = [asyncio.create_task(ask(manager, name, 20)) for name in ("a", "b")]
-    await settle()
+    await let_tasks_run()
     assert len(slow.seen) == 5, "25 tokens aren't enough more than none, with 25 on top"
     async with asyncio.timeout(10):  # Whoever stays is held.
         assert await ask(manager, "c", 10) == 1
@@ -305,7 +305,7 @@ async def test_a_replica_that_breaks_while_a_conversation_leaves_it_is_buried() 
     await ask(manager, "b")
     servers[0].gate.clear()
     held = asyncio.create_task(ask(manager, "a", 100))
-    await settle()
+    await let_tasks_run()
     assert await ask(manager, "b") == 1
     assert manager.servers == (servers[1],)
     held.cancel()
@@ -323,7 +323,7 @@ async def test_a_replica_that_dies_while_a_conversation_moves_to_it_is_left_agai
     assert [await ask(manager, name) for name in ("a", "b")] == [0, 0]
     servers[0].gate.clear()
     held = asyncio.create_task(ask(manager, "a", 100))
-    await settle()
+    await let_tasks_run()
     assert await ask(manager, "b") == 0 and await held == 0
     assert [name for name, _ in servers[1].seen] == ["other"], "it was dead before b's request"
 
@@ -333,7 +333,7 @@ async def test_a_replica_that_dies_in_the_middle_comes_back_by_joining(
 ) -> None:
     servers[0].gate.clear()
     asked = [asyncio.create_task(ask(manager, name)) for name in ("a", "b")]
-    await settle()
+    await let_tasks_run()
     servers[0].failure = ConnectionError("gone")
     servers[0].gate.set()
     assert await asyncio.gather(*asked) == [1, 1]
@@ -341,7 +341,7 @@ async def test_a_replica_that_dies_in_the_middle_comes_back_by_joining(
     manager.join(servers[0])
     servers[1].gate.clear()
     held = asyncio.create_task(ask(manager, "b", 50))
-    await settle()
+    await let_tasks_run()
     assert await ask(manager, "new") == 0
     servers[1].gate.set()
     await held
@@ -354,9 +354,9 @@ async def test_a_replica_that_leaves_finishes_its_requests_and_gets_no_others(
 ) -> None:
     servers[0].gate.clear()
     held = asyncio.create_task(ask(manager, "a"))
-    await settle()
+    await let_tasks_run()
     leaving = asyncio.create_task(manager.leave(servers[0]))
-    await settle()
+    await let_tasks_run()
     assert await ask(manager, "b") == 1 and not leaving.done()
     servers[0].gate.set()
     await leaving

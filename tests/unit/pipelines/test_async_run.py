@@ -18,7 +18,7 @@ from small_runs import LETTERS, assert_same_weights, built, played, run_small, s
 from toy_envs import LettersEnv
 
 from turnwise.algorithms.token_estimator import AgenticReinforce
-from turnwise.build.run_table import applied_settings
+from turnwise.build.run_table import settings_table
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.errors import ConfigError, DataError, DeadlineError, WorkerError
 from turnwise.inference.embedded.engine import Engine
@@ -113,7 +113,7 @@ def test_episodes_that_are_given_up_leave_nothing_in_the_engine(make_config, cha
 
 def test_the_table_says_how_the_threads_are_split(make_config):
     with built(make_config(cpu_split={"train": 2, "rollout": 1})) as pipeline:
-        table = applied_settings(pipeline).table()
+        table = settings_table(pipeline).table()
     assert "2 train and 1 play" in table
     assert "at new weights responses are finished; groups are trained on as they end; stale" in table
     assert "up to 1 batches ahead of training, taken as they end, the oldest waited for" in table

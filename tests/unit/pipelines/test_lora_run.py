@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
-from turnwise.build.run_table import applied_settings
+from turnwise.build.run_table import settings_table
 from turnwise.build.saved import evaluate_model
 from turnwise.build.sft import build_sft
 from turnwise.errors import CheckpointError, ConfigError, ModelError, ParityError
@@ -90,7 +90,7 @@ def nudge(pipeline):
 
 
 def rows(pipeline):
-    return dict(applied_settings(pipeline).rows)
+    return dict(settings_table(pipeline).rows)
 
 
 # One run

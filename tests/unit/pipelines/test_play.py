@@ -132,7 +132,7 @@ def test_a_random_player_repeats_itself_under_a_seed(tiny_model, tokens):
 
 def test_without_a_tokenizer_texts_are_played_and_it_is_said(tiny_model):
     notes, result, setup = played(config_of(tiny_model), Choices("scripted", seed=1))
-    assert result.trajectory.score == 1.0 and "no tokenizer here" in setup.voice.note
+    assert result.trajectory.score == 1.0 and "no tokenizer here" in setup.policy.note
     assert notes.answers[0].text.startswith("<answer>") and notes.prompts[0].messages[0]["role"] == "system"
     with_tools = parse_config({"pretrain": str(tiny_model), "custom_envs": {"Lake": LAKE}})[0]
     with_tools.agent.fill(function_tool_path="tools.py")
@@ -166,13 +166,13 @@ def test_a_policy_known_by_its_words_has_no_tokens(tiny_model):
         return TextAnswer("<answer>Right</answer>", "stop")
 
     setup = set_up(config, "Lake", Choices("openai:http://localhost:1/v1", model_name="small"))
-    setup = replace(setup, voice=replace(setup.voice, prepare=lambda printer: printer.over_text(complete)))
+    setup = replace(setup, policy=replace(setup.policy, prepare=lambda printer: printer.over_text(complete)))
     with closing(setup):
         result = setup.play(EpisodePrinter(notes))
     assert len(result.trajectory.turns) == 4 and all(turn.num_tokens == 0 for turn in result.trajectory.turns)
     assert [message["role"] for message in notes.prompts[0].messages] == ["system", "user"]
     assert [message["role"] for message in notes.prompts[1].messages] == ["user"], "only what is new"
-    assert len(asked[1]) == 4 and setup.voice.tokenizer is None
+    assert len(asked[1]) == 4 and setup.policy.tokenizer is None
 
 
 def test_the_examples_of_a_first_prompt_are_new_to_the_player():

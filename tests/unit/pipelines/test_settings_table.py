@@ -12,10 +12,10 @@ from small_runs import sft_config, training, write_demonstrations
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
-from turnwise.build.run_table import applied_settings
+from turnwise.build.run_table import settings_table
 from turnwise.build.saved import evaluate_model
 from turnwise.build.sft import build_sft
-from turnwise.config import AgenticConfig, Applied, parse_config
+from turnwise.config import AgenticConfig, SettingsTable, parse_config
 from turnwise.kernels.build import load_kernels
 
 
@@ -35,7 +35,7 @@ def built(tiny_model, tmp_path) -> Iterator:
 
 
 def rows(pipeline) -> dict[str, str]:
-    return dict(applied_settings(pipeline).rows)
+    return dict(settings_table(pipeline).rows)
 
 
 def model_of(role):
@@ -93,7 +93,7 @@ def test_a_role_that_is_not_there_has_no_row(built) -> None:
 
 def test_the_table_is_one_screen_and_in_the_log(built) -> None:
     pipeline = built(adv_estimator="gae", use_kl_loss=True, eval_steps=1)
-    lines = applied_settings(pipeline).table().splitlines()
+    lines = settings_table(pipeline).table().splitlines()
     [log] = pipeline.folder.path.glob("*.log")
     assert len(lines) <= 24 and "\n".join(lines) in log.read_text()
 
@@ -104,7 +104,7 @@ def test_sft_and_evaluation_have_theirs(tiny_model, tmp_path) -> None:
     pipeline = build_sft(config, start_run(config))
     pipeline.close()
     assert rows(pipeline)["steps"] == "4 of 2 samples, 2 epochs"
-    said: list[Applied] = []
+    said: list[SettingsTable] = []
     config, _ = parse_config(BASE[AgenticConfig] | {"pretrain": str(tiny_model), "eval_steps": 1}, AgenticConfig)
     evaluate_model(config, on_start=said.append)
     assert dict(said[0].rows)["env Toy"].startswith("odd_envs:CrowdEnv by env_agent")
@@ -117,11 +117,11 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_gets_a_table_and_a_file_plain_lines(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    applied = Applied([("model", "m " * 40), ("KL", "none [b]")])
+    settings = SettingsTable([("model", "m " * 40), ("KL", "none [b]")])
     plain, terminal = io.StringIO(), Terminal()
-    applied.show(plain)
-    applied.show(terminal)
-    assert plain.getvalue() == applied.table() + "\n"
+    settings.show(plain)
+    settings.show(terminal)
+    assert plain.getvalue() == settings.table() + "\n"
     assert "none [b]" in terminal.getvalue() and max(map(len, terminal.getvalue().splitlines())) < 80
 
 
@@ -130,5 +130,5 @@ def test_a_quiet_run_logs_its_table_and_prints_none(built, capsys, caplog) -> No
         pipeline = built()
     assert "what this run applies" in caplog.text
     assert "actor_train" not in capsys.readouterr().out
-    applied_settings(pipeline).show()
+    settings_table(pipeline).show()
     assert "actor_train" in capsys.readouterr().out
