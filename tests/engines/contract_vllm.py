@@ -38,7 +38,7 @@ BLOCK = 128
 contract.mean_bound = 1e-5
 
 
-class Kept:
+class KeptEngine:
     """The engine, which a server that is closed leaves running. `num_cached` has the prompt tokens of each answered request
     that came from the prefix cache."""
 
@@ -185,7 +185,7 @@ async def main(folder: Path, only: list[str]) -> int:
     started = time.monotonic()
     first = VLLMServer.for_policy(RankContext(), policy, kv_cache_memory_bytes=2**28)
     print(f"vLLM started in {time.monotonic() - started:.0f} s: {first.info()}", flush=True)
-    engine = Kept(first._engine)
+    engine = KeptEngine(first._engine)
 
     def make_server(_: PreTrainedModel, max_length: int, decode: object = None) -> Slow:
         return Slow(RankContext(), replace(policy, max_context=max_length), engine)

@@ -127,14 +127,14 @@ def replay_rollouts(
     recorded tokens and no model. Leaves out failed trajectories. Returns the number of trajectories, and sentences about lost
     turns and errors after the last recorded turn. Raises RolloutError at the first difference from the recording."""
     check_rollouts(config)
-    is_whole, losses = not is_turn_journal(path), list[str]()
+    is_whole, lost = not is_turn_journal(path), list[str]()
     if is_whole:
         recorded = [trajectory for _, trajectory in read_journal(path) if trajectory.status != "failed"]
     else:
-        episodes, losses = read_turns(path)
+        episodes, lost = read_turns(path)
         recorded = [trajectory for trajectory in episodes if trajectory.task.split == split]
         if not recorded:
-            raise DataError("; ".join([f"{path} holds no turn of the split {split} (--split)", *losses]))
+            raise DataError("; ".join([f"{path} holds no turn of the split {split} (--split)", *lost]))
     with closing(open_policy(config, model_path)) as policy:
         template, agents = policy.template, agents_of(config, split, policy)
 
@@ -143,8 +143,8 @@ def replay_rollouts(
 
         for trajectory in recorded:
             played = replay(trajectory, agents, contexts, sampling_params(config, split), is_whole)
-            losses += filter(None, [policy.event_loop.run(played)])
-    return len(recorded), losses
+            lost += filter(None, [policy.event_loop.run(played)])
+    return len(recorded), lost
 
 
 def _saved_policy(

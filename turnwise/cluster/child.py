@@ -91,8 +91,8 @@ def answer_all(wire: Wire) -> None:
             return
 
 
-class Ranks:
-    """The ranks of this process, one per role. They report to `stopwatch`."""
+class RoleWorkers:
+    """The workers of this process, one per role. They report to `stopwatch`."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.workers: dict[str, Any] = {}
@@ -100,7 +100,7 @@ class Ranks:
         self._written: dict[tuple[str, str], Written] = {}
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
-        """Makes a rank of a role."""
+        """Makes the worker of a role."""
         self.workers[context.role] = factory(replace(context, neighbours=dict(self.workers), stopwatch=self._stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -111,7 +111,7 @@ class Ranks:
         return self._written.setdefault((role, method), Written())(call) if isinstance(value, Iterator) else value
 
 
-class Child(Ranks):
+class Child(RoleWorkers):
     """Answers the messages of the calling process. The log records of this process go through the wire."""
 
     def __init__(self, wire: Wire) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from turnwise import __version__
-from turnwise.cluster.child import Ranks, Wire, answer_all
+from turnwise.cluster.child import RoleWorkers, Wire, answer_all
 from turnwise.cluster.messages import Command, SetUp
 from turnwise.cluster.process import ConnectedProcess, TrainerProcess
 from turnwise.cluster.process_cluster import ProcessCluster
@@ -26,12 +26,12 @@ from turnwise.runtime.rank import RankContext, launched
 from turnwise.runtime.torch_group import form_groups, join_processes
 
 
-class OwnRank(TrainerProcess, Ranks):
-    """The ranks of this process. Their calls run in a thread, so the event loop runs while they wait for other ranks."""
+class OwnRank(TrainerProcess, RoleWorkers):
+    """The workers of this process. Their calls run in a thread, so the event loop runs while they wait for other ranks."""
 
     def __init__(self, *talk: Any) -> None:
         TrainerProcess.__init__(self, *talk)
-        Ranks.__init__(self, self._stopwatch)
+        RoleWorkers.__init__(self, self._stopwatch)
 
     def _ask(self, name: str, command: Command) -> Any:
         return getattr(self, command.method)(*command.args)

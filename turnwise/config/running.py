@@ -77,7 +77,7 @@ class ClusterArgs(Section):
     or accelerate started; `auto` takes what the devices need. `ray` is refused: it isn't in this version."""
 
 
-class ByValidation(Section):
+class ValidationMetric(Section):
     """A metric of the validations, by which models are compared."""
 
     metric: str = "val/score/mean"
@@ -86,11 +86,11 @@ class ByValidation(Section):
     """Whether larger or smaller values are better; for supervised fine-tuning the default is min."""
 
 
-class SaveBest(ByValidation):
+class SaveBest(ValidationMetric):
     """How the best model is chosen. The run keeps it in its folder `best`."""
 
 
-class EarlyStopping(ByValidation):
+class EarlyStopping(ValidationMetric):
     """When a run ends because it no longer gets better."""
 
     patience: PositiveCount = 5

@@ -23,7 +23,7 @@ from turnwise.errors import ModelError, NotAvailableError, ServerError
 from turnwise.inference.policy import decoder
 from turnwise.inference.request import Decode, Request, append_run, check_request
 from turnwise.model_folder import base_of_adapter
-from turnwise.models.runtime_info import bare_model, loaded_model
+from turnwise.models.loaded_model import bare_model, loaded_model
 from turnwise.protocols import NamedTensors, Suspension
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo

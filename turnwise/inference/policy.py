@@ -12,7 +12,7 @@ from turnwise.errors import ModelError, NotAvailableError
 from turnwise.inference.request import Decode
 from turnwise.models.fused import load_fused
 from turnwise.models.load import load_tokenizer, parse_dtype
-from turnwise.models.runtime_info import loaded_model
+from turnwise.models.loaded_model import loaded_model
 from turnwise.protocols import MemoryKind, NamedTensors
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo

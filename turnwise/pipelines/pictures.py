@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from turnwise.agents.demonstrations import MakeEnv
 from turnwise.envs.recording import RecordingEnv, View
-from turnwise.protocols import AgentLoop, Env, OpenConversation
+from turnwise.protocols import AgentLoop, OpenConversation
 from turnwise.report.gif import Frame, write_gif
 from turnwise.types import Group, SamplingParams, Task, Trajectory
 
@@ -15,8 +16,6 @@ logger = logging.getLogger(__name__)
 
 NUM_RECORDED = 4
 """Number of validation tasks whose first sibling is recorded."""
-
-MakeEnv = Callable[[Task], Env]
 
 
 class Pictures:

@@ -23,7 +23,7 @@ from turnwise.tracking.terminal import warnings_on_terminal
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pydantic", "hydra-core")
 
 
-class _Place:
+class _RunPath:
     """A class attribute that gives the path of a file or folder in the run's folder."""
 
     def __init__(self, name: str) -> None:
@@ -101,14 +101,14 @@ class RunFolder:
         self.lock = lock
         return self
 
-    config = _Place("config.yaml")
-    metrics = _Place("metrics.jsonl")
-    rollouts = _Place("rollouts.jsonl")
-    turns = _Place("turns.jsonl")
-    tensorboard = _Place("tensorboard")
-    schedule = _Place("schedule.jsonl")
-    curve = _Place("learning_curve.png")
-    best = _Place("best")
+    config = _RunPath("config.yaml")
+    metrics = _RunPath("metrics.jsonl")
+    rollouts = _RunPath("rollouts.jsonl")
+    turns = _RunPath("turns.jsonl")
+    tensorboard = _RunPath("tensorboard")
+    schedule = _RunPath("schedule.jsonl")
+    curve = _RunPath("learning_curve.png")
+    best = _RunPath("best")
     """The folder of the best model (`save_best`)."""
 
     @property

@@ -11,10 +11,10 @@ logger = logging.getLogger(__name__)
 MAX_PROMPT, MAX_TEXT, MAX_TURNS = 4000, 1000, 12
 """Limits of a shown episode: characters of the first prompt, characters of any other text, and turns."""
 
-Decode = Callable[[IntArray], str]
+DecodeArray = Callable[[IntArray], str]
 
 
-def log_samples(step: int, groups: Sequence[Group], decode: Decode) -> tuple[str, str]:
+def log_samples(step: int, groups: Sequence[Group], decode: DecodeArray) -> tuple[str, str]:
     """Logs the trajectories with the highest and the lowest score, turn by turn. Returns a few lines about the best one, and
     the whole logged text; both are empty if nothing was played. `decode` should keep special tokens."""
     played = [t for g in groups for t in g.trajectories if t.turns]
@@ -28,7 +28,7 @@ def log_samples(step: int, groups: Sequence[Group], decode: Decode) -> tuple[str
     return f"best episode of step {step + 1}: {summary(best)}", "\n".join(texts)
 
 
-def describe(trajectory: Trajectory, decode: Decode) -> str:
+def describe(trajectory: Trajectory, decode: DecodeArray) -> str:
     """The episode as text: the first prompt, then each turn's observation, answer, action and reward, and its mean advantage
     over tokens if it has been computed."""
     first = trajectory.turns[0]

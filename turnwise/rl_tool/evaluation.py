@@ -117,7 +117,7 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[G
     from turnwise.build.saved import collect_rollouts
     from turnwise.pipelines.collect import Collection
 
-    class Kept(Collection):
+    class CollectedGroups(Collection):
         """Keeps the groups instead of writing them."""
 
         groups: "list[Group]"
@@ -125,9 +125,9 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[G
         def play(self, scheduler: Any, num_batches: int, num_trajectories: int, begin_phase: Any = None) -> None:
             self.groups = scheduler.get_batch(num_trajectories)
 
-    kept = Kept(Path("rollouts.jsonl"))
-    collect_rollouts(trainer.config, kept, "val")
-    return kept.groups
+    collected = CollectedGroups(Path("rollouts.jsonl"))
+    collect_rollouts(trainer.config, collected, "val")
+    return collected.groups
 
 
 def _read(group: "Group") -> list[Answer]:

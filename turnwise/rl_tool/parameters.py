@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from turnwise.config.roles import Dtype
 from turnwise.config.rules import holds
 from turnwise.config.section import Fraction, NonNegative, Positive
 from turnwise.errors import ConfigError, nearest
 from turnwise.package_tables import read_table
 
 Count = Annotated[int, Field(ge=1)]
-Dtype = Literal["fp32", "bf16", "fp16"]
 PYTHON_ONLY = ("custom_reward",)
 """Parameters that JSON can't hold. `function_schema` leaves them out."""
 _UNREAD: dict[str, list[dict[str, Any]]] = read_table(__file__, "unread.yaml")

@@ -27,7 +27,7 @@ _READ = ("question", "answer", "prompt", "completion", "messages", "ground_truth
 """The columns that the tool may read. Their values must not be null."""
 
 
-class Rows(NamedTuple):
+class LoadedRows(NamedTuple):
     """The rows of a data set."""
 
     name: str
@@ -45,7 +45,7 @@ def load(
     split: str = "train",
     number: int | None = None,
     takes_null: bool = False,
-) -> Rows:
+) -> LoadedRows:
     """The rows of `choice`, in the form for `kind` (sft or rl). `split` and `number` (None = all, or 1,000 generated ones)
     apply where `choice` sets none. Raises ConfigError if the data set is unknown, or has no splits and `choice` sets one;
     DataError if there are no rows, or a row lacks columns, has wrong messages or (unless `takes_null`) a null in `_READ`."""
@@ -60,7 +60,7 @@ def load(
             raise DataError(f"{row.place}: {problem}; a prompt is a text, or a list of messages with role and content")
     if not rows:
         raise DataError(f"dataset {name} has no rows; name one with at least one row")
-    return Rows(name, rows, [row.columns for row in found[:number]])
+    return LoadedRows(name, rows, [row.columns for row in found[:number]])
 
 
 def _problem(row: Mapping[str, Any]) -> str:
@@ -74,7 +74,7 @@ def _problem(row: Mapping[str, Any]) -> str:
     return next(filter(None, (message_problem(index, message) for index, message in enumerate(told))), "")
 
 
-def require_truths(loaded: Rows, columns: Sequence[str]) -> None:
+def require_truths(loaded: LoadedRows, columns: Sequence[str]) -> None:
     """Raises DataError if a row has none of these columns, which hold true answers."""
     for number, row in enumerate(loaded.rows, start=1):
         if not any(column in row for column in columns):
@@ -148,7 +148,7 @@ def _contents(row: Mapping[str, Any]) -> list[Any]:
     return [m.get("content") for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
 
 
-def quality(loaded: Rows, count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
+def quality(loaded: LoadedRows, count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
     """Counts rows with an empty value, rows with a null, copies of earlier rows, rows of over `LONGEST` tokens (without
     `count_tokens`, four characters are a token), and rows whose true answer has no number."""
     texts = [formatted(row) for row in loaded.rows]

@@ -63,7 +63,7 @@ class Recording:
 
     groups: list[Group]
     """The complete groups in the order of the file, with their samples. Rejected groups are included."""
-    losses: list[str]
+    lost: list[str]
     """Sentences that name the unreadable lines and incomplete groups, which were left out."""
 
 
@@ -79,14 +79,14 @@ def read_groups(path: Path, temperature: float | None = None) -> Recording:
             groups.append(_group(members))
         else:
             broken.append(f"{first.task.id} ({len(members)} of {place.group_length} trajectories)")
-    lost, losses = [line for line in lines if line.content is None], list[str]()
-    if lost:
-        numbers = _named([str(line.number) for line in lost], "lines")
-        losses.append(f"{len(lost)} of {len(lines)} lines can't be read ({lost[0].fault}): {numbers}")
+    unreadable, lost = [line for line in lines if line.content is None], list[str]()
+    if unreadable:
+        numbers = _named([str(line.number) for line in unreadable], "lines")
+        lost.append(f"{len(unreadable)} of {len(lines)} lines can't be read ({unreadable[0].fault}): {numbers}")
     if broken:
-        losses.append(f"left out as incomplete: {_named(broken, 'groups')}")
+        lost.append(f"left out as incomplete: {_named(broken, 'groups')}")
     if not groups:
-        found = "; ".join(losses) or "it is empty"
+        found = "; ".join(lost) or "it is empty"
         raise DataError(f"{path} holds no complete group of trajectories: {found}; `turnwise rollout CONFIG` writes such files")
     for trajectory in (trajectory for group in groups for trajectory in played_of(group)):
         try:
@@ -94,25 +94,25 @@ def read_groups(path: Path, temperature: float | None = None) -> Recording:
             trajectory.samples = [replace(sample, versions=()) for sample in build_samples(trajectory, temperature)]
         except RolloutError as fault:
             raise DataError(f"{path}: {trajectory.task.id}, sibling {trajectory.sibling}: {fault}") from fault
-    return Recording(groups, losses)
+    return Recording(groups, lost)
 
 
-class _Line(NamedTuple):
+class _JournalLine(NamedTuple):
     number: int
     content: tuple[RecordKey, Trajectory] | None
     fault: str = ""
 
 
-def _lines(path: Path) -> Iterator[_Line]:
+def _lines(path: Path) -> Iterator[_JournalLine]:
     if not path.is_file():
         found = "is a folder; name the rollouts.jsonl in it" if path.is_dir() else "there is no such file"
         raise DataError(f"{path}: {found}")
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                yield _Line(number, read_record(line))
+                yield _JournalLine(number, read_record(line))
             except ValueError as fault:
-                yield _Line(number, None, str(fault))
+                yield _JournalLine(number, None, str(fault))
 
 
 def _group(members: Sequence[tuple[RecordKey, Trajectory]]) -> Group:

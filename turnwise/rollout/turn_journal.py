@@ -138,7 +138,7 @@ class _NotedConversation:
         return reply
 
 
-class _Line(Record):
+class _TurnLine(Record):
     episode: str
     task: Task | None = None
     sibling: int = 0
@@ -161,16 +161,16 @@ def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     begun: dict[str, Trajectory] = {}
-    episodes, losses, cut = list[Trajectory](), list[str](), set[str]()
+    episodes, lost, cut = list[Trajectory](), list[str](), set[str]()
     for file in filter(Path.is_file, (earlier_part(path), path)):
         with file.open("rb") as lines:
             for number, text in enumerate(lines, start=1):
                 if not text.strip():
                     continue
                 try:
-                    line = _Line.model_validate_json(text)
+                    line = _TurnLine.model_validate_json(text)
                 except ValidationError as error:
-                    losses.append(f"{file.name}, line {number} is left out: {first_fault(error)}")
+                    lost.append(f"{file.name}, line {number} is left out: {first_fault(error)}")
                     continue
                 if line.task is not None:
                     begun[line.episode] = Trajectory(line.task, line.sibling)
@@ -183,5 +183,5 @@ def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
                     results = tuple(message.get("content", "") for message in line.messages if message.get("role") == "tool")
                     turns[-1].tool_results = results or None
     if cut:
-        losses.append(f"turns of {counted(len(cut), 'episode')} are left out, since earlier ones of them are gone")
-    return [episode for episode in episodes if episode.turns], losses
+        lost.append(f"turns of {counted(len(cut), 'episode')} are left out, since earlier ones of them are gone")
+    return [episode for episode in episodes if episode.turns], lost

@@ -15,8 +15,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.models.forward import make_forward
+from turnwise.models.loaded_model import dtype_name, loaded_model
 from turnwise.models.lora import Adapters
-from turnwise.models.runtime_info import dtype_name, loaded_model
 from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, StepPart
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts

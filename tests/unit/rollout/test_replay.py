@@ -52,7 +52,7 @@ def test_groups_come_back_as_they_were_played(written):
     greedy.greedy = episode(greedy.task, 3, is_greedy=True)
     path, _ = written(group(0), greedy, group(2, rejected="filtered"))
     recording = read_groups(path)
-    assert recording.losses == []
+    assert recording.lost == []
     assert [(g.index, len(g.trajectories)) for g in recording.groups] == [(0, 3), (1, 3), (2, 3)]
     assert [g.rejected for g in recording.groups] == [None, None, "filtered"]
     assert recording.groups[0].greedy is None and recording.groups[1].greedy.sibling == 3
@@ -76,7 +76,7 @@ def test_the_good_part_of_a_damaged_file_is_used_and_the_rest_named(written, dam
     recording = read_groups(path)
     assert [g.index for g in recording.groups] == indices
     for part in said:
-        assert part in "; ".join(recording.losses)
+        assert part in "; ".join(recording.lost)
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def test_an_unfinished_episode_keeps_its_turns_and_is_replayed(path: Path) -> No
     assert asked_again["messages"] == [{"role": "tool", "name": "note", "tool_call_id": call["id"], "content": "x"}]
     assert sampled_again["turn"] == 1 and last["messages"][0]["content"] == "x, y", "the last result came before the error"
 
-    [trajectory], losses = read_turns(path)
-    assert losses == [] and is_turn_journal(path) and not is_turn_journal(path.parent)
+    [trajectory], lost = read_turns(path)
+    assert lost == [] and is_turn_journal(path) and not is_turn_journal(path.parent)
     assert (trajectory.task, trajectory.sibling, len(trajectory.turns)) == (TASK, 1, 2)
     assert replayed(trajectory) == ""
     trajectory.turns[1].prompt_ids = trajectory.turns[1].prompt_ids + 1

@@ -28,7 +28,7 @@ class Clocked(Timeline):
         self.add(track, name, start, **details)
 
 
-class Kept(list):
+class KeptMetrics(list):
     """A tracker that keeps the metrics of each step."""
 
     def log(self, step, metrics, texts):
@@ -90,7 +90,7 @@ def test_the_file_is_bounded_and_the_sums_go_on(path: Path, caplog: pytest.LogCa
 
 
 def test_the_shares_of_a_step_add_up_to_one_and_start_anew_with_each(path: Path) -> None:
-    kept, timeline = Kept(), Timeline(path)
+    kept, timeline = KeptMetrics(), Timeline(path)
     log = RunLog([kept], timeline)
     for step, (loop_s, engine_s, idle_s) in enumerate([(1e-9, 1e-9, 0.0), (1e-9, 0.0, 1e-9)]):
         with log.phase("total"):
@@ -109,7 +109,7 @@ def test_the_shares_of_a_step_add_up_to_one_and_start_anew_with_each(path: Path)
 
 
 def test_what_was_spent_before_the_first_step_is_none_of_its_time(path: Path) -> None:
-    kept, timeline = Kept(), Timeline(path)
+    kept, timeline = KeptMetrics(), Timeline(path)
     timeline.totals |= {LOOP: 1000.0, ENGINE: 600.0}
     log = RunLog([kept], timeline)
     with log.phase("rollout"):

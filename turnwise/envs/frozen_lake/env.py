@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from turnwise.envs.arguments import check_type
 from turnwise.envs.base import Step
-from turnwise.envs.frozen_lake.map import Rows, check_map_arguments, map_hash, neighbours, random_map, read_map, shortest_path
+from turnwise.envs.frozen_lake.map import Map, check_map_arguments, map_hash, neighbours, random_map, read_map, shortest_path
 from turnwise.envs.frozen_lake.picture import draw_lake
 from turnwise.envs.grid import GridEnv, ObservationKind as ObservationKind, RenderMode
 from turnwise.errors import EnvironmentFault
@@ -78,7 +78,7 @@ class FrozenLakeEnv(GridEnv):
         self._fixed_rows = None if map_rows is None else read_map(map_rows)
         self._instruction = self._own_rules() if env_instruction is None else env_instruction
         self._slips: np.random.Generator | None = None
-        self.rows: Rows = ()
+        self.rows: Map = ()
         """The map of the current episode."""
         self.position = 0
         """The player's cell: row · width + column."""

@@ -15,7 +15,7 @@ from turnwise.envs.hold_out import content_hash, in_split
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Split
 
-Rows = tuple[str, ...]
+Map = tuple[str, ...]
 
 LEFT, DOWN, RIGHT, UP = range(4)
 MAX_DRAWS = 20_000
@@ -58,7 +58,7 @@ def map_hash(rows: Sequence[str]) -> int:
 
 
 @lru_cache(maxsize=1024)  # all siblings of a group draw the same map
-def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = None) -> Rows:
+def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = None) -> Map:
     """A solvable map with S and G in the corners, whose other cells are ice with probability `p`. It depends on the arguments
     alone. Without `split` it is gymnasium's `generate_random_map(size, p, seed)`; with `split`, the first map of the same
     sequence of draws that belongs to the split. Raises EnvironmentFault if none is found."""
@@ -84,7 +84,7 @@ def check_map_arguments(size: int, p: float) -> None:
         raise EnvironmentFault(f"got size {size} and p {p} for a frozen lake; size must be at least 2 and p in (0, 1]")
 
 
-def read_map(rows: Sequence[str]) -> Rows:
+def read_map(rows: Sequence[str]) -> Map:
     """A given map as a tuple. Raises EnvironmentFault if it isn't a valid map."""
     check_rows("map_rows", rows, "SFHG")
     letters = "".join(rows)
