@@ -19,7 +19,7 @@ test: $(VENV)/.installed-dev
 test-extras: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/extras --durations=8
 
-# The environments of Ray, DeepSpeed, Megatron, vLLM and the trackers, and SGLang's wheel, made once outside this folder: some 10 GB.
+# The environments of Ray, DeepSpeed, Megatron, vLLM and the trackers, and SGLang's wheel, made once outside this folder: about 7 GB.
 engines: $(VENV)/.installed-dev
 	$(BIN)/python tests/engines/environment.py
 
