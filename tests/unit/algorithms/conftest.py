@@ -98,8 +98,7 @@ def build_nested(seed: int, smallest: int = 1) -> list[Group]:
         for sibling in range(rng.integers(smallest, 5)):
             weights = [0.5, 0.5] if rng.random() < 0.25 else [1.0]
             trajectories += [random_trajectory(rng, task, sibling, weight) for weight in weights]
-        greedy = random_trajectory(rng, task, 0)
-        groups.append(Group(task, trajectories, index=index, greedy=greedy))
+        groups.append(Group(task, trajectories, index=index, greedy=random_trajectory(rng, task, 0)))
     return groups
 
 

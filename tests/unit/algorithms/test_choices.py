@@ -75,8 +75,7 @@ def test_tokens_that_the_loss_does_not_count_are_neither_chosen_nor_in_the_means
     masked = sample([9.0, 9.0], [-1.0, -9.0], mask=[0, 0])
     assert chosen([first, padding, masked], **KL_COV) == chosen([first], **KL_COV) == [1]
     drifted = sample([9.0, 9.0], [-1.0, -9.0], rollout=[-8.0, -1.0])
-    band = Correction(filters=(RatioBand(),))
-    assert chosen([first, drifted], train_infer_correction=band, **KL_COV) == [1]
+    assert chosen([first, drifted], train_infer_correction=Correction(filters=(RatioBand(),)), **KL_COV) == [1]
 
 
 def test_the_seed_of_the_step_decides():

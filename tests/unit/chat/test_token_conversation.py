@@ -104,8 +104,7 @@ def test_what_a_call_leaves_open_is_its_contexts(chatml):
     sampling = SamplingParams(9, 0.7, 0.9, 40, 0.1, 1.2, (5,), ("a",), False, 11)
     assert all(getattr(sampling, field.name) != field.default for field in fields(sampling)), "a new field: set it here too"
     server = ScriptedServer(lambda request: chatml.respond("x"))
-    conversation = open_conversation(chatml, server, sampling=sampling)
-    play(conversation, ["hi"])
+    play(open_conversation(chatml, server, sampling=sampling), ["hi"])
     stops = server.requests[0].sampling.stop_token_ids
     assert stops[0] == 5 and len(stops) > 1
     assert server.requests[0].sampling == replace(sampling, stop_token_ids=stops, seed=derive_seed(11, 0))

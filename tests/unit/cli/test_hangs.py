@@ -51,8 +51,7 @@ def test_a_run_that_hangs_ends_with_one_screen(job, folder, parts, messages):
     (folder / "my_parts.py").write_text(parts)
     manager = {"num_env_groups": 1, "group_size": 4, "env_step_timeout_s": 0.2, "max_env_retries": 1}
     limits = {"parity_max_logprob_diff": 1.0, "deadlines": {"request_s": 2.0}, "train_env_manager": manager}
-    config = job({"env_type": "my_parts:Mine"}, rollout_batch_size=4, **limits)
-    done = forked.run(["train", config])
+    done = forked.run(["train", job({"env_type": "my_parts:Mine"}, rollout_batch_size=4, **limits)])
     assert done.returncode == 2, done.stderr
     _, _, error = done.stderr.partition("error: ")
     assert all(message in error for message in messages), done.stderr

@@ -259,8 +259,7 @@ def test_memory_of_the_cache_is_at_most_its_bound(main_file: Path, tmp_path: Pat
 def test_an_episode_of_a_row_may_sample_as_many_responses_as_its_agent_takes(keys, most):
     data = {"train_files": "rows.jsonl", "reward": "exact_match"}
     sizes = {"sequence_length": 100, "actor_infer.generating_args.max_new_tokens": 40}
-    config = config_of(data=data, custom_envs={}, **sizes | keys)
-    assert most_sampled(config) == most
+    assert most_sampled(config_of(data=data, custom_envs={}, **sizes | keys)) == most
 
 
 @pytest.mark.parametrize(

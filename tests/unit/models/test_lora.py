@@ -197,8 +197,7 @@ def test_an_adapter_folder_loads_as_a_plain_model(adapter: Path, base: Path, dty
 
 def test_a_tokenizer_comes_from_the_adapter_or_from_its_base(adapter: Path, base: Path) -> None:
     assert load_tokenizer(adapter).get_vocab() == load_tokenizer(base).get_vocab()
-    own = byte_tokenizer(chat_template="{{ messages[0].content }}")
-    own.save_pretrained(adapter)
+    byte_tokenizer(chat_template="{{ messages[0].content }}").save_pretrained(adapter)
     assert load_tokenizer(adapter).chat_template == "{{ messages[0].content }}"
 
 

@@ -126,8 +126,7 @@ def test_a_step_in_the_middle_changes_nothing_of_what_is_saved(tmp_path):
         beta.value = 2
     assert not saver.is_torn
     beta.value = 3
-    folder = saver.save()
-    saver.restore(folder)
+    saver.restore(saver.save())
     assert beta.value == 2, "as it was when the step became whole"
     with pytest.raises(RuntimeError), saver.updating(1):
         raise RuntimeError

@@ -214,8 +214,7 @@ def test_asynchronous_runs_train_under_the_published_cut(tiny_model, tmp_path) -
     assert rows[0]["critic/kl"] == pytest.approx(0.0, abs=1e-6), "old and reference are the same weights"
     assert all(row["actor/train_infer_ratio_token_mean"] == pytest.approx(1.0, abs=0.05) for row in rows)
     again = small_config(tiny_model, tmp_path / "again", **changes | {"async_generation_ratio": 0, "save_steps": 0})
-    replayed = run_small(again, rollouts=pipeline.folder.rollouts)
-    first = next(iter(read_metrics(replayed.folder.metrics)))
+    first = next(iter(read_metrics(run_small(again, rollouts=pipeline.folder.rollouts).folder.metrics)))
     assert first["actor/train_infer_diff_token_mean"] < 1e-6
 
 

@@ -97,8 +97,7 @@ def test_a_run_that_goes_on_is_the_one_that_was_never_stopped(make_config) -> No
 
 def test_an_asynchronous_run_that_goes_on_plays_every_row_once(make_config) -> None:
     config = {"data": {"num_epochs": 2}, "rollout_batch_size": 8, "async_generation_ratio": 1, "save_steps": 1, "max_steps": 50}
-    first = run(make_config(**config))
-    checkpoint = first.checkpoints.path / "checkpoint-2"
+    checkpoint = run(make_config(**config)).checkpoints.path / "checkpoint-2"
     state = json.loads((checkpoint / "pipeline.json").read_text())["rollouts"]
     assert state["playing"] or state["finished"], "nothing was ahead of training"
     resumed = run(make_config(**config, resume_from_checkpoint=str(checkpoint)))

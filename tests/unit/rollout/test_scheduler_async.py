@@ -182,8 +182,7 @@ def test_stale_groups_are_dropped_on_demand_and_their_episodes_end(runner):
 
 def test_a_straggler_at_the_bound_is_waited_for(runner):
     agent = Agent(num_turns=lambda task, sibling: 500 if number(task) == 0 else 1)
-    scheduler = make(runner, agent)
-    staleness, groups = train(runner, scheduler, agent, num_steps=3)
+    staleness, groups = train(runner, make(runner, agent), agent, num_steps=3)
     assert [group.index for group in groups][2] == 0 and staleness[1] == 1
 
 

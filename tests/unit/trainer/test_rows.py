@@ -82,8 +82,7 @@ def test_other_rows_have_another_text_and_equal_ones_the_same(keys):
         return trainer.config.data.train_files
 
     assert text(ROWS) == text([dict(row) for row in ROWS]) != text(ROWS[:3])
-    datasets = pytest.importorskip("datasets")
-    [name] = text(datasets.Dataset.from_list(ROWS))
+    [name] = text(pytest.importorskip("datasets").Dataset.from_list(ROWS))
     assert name.endswith(".datasets.arrow_dataset:Dataset")
 
 
