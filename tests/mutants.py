@@ -5,10 +5,9 @@ however the lines are broken. Each is applied to a copy of the package in a temp
 in a process of their own, forked off one that has imported the libraries; as many at a time as there are cores.
 A mutant that its tests let pass has survived: a test is missing. Beside one that was killed stands the test that failed.
 `--check` only looks whether every piece is in the source. `--changed REVISION` chooses the mutants that are new since then, and
-those where the code of their file or tests has changed. It looks at a mutant's own file, and at its named tests with
-the helpers in their files. Any other file that has changed, such as a `conftest.py` or one of `tests/support`, selects nothing:
-`make test-full` runs every mutant, for that. `--green` leaves out the run of all their tests without any mutant, for
-those who have just seen them pass.
+those where the code of their file or of their named tests, with the helpers there, has changed. A change in any other file,
+such as a `conftest.py` or one of `tests/support`, selects nothing; `make test-full` is there for those, as it runs every
+mutant. `--green` leaves out the run of all their tests without any mutant, for those who have just seen them pass.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | 
 def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[str], path: Path) -> RolloutReplay:
     """The training batches of a file. Raises DataError if its groups don't fit the config, or too few are left to train on."""
     recording = read_groups(path, config.sampling("train").temperature)
-    for lost in recording.lost:
-        logger.warning("%s: %s", path, lost)
+    for sentence in recording.lost:
+        logger.warning("%s: %s", path, sentence)
     keep = load_group_filter(config.group_filter)
     whole = [group for group in recording.groups if not group.rejected and all(t.status != "failed" for t in played_of(group))]
     groups = [group for group in whole if keep is None or keep(group)]

@@ -49,7 +49,7 @@ class Deadlines(Section):
     """Seconds after which a wait ends with an error that names who waits for whom."""
 
     request_s: Seconds = 600.0
-    """The answer to one request to an inference server."""
+    """One call of an inference server: the answer to a request, an abort, a pause."""
     start_s: Seconds = 1800.0
     """The start of an inference server with its engine."""
     env_s: Seconds = 600.0
@@ -161,7 +161,7 @@ class LimitKeys(Section):
     """Maximum mean |difference| of the log-probs of sampler and trainer, in nats [1e-3 in fp32, 5e-2 otherwise]."""
     deadlines: Deadlines = Field(default_factory=Deadlines)
     on_weight_update: Literal["finish", "abort_continue", "abort_restart", "keep"] = "finish"
-    """Requests at a weight update: `finish` before it, are aborted and continue or restart after it, or pause (`keep`)."""
+    """Whether running requests finish before a weight update, are aborted and continue or restart, or pause (`keep`)."""
     stale_groups: Literal["wait", "drop"] = "wait"
     """What a step does with groups that would be too old for the next one: it waits (`wait`) or drops them (`drop`)."""
     stream_training: bool = derived()
