@@ -194,6 +194,6 @@ def _model_policy(config: AgenticConfig, task: Task, choices: Choices) -> PlayPo
             f"--policy {choices.policy!r} isn't one of {', '.join(known)}, a model folder, or a name on the hub (ORG/NAME)"
         )
     require(unavailable_to_play(config, choices.split))
-    policy = open_served_policy(config, choices.policy)
-    prepare = _over_tokens(config, task, policy.servers, policy.template)
-    return PlayPolicy(policy.event_loop, prepare, policy.close, policy.tokenizer, has_logprobs=True)
+    served = open_served_policy(config, choices.policy)
+    prepare = _over_tokens(config, task, served.servers, served.template)
+    return PlayPolicy(served.event_loop, prepare, served.close, served.tokenizer, has_logprobs=True)

@@ -73,16 +73,16 @@ class Judge:
     ) -> None:
         if mode not in ("pointwise", "pairwise"):
             raise ConfigError(f"judge: mode {mode!r} isn't pointwise or pairwise")
-        least = {"max_retries": max_retries, "temperature": temperature}
+        or_zero = {"max_retries": max_retries, "temperature": temperature}
         for name, value in {
-            **least,
+            **or_zero,
             "max_score": max_score,
             "timeout_s": timeout_s,
             "max_new_tokens": max_new_tokens,
             "max_concurrency": max_concurrency,
         }.items():
-            if not (value > 0 or (value == 0 and name in least)):
-                raise ConfigError(f"judge: {name} is {value}; it must be {'0 or more' if name in least else 'more than 0'}")
+            if not (value > 0 or (value == 0 and name in or_zero)):
+                raise ConfigError(f"judge: {name} is {value}; it must be {'0 or more' if name in or_zero else 'more than 0'}")
         if bool(base_url) != bool(model):
             raise ConfigError(f"judge: base_url is {base_url!r} and model {model!r}; give both, or neither for the reward role")
         self._is_pairwise, self._rubric, self._max_score, self._both_orders = mode == "pairwise", rubric, max_score, both_orders

@@ -217,6 +217,7 @@ class Terminal:
     ("arguments", "message"),
     [
         (["frozen_lake", "--policy", "nowhere"], "one of human, random, scripted, openai:URL"),
+        (["frozen_lake", "--policy", "~nobody-here/model"], "one of human, random, scripted, openai:URL"),
         (["frozen_lake", "--policy", "openai:localhost"], "--model-name"),
         (["frozen_lake", "--policy", "openai:localhost", "--model-name", "x"], "must be like http://"),
         (["frozen_lake", "--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "x"], "is the server up"),
@@ -260,8 +261,9 @@ def test_a_person_plays_a_row_with_its_tools(played, products):
     assert rows(said, "rewards") == ["exact_match 1"] and "calculator/calls 1" in rows(said, "metrics")[0]
 
 
-def test_a_model_plays_a_row(played, products, tiny_model):
-    said = played(products, "--policy", str(tiny_model), "actor_infer.generating_args.max_new_tokens=4")
+def test_a_model_plays_a_row(played, products, tiny_model, monkeypatch):
+    monkeypatch.setenv("HOME", str(tiny_model.parent))
+    said = played(products, "--policy", f"~/{tiny_model.name}", "actor_infer.generating_args.max_new_tokens=4")
     assert "12 * 7" in said and rows(said, "logp") and rows(said, "score")[0].startswith("0 after 1 turn")
 
 
