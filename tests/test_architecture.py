@@ -33,7 +33,6 @@ LAYERS: list[set[str]] = [
         "package_tables",
         "runtime_info",
         "runtime",
-        "kernels",
     },
     {"config", "algorithms", "chat", "data", "models", "batching"},
     {"envs", "tools"},
@@ -63,7 +62,6 @@ ONLY: dict[str, set[str]] = {
     "hub": {"errors"},
     "jsonl": {"errors"},
     "model_folder": {"errors", "hub"},
-    "kernels": {"errors"},
     "replay_log": {"errors", "jsonl"},
     "runtime_info": {"model_folder"},
     "protocols": {"runtime", "runtime_info", "server_protocols", "tool_protocols", "types"},
@@ -106,6 +104,9 @@ HEAVY: dict[str, str] = {
     "mcp": "tools/mcp_server.py",
 }
 """Optional libraries and the one module or folder that imports each."""
+
+CALLS_C = {"cli/guard.py", "runtime/threads.py", "tools/jail.py"}
+"""Files that call the C library or Python's own C. Code that serves only CPUs, with our own C, lies in `models/kernels`."""
 
 BROAD_EXCEPT = {
     "cluster/child.py",
@@ -211,6 +212,11 @@ def test_a_heavy_library_is_imported_in_one_place():
             if not path.startswith(place := HEAVY.get(module.split(".")[0], ""))
         ]
     )
+
+
+def test_code_for_cpus_alone_lies_in_one_folder():
+    callers = {path for path, nodes in sources().items() if any(module == "ctypes" for _, module in imported(nodes))}
+    assert {path for path in callers if not path.startswith("models/kernels/")} == CALLS_C
 
 
 def test_light_modules_import_nothing_heavy():

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnwise.errors import NotAvailableError
+from turnwise.models.kernels.layers import use_native_layers
 from turnwise.models.logprobs import Kept, logprobs_of, token_logprobs
-from turnwise.models.native_layers import use_native_layers
 from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
 from turnwise.models.prefix_tree import merge_prefixes
 from turnwise.models.value_head import value_head

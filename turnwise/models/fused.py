@@ -2,9 +2,10 @@
 
 The trainer still has the parameters `q_proj.weight`, `k_proj.weight` and `v_proj.weight`, but their storage is one tensor. So
 the engine needs one product instead of three, and reads what an in-place optimiser step or `load_state_dict` writes. Whether
-tensors are fused is read off their addresses. (`inference.embedded.native_forward` reads a copy of the weights instead.)"""
+tensors are fused is read off their addresses. (`models.kernels.forward` reads a copy of the weights instead.)"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,30 @@ class FusedLinear(NamedTuple):
 
     weight: Tensor
     bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The sizes of one layer's attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    eps: float
+    """The ε of all norms."""
+
+
+class LayerWeights(NamedTuple):
+    """One decoder layer's parameters. The tensors share the model's memory, except for `head_norms`."""
+
+    input_norm: Tensor
+    qkv: FusedLinear
+    head_norms: Tensor | None  # [heads + kv_heads, head_dim]: copies of the norms of queries and keys (Qwen3), or None
+    output: FusedLinear
+    post_norm: Tensor
+    gate_up: FusedLinear
+    down: FusedLinear
 
 
 def fast_path_obstacle(model: PreTrainedModel) -> str | None:

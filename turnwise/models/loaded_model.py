@@ -5,8 +5,8 @@ import os
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from turnwise.models.kernels.layers import uses_native_layers
 from turnwise.models.load import DTYPES, load_config
-from turnwise.models.native_layers import uses_native_layers
 from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.runtime_info import LoadedModel, PolicyInfo
 

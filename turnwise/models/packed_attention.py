@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from turnwise.errors import ModelError
-from turnwise.models.native_attention import BranchAttention, Branches, attention_kernels
+from turnwise.models.kernels.attention import BranchAttention, Branches, attention_kernels
 from turnwise.models.prefix_tree import PrefixTree
 
 PACKED_ATTENTION = "turnwise_packed"

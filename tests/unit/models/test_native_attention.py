@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from turnwise.kernels.build import load_kernels
 from turnwise.models import packed_attention
-from turnwise.models.native_attention import BranchAttention, attention_kernels
+from turnwise.models.kernels.attention import BranchAttention, attention_kernels
+from turnwise.models.kernels.build import load_kernels
 from turnwise.models.packed_attention import PackedSequences
 from turnwise.models.prefix_tree import merge_prefixes
 

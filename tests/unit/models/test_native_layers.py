@@ -21,8 +21,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from turnwise.kernels import build
-from turnwise.models.native_layers import Gate, Norm, SplitHeads, use_native_layers
+from turnwise.models.kernels import build
+from turnwise.models.kernels.layers import Gate, Norm, SplitHeads, use_native_layers
 from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
 
 kernels = build.load_kernels()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.runner import PackedStep
-from turnwise.models.fused import FusedLinear
+from turnwise.models.fused import HeadShape
 from turnwise.types import IntArray
 
 _DECODE_SPREAD = 2
@@ -127,30 +126,6 @@ def _attend_group(queries: Tensor, keys: Tensor, values: Tensor, group: Attentio
         mixed = mixed.transpose(1, 2)
     mixed = mixed.reshape(group.num_rows * group.width, num_heads * head_dim)
     return mixed if group.places is None else mixed[group.places]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadShape:
-    """The sizes of one layer's attention."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    eps: float
-    """The ε of all norms."""
-
-
-class LayerWeights(NamedTuple):
-    """One decoder layer's parameters. The tensors share the model's memory, except for `head_norms`."""
-
-    input_norm: Tensor
-    qkv: FusedLinear
-    head_norms: Tensor | None  # [heads + kv_heads, head_dim]: copies of the norms of queries and keys (Qwen3), or None
-    output: FusedLinear
-    post_norm: Tensor
-    gate_up: FusedLinear
-    down: FusedLinear
 
 
 class TorchOps:

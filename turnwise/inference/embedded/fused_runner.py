@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
 from turnwise.inference.embedded.cache import KVCache
-from turnwise.inference.embedded.decoder_layer import HeadShape, LayerWeights, TorchOps
-from turnwise.inference.embedded.native_forward import NativeForward
+from turnwise.inference.embedded.decoder_layer import TorchOps
 from turnwise.inference.embedded.runner import PackedStep
-from turnwise.kernels.build import LANES, load_kernels
-from turnwise.models.fused import FusedLinear, fuse_projections, fused, gate_up, qkv
+from turnwise.models.fused import FusedLinear, HeadShape, LayerWeights, fuse_projections, fused, gate_up, qkv
+from turnwise.models.kernels.build import LANES, load_kernels
+from turnwise.models.kernels.forward import NativeForward
 from turnwise.spec import MAX_PACKED_BYTES
 
 _BLOCK_TOKENS = 1024  # tokens that pass all layers together on a CPU, so that a layer's output stays in the CPU's caches
@@ -87,7 +87,6 @@ class FusedRunner:
             kernels,
             self._layers,
             self._shape,
-            self._cache,
             embedding=self._embedding,
             rotary=self._rotary,
             final_norm=self._final_norm,
@@ -131,7 +130,8 @@ class FusedRunner:
 
     def _forward(self, step: PackedStep) -> Tensor:
         if self._native is not None:
-            return self._native(step)
+            tokens, cache = (step.token_ids, step.slots[step.rows], step.positions, step.last_tokens), self._cache
+            return self._native(*tokens, cache.keys, cache.values, cache.prefixes.bases, cache.prefixes.splits)
         device = self._embedding.device
         ops = TorchOps(step, self._shape, self._cache, self._rotary)
         hidden = F.embedding(torch.from_numpy(step.token_ids).to(device), self._embedding)

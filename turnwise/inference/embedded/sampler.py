@@ -1,7 +1,6 @@
 """Draws the next tokens of all rows at once, with counter-based random numbers: the uniform number behind token t of a request
 is a hash of (seed, t). It depends neither on other rows, nor on earlier draws, nor on the device."""
 
-import ctypes
 import math
 from typing import NamedTuple
 
@@ -10,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.kernels.build import load_kernels
+from turnwise.models.kernels.build import load_kernels
+from turnwise.models.kernels.sampler import draw_natively
 from turnwise.types import FloatArray, IntArray, KeptIds
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -54,7 +54,10 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Dra
     kernels = load_kernels() if scores.device.type == "cpu" else None
     if kernels is None:
         return Drawn(*_draw(scores, rows["is_greedy"], numbers), kept)
-    return Drawn(*_draw_natively(kernels, scores.contiguous(), rows["is_greedy"], numbers), kept)
+    drawn = draw_natively(kernels, scores.contiguous(), rows["is_greedy"], numbers)
+    if drawn is None:
+        raise FloatingPointError(_NOT_FINITE)
+    return Drawn(*drawn, kept)
 
 
 def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, kept: dict[int, KeptIds]) -> Tensor:
@@ -95,18 +98,6 @@ def _running_sums(probs: Tensor) -> Tensor:
     if not (probs.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return probs.cumsum(-1)
     return (probs.double() * 2**40).long().cumsum(-1).double().mul_(2**-40).to(probs.dtype)
-
-
-def _draw_natively(
-    kernels: ctypes.CDLL, scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray
-) -> tuple[IntArray, FloatArray]:
-    """Draws the tokens with `kernels/sampler.c`; overwrites the scores."""
-    greedy = np.ascontiguousarray(is_greedy)
-    tokens, log_probs = np.empty(len(greedy), np.int64), np.empty(len(greedy), np.float32)
-    arrays = [array.ctypes.data for array in (greedy, numbers, tokens, log_probs)]
-    if kernels.draw(scores.data_ptr(), *arrays, *scores.shape, torch.get_num_threads()):
-        raise FloatingPointError(_NOT_FINITE)
-    return tokens, log_probs
 
 
 def _checked(values: Tensor) -> Tensor:

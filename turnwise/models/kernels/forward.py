@@ -7,13 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from turnwise.inference.embedded.cache import KVCache
-from turnwise.inference.embedded.decoder_layer import HeadShape, LayerWeights
-from turnwise.inference.embedded.runner import PackedStep
-from turnwise.models.fused import FusedLinear
+from turnwise.models.fused import FusedLinear, HeadShape, LayerWeights
+from turnwise.types import IntArray
 
 PANEL = 16
-"""The number of rows of a weight matrix that are stored interleaved; must equal `WIDE` in `kernels/products.h`."""
+"""The number of rows of a weight matrix that are stored interleaved; must equal `WIDE` in `products.h`."""
 
 
 class _Linear(ctypes.Structure):
@@ -56,7 +54,6 @@ class NativeForward:
         kernels: ctypes.CDLL,
         layers: Sequence[LayerWeights],
         shape: HeadShape,
-        cache: KVCache,
         *,
         embedding: Tensor,
         rotary: Tensor,
@@ -64,10 +61,9 @@ class NativeForward:
         unembedding: Tensor,
     ) -> None:
         self._kernels = kernels
-        self._cache = cache
         self._length = len(rotary)
         self._vocab_size, self._num_embeddings = len(unembedding), len(embedding)
-        self._kept: list[Tensor] = []  # keeps alive the memory that the structures point to
+        self._buffers: list[Tensor] = []  # the memory that the structures point to
         self._layers = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
         self._decoder = _Decoder(
             layers=self._layers,
@@ -106,29 +102,38 @@ class NativeForward:
         """The address of a contiguous copy of the tensor; None for None."""
         if tensor is None:
             return None
-        self._kept.append(tensor.clone(memory_format=torch.contiguous_format))
-        return self._kept[-1].data_ptr()
+        self._buffers.append(tensor.clone(memory_format=torch.contiguous_format))
+        return self._buffers[-1].data_ptr()
 
-    def __call__(self, step: PackedStep) -> Tensor:
-        """Logits [C, V] after the contexts that end with this step. Raises IndexError if token ids, slots or positions are out
-        of range."""
-        cache, num_tokens = self._cache, len(step.token_ids)
-        if step.token_ids.min() < 0 or step.token_ids.max() >= self._num_embeddings:
+    def __call__(
+        self,
+        token_ids: IntArray,
+        slots: IntArray,
+        positions: IntArray,
+        last_tokens: IntArray,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        bases: IntArray,
+        splits: IntArray,
+    ) -> Tensor:
+        """Logits [C, V] at the tokens with the indices `last_tokens` [C] among N packed ones, each of which has an id, a cache
+        slot and a position [N]. Writes each layer's `keys` and `values` [S, kv_heads, length, head_dim]; slot s is read from
+        slot `bases[s]` below position `splits[s]` [S]. Raises IndexError if ids, slots or positions are out of range."""
+        num_tokens, (num_slots, _, length, _) = len(token_ids), values[-1].shape
+        if token_ids.min() < 0 or token_ids.max() >= self._num_embeddings:
             raise IndexError(f"a step has token ids beyond the {self._num_embeddings} that the model embeds")
-        slots = step.slots[step.rows]
-        if slots.max() >= cache.num_slots or step.positions.max() >= min(cache.length, self._length):
-            raise IndexError(f"a step goes beyond a cache of {cache.num_slots} slots of {cache.length} tokens")
-        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
-            layer.keys, layer.values, layer.capacity = keys.data_ptr(), values.data_ptr(), keys.shape[2]
-        bases, splits = cache.prefixes.bases, cache.prefixes.splits
+        if slots.max() >= num_slots or positions.max() >= min(length, self._length):
+            raise IndexError(f"a step goes beyond a cache of {num_slots} slots of {length} tokens")
+        for layer, own_keys, own_values in zip(self._layers, keys, values, strict=True):
+            layer.keys, layer.values, layer.capacity = own_keys.data_ptr(), own_values.data_ptr(), own_keys.shape[2]
         decoder, num_threads = self._decoder, torch.get_num_threads()
         decoder.bases, decoder.splits = bases.ctypes.data, splits.ctypes.data
         size = self._kernels.workspace_size(ctypes.byref(decoder), num_tokens, num_threads)
         if size > len(self._workspace):
             self._workspace = self._workspace.new_empty(size)
-        logits = self._workspace.new_empty(len(step.last_tokens), self._vocab_size)
-        arrays = step.token_ids, slots, step.positions, step.last_tokens
-        asked = _Step(*(array.ctypes.data for array in arrays), num_tokens, len(step.last_tokens))
+        logits = self._workspace.new_empty(len(last_tokens), self._vocab_size)
+        arrays = token_ids, slots, positions, last_tokens
+        asked = _Step(*(array.ctypes.data for array in arrays), num_tokens, len(last_tokens))
         self._kernels.forward(
             ctypes.byref(decoder), ctypes.byref(asked), self._workspace.data_ptr(), logits.data_ptr(), num_threads
         )

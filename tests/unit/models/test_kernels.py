@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from turnwise.errors import ConfigError
-from turnwise.kernels import build
+from turnwise.models.kernels import build
 
 kernels = build.load_kernels()
 needs_kernels = pytest.mark.skipif(kernels is None, reason="no C compiler")
@@ -99,9 +99,9 @@ def test_a_folder_that_others_can_write_is_not_trusted(monkeypatch, tmp_path, qu
 
 
 def test_all_sources_are_in_the_package():
-    settings = tomllib.loads((build.FOLDER.parent.parent / "pyproject.toml").read_text())
+    settings = tomllib.loads((build.FOLDER.parents[2] / "pyproject.toml").read_text())
     patterns = settings["tool"]["setuptools"]["package-data"]["turnwise"]
-    packaged = {path for pattern in patterns for path in build.FOLDER.parent.glob(pattern)}
+    packaged = {path for pattern in patterns for path in build.FOLDER.parents[1].glob(pattern)}
     assert packaged >= set(build.FOLDER.glob("*.[ch]")) != set()
 
 

@@ -1,0 +1,22 @@
+"""Draws tokens by turnwise's own C kernel."""
+
+import ctypes
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnwise.types import FloatArray, IntArray
+
+
+def draw_natively(
+    kernels: ctypes.CDLL, scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray
+) -> tuple[IntArray, FloatArray] | None:
+    """A token [B] for each row of `scores` [B, V], which are overwritten, and its log-prob [B]: the likeliest token of greedy
+    rows, else the one that the uniform number [B] falls on. None if the scores aren't finite."""
+    greedy = np.ascontiguousarray(is_greedy)
+    tokens, log_probs = np.empty(len(greedy), np.int64), np.empty(len(greedy), np.float32)
+    arrays = [array.ctypes.data for array in (greedy, numbers, tokens, log_probs)]
+    has_failed = kernels.draw(scores.data_ptr(), *arrays, *scores.shape, torch.get_num_threads())
+    return None if has_failed else (tokens, log_probs)
