@@ -100,10 +100,10 @@ class Completion:
             )
 
 
-def join_kept(parts: Iterable[tuple[KeptIds | None, IntArray | None, int]]) -> tuple[KeptIds | None, IntArray | None]:
+def join_kept_ids(parts: Iterable[tuple[KeptIds | None, IntArray | None, int]]) -> tuple[KeptIds | None, IntArray | None]:
     """Joins the kept ids and offsets of parts `(ids, offsets, number of tokens)`; `(None, None)` if no part has ids.
 
-    >>> ids, offsets = join_kept([(None, None, 2), (np.array([7, 8, 9], np.int32), np.array([0, 1, 3]), 2)])
+    >>> ids, offsets = join_kept_ids([(None, None, 2), (np.array([7, 8, 9], np.int32), np.array([0, 1, 3]), 2)])
     >>> ids.tolist(), offsets.tolist()
     ([7, 8, 9], [0, 0, 0, 1, 3])
     """

@@ -22,7 +22,7 @@ from turnwise.completion import (
     KeptIds as KeptIds,
     SamplingParams as SamplingParams,
     VersionRun as VersionRun,
-    join_kept as join_kept,
+    join_kept_ids as join_kept_ids,
 )
 from turnwise.trajectory_view import ViewedGroup, ViewedTrajectory
 

@@ -30,16 +30,16 @@ def importance_ratio(batch: Batch, granularity: Granularity) -> Tensor:
     return torch.exp(exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT))
 
 
-def kept_tokens(batch: Batch, correction: Correction) -> Tensor | None:
+def band_mask(batch: Batch, correction: Correction) -> Tensor | None:
     """bool [N]: the trained tokens with low ≤ ρ ≤ high in every filter; None without filters. With granularity `token` a filter
     is IcePop; with `sequence` or `geometric` it is masked importance sampling."""
     if not correction.filters:
         return None
-    kept = batch.response_mask
+    keep_mask = batch.response_mask
     for band in correction.filters:
         ratio = importance_ratio(batch, band.granularity)
-        kept = kept & (ratio >= band.low) & (ratio <= band.high)
-    return kept
+        keep_mask = keep_mask & (ratio >= band.low) & (ratio <= band.high)
+    return keep_mask
 
 
 def importance_weights(batch: Batch, correction: Correction) -> Tensor | None:
@@ -51,12 +51,12 @@ def importance_weights(batch: Batch, correction: Correction) -> Tensor | None:
     return replace_outside(ratio, batch.response_mask).detach()
 
 
-def correction_metrics(batch: Batch, kept: Tensor | None, weights: Tensor | None) -> list[Metric]:
+def correction_metrics(batch: Batch, keep_mask: Tensor | None, weights: Tensor | None) -> list[Metric]:
     """The share of trained tokens that the filters remove, and the mean importance weight of the rest."""
     mask, metrics = batch.response_mask, []
-    if kept is not None:
-        metrics += mean_metrics({"actor/train_infer_masked_frac": ~kept}, mask, batch.weights)
-        mask = kept
+    if keep_mask is not None:
+        metrics += mean_metrics({"actor/train_infer_masked_frac": ~keep_mask}, mask, batch.weights)
+        mask = keep_mask
     if weights is not None:
         metrics += mean_metrics({"actor/train_infer_weight_mean": weights}, mask, batch.weights)
     return metrics

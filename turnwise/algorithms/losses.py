@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from turnwise.algorithms.choices import CHOICES, token_covariances
-from turnwise.algorithms.correction import correction_metrics, importance_weights, kept_tokens, token_mismatch
+from turnwise.algorithms.correction import band_mask, correction_metrics, importance_weights, token_mismatch
 from turnwise.algorithms.kl import k1, k2, kl_divergence
 from turnwise.algorithms.masks import mean_metrics, replace_outside
 from turnwise.algorithms.ratios import Spans
@@ -108,9 +108,9 @@ class PolicyLoss:
         """`keep_mask`, importance weights and `selected_mask` of an optimiser step, and their metrics, from its batch of numpy
         arrays. Raises ValueError if they need `old_logprobs` and there are none."""
         batch, correction = step_batch.map(torch.as_tensor), self.settings.train_infer_correction
-        kept, weights = kept_tokens(batch, correction), importance_weights(batch, correction)
-        metrics = correction_metrics(batch, kept, weights)
-        annotations = TokenAnnotations(None if kept is None else kept.numpy(), None if weights is None else weights.numpy())
+        keep_mask, weights = band_mask(batch, correction), importance_weights(batch, correction)
+        metrics = correction_metrics(batch, keep_mask, weights)
+        annotations = TokenAnnotations(*(None if values is None else values.numpy() for values in (keep_mask, weights)))
         if self.settings.pg_variant in CHOICES:
             counted = step_batch.response_mask if annotations.keep_mask is None else annotations.keep_mask
             annotations = annotations._replace(selected_mask=self._choose(step_batch, counted & (step_batch.weights > 0), seed))
@@ -124,11 +124,11 @@ class PolicyLoss:
         # Over the whole vocabulary, since the entropy is that of the whole distribution.
         full = step_batch.old_logprobs if step_batch.old_full_logprobs is None else step_batch.old_full_logprobs
         advantages, old = (array[counted].astype(np.float64) for array in (step_batch.advantages, full))
-        chosen = np.zeros(len(counted), np.bool_)
+        selected_mask = np.zeros(len(counted), np.bool_)
         if counted.any():
             picked = CHOICES[variant](token_covariances(advantages, old), seed, **self.parameters)
-            chosen[np.flatnonzero(counted)[picked]] = True
-        return chosen
+            selected_mask[np.flatnonzero(counted)[picked]] = True
+        return selected_mask
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
         """`(part of the step's loss, metrics)` from tensors [N]. Entries outside the response mask have no effect."""

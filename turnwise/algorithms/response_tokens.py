@@ -60,15 +60,15 @@ class ResponseTokens:
         mask = np.concatenate([sample.response_mask for sample in samples]) if samples else np.zeros(0, np.bool_)
         is_trained = mask[position]
         num_trained = np.bincount(span_of[is_trained], minlength=len(start))
-        kept = np.flatnonzero(num_trained)
+        trained_turns = np.flatnonzero(num_trained)
         return cls(
             trajectories=tuple(trajectories),
             samples=tuple(samples),
             position=position[is_trained],
-            turn=np.repeat(np.arange(len(kept)), num_trained[kept]),
-            turn_index=turn_of[kept],
+            turn=np.repeat(np.arange(len(trained_turns)), num_trained[trained_turns]),
+            turn_index=turn_of[trained_turns],
             lengths=np.bincount(trajectory_of, num_trained, len(trajectories)).astype(np.int64),
-            num_turns=np.bincount(trajectory_of[kept], minlength=len(trajectories)),
+            num_turns=np.bincount(trajectory_of[trained_turns], minlength=len(trajectories)),
         )
 
     @property

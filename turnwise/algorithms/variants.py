@@ -149,15 +149,15 @@ def clip_cov(
     """PPO's clipped loss, but 0 at the tokens chosen by `choices.clip_cov`, which have a high covariance of advantage and
     log-prob. Cui et al. 2025, arXiv:2505.22617, eq. 10 and 11."""
     losses, shares = _clipped(inputs.ratio, inputs.advantages, clip_low, clip_high)
-    return losses.masked_fill(_chosen(inputs), 0.0), shares
+    return losses.masked_fill(_selected_mask(inputs), 0.0), shares
 
 
 def kl_cov(inputs: PolicyInputs, *, fraction: float, coef: float) -> VariantResult:
     """−rA, plus coef·|lp − old| at the tokens chosen by `choices.kl_cov`. Cui et al. 2025, arXiv:2505.22617, eq. 12 and 13."""
-    return -inputs.ratio * inputs.advantages + coef * replace_outside(inputs.difference.abs(), _chosen(inputs)), {}
+    return -inputs.ratio * inputs.advantages + coef * replace_outside(inputs.difference.abs(), _selected_mask(inputs)), {}
 
 
-def _chosen(inputs: PolicyInputs) -> Tensor:
+def _selected_mask(inputs: PolicyInputs) -> Tensor:
     if inputs.selected_mask is None:
         raise ValueError("clip_cov and kl_cov need the tokens that PolicyLoss.prepare chooses over the whole optimiser step")
     return inputs.selected_mask

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.types import Batch, Denominators, Sample, TokenAnnotations, join_kept
+from turnwise.types import Batch, Denominators, Sample, TokenAnnotations, join_kept_ids
 
 _OPTIONAL = ("old_logprobs", "old_full_logprobs", "ref_logprobs", "values", "advantages", "returns", *TokenAnnotations._fields)
 
@@ -24,7 +24,7 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
         raise ValueError("the first token of a sample can't be trained on: nothing comes before it")
     lengths = np.array([sample.num_tokens for sample in samples])
     offsets = np.cumsum(lengths) - lengths
-    kept_ids, kept_offsets = join_kept((sample.kept_ids, sample.kept_offsets, sample.num_tokens) for sample in samples)
+    kept_ids, kept_offsets = join_kept_ids((sample.kept_ids, sample.kept_offsets, sample.num_tokens) for sample in samples)
     return Batch(
         token_ids=np.concatenate([sample.token_ids for sample in samples]),
         position_ids=np.arange(lengths.sum()) - np.repeat(offsets, lengths),

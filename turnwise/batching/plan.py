@@ -77,16 +77,16 @@ def micro_batches(
     bins: list[list[int]] = []
     tokens: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)) if order is None else order:
-        for chosen, members in enumerate(bins):
-            has_room = max_tokens is None or tokens[chosen] + lengths[index] <= max_tokens
+        for bin_index, members in enumerate(bins):
+            has_room = max_tokens is None or tokens[bin_index] + lengths[index] <= max_tokens
             if has_room and (max_sequences is None or len(members) < max_sequences):
                 break
         else:
-            chosen = len(bins)
+            bin_index = len(bins)
             bins.append([])
             tokens.append(0)
-        bins[chosen].append(index)
-        tokens[chosen] += lengths[index]
+        bins[bin_index].append(index)
+        tokens[bin_index] += lengths[index]
     return [sorted(members) for members in bins]
 
 

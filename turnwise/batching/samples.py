@@ -3,7 +3,7 @@
 import numpy as np
 
 from turnwise.errors import RolloutError
-from turnwise.types import FloatArray, IntArray, KeptIds, Media, Sample, Trajectory, Turn, TurnSpan, VersionRun, join_kept
+from turnwise.types import FloatArray, IntArray, KeptIds, Media, Sample, Trajectory, Turn, TurnSpan, VersionRun, join_kept_ids
 
 
 def build_samples(trajectory: Trajectory, temperature: float | None = None) -> list[Sample]:
@@ -52,7 +52,7 @@ def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: floa
     logprobs = np.zeros(len(token_ids), np.float32)
     spans: list[TurnSpan] = []
     versions: list[tuple[VersionRun, ...]] = []
-    kept: list[tuple[KeptIds | None, IntArray | None, int]] = []
+    parts: list[tuple[KeptIds | None, IntArray | None, int]] = []
     temperatures: FloatArray | None = None
     media: list[Media] = []
     media_positions: list[int] = []
@@ -64,8 +64,8 @@ def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: floa
         start = position + len(turn.prompt_ids)
         position += turn.num_tokens
         is_trained = position > start and not turn.is_greedy and index not in trained
-        own_kept = (turn.kept_ids, turn.kept_offsets) if is_trained else (None, None)
-        kept += [(None, None, len(turn.prompt_ids)), (*own_kept, len(turn.response_ids))]
+        own_part = (turn.kept_ids, turn.kept_offsets) if is_trained else (None, None)
+        parts += [(None, None, len(turn.prompt_ids)), (*own_part, len(turn.response_ids))]
         if is_trained:
             response_mask[start:position] = True
             logprobs[start:position] = turn.logprobs
@@ -74,7 +74,7 @@ def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: floa
             if temperature is not None and turn.sampling is not None and turn.sampling.temperature != temperature:
                 temperatures = np.zeros(len(token_ids), np.float32) if temperatures is None else temperatures
                 temperatures[start:position] = turn.sampling.temperature
-    kept_ids, kept_offsets = join_kept(kept)
+    kept_ids, kept_offsets = join_kept_ids(parts)
     return Sample(
         token_ids=token_ids.astype(np.int64),
         response_mask=response_mask,

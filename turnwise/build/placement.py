@@ -78,8 +78,8 @@ def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThrea
     if isinstance(config, SFTConfig) or not config.plays_ahead:
         return CpuThreads(num_threads, num_threads, num_threads)
     train, rollout = config.cpu_split.train, config.cpu_split.rollout
-    chosen_train = train or max(1, num_threads - rollout if rollout else num_threads - num_threads // 2)
-    return CpuThreads(chosen_train, rollout or max(1, num_threads - chosen_train), num_threads)
+    num_train = train or max(1, num_threads - rollout if rollout else num_threads - num_threads // 2)
+    return CpuThreads(num_train, rollout or max(1, num_threads - num_train), num_threads)
 
 
 def set_torch_threads(num_threads: int) -> None:

@@ -177,8 +177,8 @@ def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> 
     """The responses of a player in an environment, or to a row (`env` is None)."""
     if choices.policy == "human" or env is None:
         return person(choices.read, pattern)
-    chosen = random_player(env, task.seed, choices.actions) if choices.policy == "random" else scripted_player(env)
-    return player(chosen.act, pattern)
+    automatic = random_player(env, task.seed, choices.actions) if choices.policy == "random" else scripted_player(env)
+    return player(automatic.act, pattern)
 
 
 def _url_policy(config: AgenticConfig, task: Task, choices: Choices) -> PlayPolicy:

@@ -114,12 +114,12 @@ def _prepare(
         frozen=frozen,
         seed=seed,
     )
-    path, kept = arguments.model_name_or_path, (folder / ("base_model" if head is None else "base_critic")).resolve()
+    path, merged = arguments.model_name_or_path, (folder / ("base_model" if head is None else "base_critic")).resolve()
     if base_of_adapter(path) is None:
         base = str(local_path(path).resolve()) if local_path(path).is_dir() else path
     else:  # peft puts adapters onto plain models only
-        base = str(kept)
-        if not kept.is_dir():
-            save_model(model, tokenizer, kept)
-        logger.info("%s is an adapter: new adapters are put onto the merged model, which is in %s", path, kept)
+        base = str(merged)
+        if not merged.is_dir():
+            save_model(model, tokenizer, merged)
+        logger.info("%s is an adapter: new adapters are put onto the merged model, which is in %s", path, merged)
     return Adapters(model, settings, base, head)

@@ -169,12 +169,12 @@ def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate, most: 
     limit = data.max_prompt_length or (room if room > 0 else config.sequence_length // 2)
     schemas = build_tools(config).schemas
     noted = noting(rows, f"measuring the prompts of data.{split}_files")
-    chosen = (
+    all_fitting = (
         row
         for _, row in noted
         if _fits(row.payload, data.prompt_key, template, limit, schemas if row.agent == "tool_agent" else ())
     )
-    fitting = list(islice(chosen, most))
+    fitting = list(islice(all_fitting, most))
     key = "data.max_prompt_length" if data.max_prompt_length else "sequence_length without max_new_tokens"
     if not fitting:
         raise DataError(

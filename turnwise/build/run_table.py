@@ -114,14 +114,14 @@ def _server(info: ServerInfo, trainer: StrategyInfo | None = None) -> str:
         copy = "a copy with the adapters merged" if trainer.adapters else "a copy of the parameters"
         parts.append("the trainer's own parameters" if info.model.address == trainer.model.address else copy)
     parts.append(f"at most {info.max_concurrency} requests at once")
-    kept = f"cache of at most {bytes_text(info.cache_bytes)}" if info.cache_bytes else "nothing cached between requests"
-    return ", ".join([*parts, kept])
+    cache = f"cache of at most {bytes_text(info.cache_bytes)}" if info.cache_bytes else "nothing cached between requests"
+    return ", ".join([*parts, cache])
 
 
 def _checkpoints(checkpoints: Checkpoints) -> str:
     every = f"every {counted(checkpoints.save_steps, 'step')} and at the end" if checkpoints.save_steps else "at the end"
-    kept = f"the newest {checkpoints.max_to_keep} kept" if checkpoints.max_to_keep else "all kept"
-    return f"{every}, about {bytes_text(checkpoints.contents.num_bytes)} each, {kept}, in {checkpoints.path}"
+    retention = f"the newest {checkpoints.max_to_keep} kept" if checkpoints.max_to_keep else "all kept"
+    return f"{every}, about {bytes_text(checkpoints.contents.num_bytes)} each, {retention}, in {checkpoints.path}"
 
 
 def _profile(config: AgenticConfig | SFTConfig) -> str:

@@ -60,14 +60,14 @@ def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[s
     groups = [group for group in whole if keep is None or keep(group)]
     num_rejected, num_filtered = len(recording.groups) - len(whole), len(whole) - len(groups)
     left_out = f"{num_rejected} were rejected when they were played, {num_filtered} by group_filter"
-    kept = f"{len(groups)} groups to train on (of {len(recording.groups)} complete ones {left_out})"
+    summary = f"{len(groups)} groups to train on (of {len(recording.groups)} complete ones {left_out})"
     for problem in _problems(config, groups, policy, needs):
         raise DataError(f"{path}: {problem}")
     replay = RolloutReplay(groups, config.train_env_manager.group_size, str(path), batch_size=config.rollout_batch_size)
     num_batches = replay.num_batches(config.rollout_batch_size)
     if num_batches == 0:
         raise DataError(
-            f"{path} has {kept}, and a batch of rollout_batch_size {config.rollout_batch_size} has "
+            f"{path} has {summary}, and a batch of rollout_batch_size {config.rollout_batch_size} has "
             f"{config.rollout_batch_size // replay.group_size}; play more with `turnwise rollout`, or lower rollout_batch_size"
         )
     if "values" in needs and config.critic_warmup >= num_batches:
@@ -80,7 +80,7 @@ def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[s
     logger.info(
         "%s has %s, sampled by policy versions %s of their run (first, last); the trained model computes its own log-probs",
         path,
-        kept,
+        summary,
         sampled_by,
     )
     unknown = {group.task.tag for group in groups if group.task.row is None} - set(config.train_env_manager.tags)

@@ -146,7 +146,7 @@ def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
         for name in _named_by(row):
             if name not in names:
                 raise DataError(f"{row.place}: extra_info names the tool {name!r}; there are {', '.join(names)}")
-        for offered in box.chosen(row.columns):
+        for offered in box.select(row.columns):
             if isinstance(offered.tool, ChecksRows):
                 row.check(f"the tool {offered.name}", offered.tool, row.columns)
 
@@ -155,11 +155,11 @@ def _named_by(row: TableRow) -> list[str]:
     """The tools that a row names in its extra_info. Raises DataError if that has a wrong form."""
     extra = row.columns.get("extra_info") or {}
     found = extra if isinstance(extra, Mapping) else {"tool_selection": extra}
-    kwargs, chosen = found.get("tools_kwargs") or {}, found.get("tool_selection") or []
+    kwargs, selection = found.get("tools_kwargs") or {}, found.get("tool_selection") or []
     given = list(kwargs.values()) if isinstance(kwargs, Mapping) else [kwargs]
-    if found is not extra or not isinstance(chosen, list) or not all(isinstance(one, Mapping | None) for one in given):
+    if found is not extra or not isinstance(selection, list) or not all(isinstance(one, Mapping | None) for one in given):
         raise DataError(
             f"{row.place}: extra_info is {str(extra)[:80]}; with tools it may hold tools_kwargs (mappings by tool name) "
             "and tool_selection (a list of names)"
         )
-    return [*(name for name, one in kwargs.items() if one is not None), *chosen]
+    return [*(name for name, one in kwargs.items() if one is not None), *selection]

@@ -201,9 +201,9 @@ class ChatTemplate:
         thought = f"<think>\nb\n</think>\n\n{SENTINEL}"
         for first in ([_message("system", form("c")), user], [user]):
             try:
-                kept = [_THOUGHT in self._text([*first, sentinel | thinking, *more], not more) for more in ((), (user,))]
+                has_thought = [_THOUGHT in self._text([*first, sentinel | thinking, *more], not more) for more in ((), (user,))]
                 plain = thought if _opened(self._header) else SENTINEL
-                return kept == [True, False] or any(self._rewrites(first, said, form) for said in (thought, plain))
+                return has_thought == [True, False] or any(self._rewrites(first, said, form) for said in (thought, plain))
             except ChatTemplateError:
                 continue
         return False

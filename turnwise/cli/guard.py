@@ -38,7 +38,7 @@ def guarded(run: Callable[[], int]) -> int:
     for stream in streams.values():
         stream.flush()
     parent, (readable, writable) = os.getpid(), os.pipe()
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, _signals())
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _signals())
     child = os.fork()
     if child == 0:
         os.close(readable)
@@ -47,8 +47,8 @@ def guarded(run: Callable[[], int]) -> int:
         os.set_blocking(writable, False)
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         signal.signal(_NUDGE, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        vars(sys).update({name: _kept(stream) for name, stream in streams.items()})
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+        vars(sys).update({name: _unclosable(stream) for name, stream in streams.items()})
         status = _EXIT_TRACEBACK
         try:
             status = run()
@@ -59,7 +59,7 @@ def guarded(run: Callable[[], int]) -> int:
             signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
         return status
     os.close(writable)
-    return _Guard(child, readable).wait(held)
+    return _Guard(child, readable).wait(old_mask)
 
 
 def _signals() -> set[int]:
@@ -84,20 +84,20 @@ def _die_after(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _KeptStream(io.TextIOWrapper):
+class _UnclosableStream(io.TextIOWrapper):
     """A standard stream that can't be closed. A user's code may try to, and the command still has results to print."""
 
     def close(self) -> None:
         self.flush()
 
 
-def _kept(stream: TextIO) -> TextIO:
+def _unclosable(stream: TextIO) -> TextIO:
     try:
         descriptor = os.dup(stream.fileno())
     except (OSError, ValueError):
         return stream
     is_line_buffered = stream.isatty() or stream is sys.stderr
-    return _KeptStream(open(descriptor, "wb"), stream.encoding, stream.errors, line_buffering=is_line_buffered)
+    return _UnclosableStream(open(descriptor, "wb"), stream.encoding, stream.errors, line_buffering=is_line_buffered)
 
 
 def _is_open(stream: TextIO) -> bool:
@@ -118,8 +118,8 @@ class _Guard:
         self._due: list[tuple[float, int]] = []
         """`(time, signal)`: when to send a `_NUDGE`, or to pass on a signal that the child hasn't got by then."""
 
-    def wait(self, held: set[int]) -> int:
-        """Restores the signal mask `held`, waits until the child has ended, and returns the command's exit status."""
+    def wait(self, old_mask: set[int]) -> int:
+        """Restores the signal mask `old_mask`, waits until the child has ended, and returns the command's exit status."""
         own, wakeup = os.pipe()
         for number in (own, wakeup):
             os.set_blocking(number, False)
@@ -128,7 +128,7 @@ class _Guard:
             # nohup ignores SIGHUP on purpose. The child decides whether Ctrl-C is ignored.
             if signal.getsignal(number) is not signal.SIG_IGN or number in (signal.SIGCHLD, signal.SIGINT):
                 signal.signal(number, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         sources = [own, self._heard]
         while True:
             process, status = os.waitpid(self._child, os.WNOHANG | os.WUNTRACED)

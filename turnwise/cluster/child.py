@@ -22,7 +22,7 @@ from turnwise.runtime.stopwatch import Stopwatch, TokenCounts
 from turnwise.runtime.torch_group import form_groups, join_processes
 
 
-class KeptStopwatch(Stopwatch):
+class BufferedStopwatch(Stopwatch):
     """Keeps its spans until a Reply takes them. Finished micro-batches are reported at once, through `send`."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -117,7 +117,7 @@ class Child(RoleWorkers):
     def __init__(self, wire: Wire) -> None:
         logging.getLogger().handlers[:] = [SentRecords(wire)]
         logging.captureWarnings(True)
-        self.stopwatch = KeptStopwatch(wire.send)
+        self.stopwatch = BufferedStopwatch(wire.send)
         super().__init__(self.stopwatch)
 
     def answer(self, message: bytes) -> bytes:

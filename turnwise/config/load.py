@@ -48,8 +48,8 @@ def load_config(
     composed = compose(Path(path), overrides)
     _merge_values(composed.values, deepcopy(dict(values)))
     composed.values.setdefault("exp_name", Path(path).stem)
-    chosen: Any = kind or (SFTConfig if "train_files" in composed.values else AgenticConfig)
-    return _parse(composed, chosen, strict, display(Path(path)), overrides, purpose, examine)
+    config_class: Any = kind or (SFTConfig if "train_files" in composed.values else AgenticConfig)
+    return _parse(composed, config_class, strict, display(Path(path)), overrides, purpose, examine)
 
 
 def load_any_config(

@@ -57,10 +57,10 @@ def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
     if config.needs_critic:
         saved.append((config.critic.model_args, _critic_shape(config, shape)))
     size = 12 * sum(_num_adapter(model, shape) if model.has_adapter else shape.num_parameters for model, shape in saved)
-    kept = config.max_ckpt_to_keep
+    limit = config.max_ckpt_to_keep
     # A new checkpoint is written before the oldest is deleted.
-    held = f", {bytes_text((kept + 1) * size)} while one is written" if kept else ", all kept"
-    return f"about {bytes_text(size)} each{held} (max_ckpt_to_keep, save_steps)"
+    total = f", {bytes_text((limit + 1) * size)} while one is written" if limit else ", all kept"
+    return f"about {bytes_text(size)} each{total} (max_ckpt_to_keep, save_steps)"
 
 
 def episodes_at_once(config: AgenticConfig) -> int:

@@ -48,7 +48,7 @@ class Sampled(NamedTuple):
     versions: Sequence[tuple[str, int]] = ()
     """`(label of the weights, number of consecutive tokens sampled with them)`, in order. Tokens beyond these count as sampled
     by the weights that the request began with."""
-    kept: Sequence[Any] = ()
+    kept_ids: Sequence[Any] = ()
     """For each token, the ids that it was drawn from; empty if the engine doesn't return them."""
 
 
@@ -183,7 +183,7 @@ class RequestServer(ABC):
         token_ids, logprobs = np.array(sampled.token_ids, np.int64), np.array(sampled.logprobs, np.float32)
         if request.sampling.is_greedy:
             logprobs = np.zeros(len(token_ids), np.float32)
-        is_whole = len(logprobs) == len(token_ids) and len(sampled.kept) in (0, len(token_ids))
+        is_whole = len(logprobs) == len(token_ids) and len(sampled.kept_ids) in (0, len(token_ids))
         if not is_whole or not (np.isfinite(logprobs) & (logprobs > _MISSING_LOGPROB)).all():
             raise ServerError(
                 f"{self.name} gave {len(token_ids)} tokens for conversation {request.request_id!r}, and not every one has a "
@@ -197,7 +197,7 @@ class RequestServer(ABC):
             # Weights that an engine began with have no label of ours.
             versions = append_run(versions, int(label) if label.isdigit() else version, num_tokens)
         request.token_ids, request.logprobs, request.versions = token_ids[:length], logprobs[:length], versions
-        request.kept = [np.array(ids, np.int32) for ids in sampled.kept[:length]]
+        request.kept_ids = [np.array(ids, np.int32) for ids in sampled.kept_ids[:length]]
         return request.completion(reason, version, generate_s)
 
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:

@@ -69,7 +69,7 @@ class HFServer(HoldsModel, RequestServer):
                 reason = self._finish_reason(request)
                 await asyncio.sleep(0)
         versions = [(str(version), num_tokens) for version, num_tokens in request.versions]
-        return Sampled(request.token_ids.tolist(), request.logprobs.tolist(), reason or "aborted", versions, request.kept)
+        return Sampled(request.token_ids.tolist(), request.logprobs.tolist(), reason or "aborted", versions, request.kept_ids)
 
     def _sample_token(self, request: Request, cache: Any) -> Any:
         """Samples one token, appends it to the request, and returns the KV cache of the tokens before it."""
@@ -89,7 +89,7 @@ class HFServer(HoldsModel, RequestServer):
         self.model.train(was_training)
         token, scores = int(output.sequences[0, -1]), output.scores[0][0].float()
         if sampling.keeps_ids:
-            request.kept.append(scores.isfinite().nonzero()[:, 0].int().cpu().numpy())
+            request.kept_ids.append(scores.isfinite().nonzero()[:, 0].int().cpu().numpy())
         request.token_ids = np.append(request.token_ids, token)
         request.logprobs = np.append(request.logprobs, np.float32(torch.log_softmax(scores, -1)[token].item()))
         return output.past_key_values

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from turnwise.completion import KeptIds, join_kept_ids
 from turnwise.errors import ServerError
-from turnwise.types import Completion, FinishReason, FloatArray, IntArray, KeptIds, Media, SamplingParams, VersionRun, join_kept
+from turnwise.types import Completion, FinishReason, FloatArray, IntArray, Media, SamplingParams, VersionRun
 
 Decode = Callable[[Sequence[int]], str]
 """Turns token ids into text."""
@@ -26,7 +27,7 @@ class Request:
     token_ids: IntArray = field(default_factory=lambda: _NO_IDS)
     """The tokens sampled for this request, after the partial ones."""
     logprobs: FloatArray = field(default_factory=lambda: _NO_LOGPROBS)
-    kept: list[KeptIds] = field(default_factory=list)
+    kept_ids: list[KeptIds] = field(default_factory=list)
     """For each sampled token, the ids that it was drawn from; empty unless `sampling.keeps_ids`."""
     versions: tuple[VersionRun, ...] = ()
     """The weight versions of the first tokens, as far as they are recorded. `completion` is told the version of the rest."""
@@ -56,8 +57,8 @@ class Request:
     def completion(self, reason: FinishReason, version: int, generate_s: float) -> Completion:
         """The sampled tokens as a completion. `version` sampled the tokens after those of `versions`."""
         versions = self.versions_with(version, len(self.token_ids))
-        kept = join_kept((ids, np.array([0, len(ids)]), 1) for ids in self.kept)
-        return Completion(self.token_ids, self.logprobs, reason, versions, generate_s, *kept)
+        kept_ids, kept_offsets = join_kept_ids((ids, np.array([0, len(ids)]), 1) for ids in self.kept_ids)
+        return Completion(self.token_ids, self.logprobs, reason, versions, generate_s, kept_ids, kept_offsets)
 
 
 class Finished(NamedTuple):
@@ -82,7 +83,7 @@ def join(pieces: Sequence[Completion]) -> Completion:
         pieces[-1].finish_reason,
         versions,
         sum(piece.generate_s for piece in pieces),
-        *join_kept((piece.kept_ids, piece.kept_offsets, len(piece.token_ids)) for piece in pieces),
+        *join_kept_ids((piece.kept_ids, piece.kept_offsets, len(piece.token_ids)) for piece in pieces),
     )
 
 

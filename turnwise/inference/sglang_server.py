@@ -137,8 +137,8 @@ class SGLangServer(EngineServer):
             else:
                 logprobs = [logprob for logprob, *_ in found.get("output_token_logprobs", [])]
             spans = [(span["version"], span["end"] - span["start"]) for span in found.get("weight_versions", [])]
-            kept = found.get("output_token_sampling_mask", []) if sampling.keeps_ids else []
-            return Sampled(token_ids, logprobs, REASONS[found["finish_reason"]["type"]], spans, kept)
+            kept_ids = found.get("output_token_sampling_mask", []) if sampling.keeps_ids else []
+            return Sampled(token_ids, logprobs, REASONS[found["finish_reason"]["type"]], spans, kept_ids)
         except (KeyError, TypeError, ValueError) as error:
             raise ServerError(f"{self._http.url} answered something else than SGLang {VERSION} does: {error!r}") from error
 

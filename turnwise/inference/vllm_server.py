@@ -136,8 +136,8 @@ class VLLMServer(EngineServer):
         [output] = answer.outputs
         logprobs = [entry[token].logprob for entry, token in zip(output.logprobs or (), output.token_ids, strict=True)]
         versions = [(span.version, span.end - span.start) for span in output.weight_versions or ()]
-        kept = output.sampling_mask.token_ids if output.sampling_mask and sampling.keeps_ids else ()
-        return Sampled(output.token_ids, logprobs, REASONS[output.finish_reason], versions, kept)
+        kept_ids = output.sampling_mask.token_ids if output.sampling_mask and sampling.keeps_ids else ()
+        return Sampled(output.token_ids, logprobs, REASONS[output.finish_reason], versions, kept_ids)
 
     async def _abort(self, engine_id: str) -> None:
         await self._engine.abort(engine_id)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import NotAvailableError
 from turnwise.models.kernels.layers import use_native_layers
-from turnwise.models.logprobs import Kept, logprobs_of, token_logprobs
+from turnwise.models.logprobs import RaggedIds, logprobs_of, token_logprobs
 from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
 from turnwise.models.prefix_tree import merge_prefixes
 from turnwise.models.value_head import value_head
@@ -126,7 +126,7 @@ class PolicyForward(PackedForward):
             logger.warning("%s changes its logits after the projection, so all are kept in memory", type(model).__name__)
 
     def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
-        with_entropy, targets, kept = "entropy" in outputs, batch.token_ids[trained], _kept(batch, trained)
+        with_entropy, targets, kept_ids = "entropy" in outputs, batch.token_ids[trained], _kept_ids(batch, trained)
         temperature: float | Tensor = self.temperature
         if batch.temperatures is not None:
             own = batch.temperatures[trained]
@@ -134,14 +134,14 @@ class PolicyForward(PackedForward):
         if self.has_plain_head:
             hidden = self.states(batch).index_select(0, trained - 1)
             weight = self.model.get_output_embeddings().weight
-            found = token_logprobs(hidden, weight, targets, temperature, with_entropy, kept)
+            found = token_logprobs(hidden, weight, targets, temperature, with_entropy, kept_ids)
         else:
             logits = self.states(batch, with_logits=True).index_select(0, trained - 1)
-            found = logprobs_of(logits, targets, temperature, with_entropy, kept)
+            found = logprobs_of(logits, targets, temperature, with_entropy, kept_ids)
         full = _aligned(found.full, batch, trained)
         return ModelOutputs(
-            logprobs=full if found.kept is None else _aligned(found.kept, batch, trained),
-            full_logprobs=full if kept is not None or "full_logprobs" in outputs else None,
+            logprobs=full if found.truncated is None else _aligned(found.truncated, batch, trained),
+            full_logprobs=full if kept_ids is not None or "full_logprobs" in outputs else None,
             entropy=None if found.entropy is None else _aligned(found.entropy, batch, trained),
         )
 
@@ -167,12 +167,12 @@ def _aligned(values: Tensor, batch: Batch, trained: Tensor) -> Tensor:
     return values.new_zeros(batch.num_tokens).index_copy(0, trained, values)
 
 
-def _kept(batch: Batch, trained: Tensor) -> Kept | None:
+def _kept_ids(batch: Batch, trained: Tensor) -> RaggedIds | None:
     if batch.kept_ids is None:
         return None
     counts = batch.kept_offsets.diff()
     is_read = batch.response_mask.repeat_interleave(counts)
-    return Kept(batch.kept_ids[is_read].long(), counts[trained])
+    return RaggedIds(batch.kept_ids[is_read].long(), counts[trained])
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, object], with_logits: bool) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 _CHUNK_ELEMENTS = 2**25  # logits held at once (128 MiB in fp32)
 
 
-class Kept(NamedTuple):
+class RaggedIds(NamedTuple):
     """The ids that N tokens were drawn from, concatenated: `ids` [K], `counts` [N]. Count 0 means the whole vocabulary."""
 
     ids: Tensor
@@ -24,23 +24,23 @@ class Kept(NamedTuple):
     def logsumexp(self, z: Tensor) -> Tensor:
         """log Σ exp z over the kept ids of each row of `z` [N, V]; meaningless in rows without kept ids. Differentiable."""
         rows = self.rows
-        kept = z[rows, self.ids]
-        top = z.new_zeros(len(z)).scatter_reduce(0, rows, kept.detach(), "amax", include_self=False)
-        total = z.new_zeros(len(z)).index_add(0, rows, torch.exp(kept - top[rows]))
+        logits = z[rows, self.ids]
+        top = z.new_zeros(len(z)).scatter_reduce(0, rows, logits.detach(), "amax", include_self=False)
+        total = z.new_zeros(len(z)).index_add(0, rows, torch.exp(logits - top[rows]))
         return top + total.clamp(min=torch.finfo(z.dtype).tiny).log()
 
-    def cut(self, chunks: Sequence[slice]) -> "list[Kept]":
+    def cut(self, chunks: Sequence[slice]) -> "list[RaggedIds]":
         """Splits the kept ids into those of consecutive chunks of rows."""
         counts = [self.counts[rows] for rows in chunks]
         ids = self.ids.split([int(part.sum()) for part in counts])
-        return [Kept(*part) for part in zip(ids, counts, strict=True)]
+        return [RaggedIds(*part) for part in zip(ids, counts, strict=True)]
 
 
 class TokenLogprobs(NamedTuple):
     """Results for N tokens: log-probs over the whole vocabulary and over the kept ids, and entropies; None if not requested."""
 
     full: Tensor
-    kept: Tensor | None
+    truncated: Tensor | None
     entropy: Tensor | None
 
 
@@ -50,12 +50,12 @@ def token_logprobs(
     targets: Tensor,
     temperature: float | Tensor = 1.0,
     with_entropy: bool = False,
-    kept: Kept | None = None,
+    kept_ids: RaggedIds | None = None,
 ) -> TokenLogprobs:
     """Log-probs [N] of `targets` [N], and entropies [N] in nats of the whole distribution, at hidden states [N, H].
 
     With z = hidden · weightᵀ / temperature, weight [V, H]: log p = z_target − logsumexp z, entropy = −Σ p log p. The product
-    runs in autocast's dtype where autocast is on, everything after it in fp32 (or fp64). For log-probs over the `kept` ids,
+    runs in autocast's dtype where autocast is on, everything after it in fp32 (or fp64). For log-probs over the `kept_ids`,
     logsumexp runs over those ids only. Differentiable in all results. The temperature is one number, or one for each token [N].
 
     >>> hidden, weight = torch.zeros(1, 2), torch.ones(4, 2)
@@ -66,22 +66,22 @@ def token_logprobs(
     device_type = hidden.device.type
     compute = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
     with torch.autocast(device_type, enabled=False):
-        full, over_kept, entropy = _TokenLogprobs.apply(hidden, weight, targets, temperature, with_entropy, kept, compute)
-    within = None if kept is None else torch.where(kept.counts > 0, over_kept, full)
-    return TokenLogprobs(full, within, entropy if with_entropy else None)
+        full, truncated, entropy = _TokenLogprobs.apply(hidden, weight, targets, temperature, with_entropy, kept_ids, compute)
+    truncated = None if kept_ids is None else torch.where(kept_ids.counts > 0, truncated, full)
+    return TokenLogprobs(full, truncated, entropy if with_entropy else None)
 
 
 def logprobs_of(
-    logits: Tensor, targets: Tensor, temperature: float | Tensor, with_entropy: bool = False, kept: Kept | None = None
+    logits: Tensor, targets: Tensor, temperature: float | Tensor, with_entropy: bool = False, kept_ids: RaggedIds | None = None
 ) -> TokenLogprobs:
     """`token_logprobs` from all logits [N, V]."""
     z = logits.float() / _of_rows(temperature)
     log_p = torch.log_softmax(z, -1)
     full, z_target = (x.gather(-1, targets[:, None]).squeeze(-1) for x in (log_p, z))
     entropy = -(log_p.exp() * log_p).sum(-1) if with_entropy else None
-    if kept is None:
+    if kept_ids is None:
         return TokenLogprobs(full, None, entropy)
-    return TokenLogprobs(full, torch.where(kept.counts > 0, z_target - kept.logsumexp(z), full), entropy)
+    return TokenLogprobs(full, torch.where(kept_ids.counts > 0, z_target - kept_ids.logsumexp(z), full), entropy)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -93,34 +93,34 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float | Tensor,
         with_entropy: bool,
-        kept: Kept | None,
+        kept_ids: RaggedIds | None,
         compute: torch.dtype,
     ) -> tuple[Tensor, Tensor, Tensor]:
         precise = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, log_z, entropy = (hidden.new_zeros(len(hidden), dtype=precise) for _ in range(3))
-        log_kept = over_kept = hidden.new_zeros(0, dtype=precise)
-        if kept is not None:
-            log_kept, over_kept = torch.zeros_like(log_z), torch.zeros_like(log_z)
+        log_z_truncated = truncated = hidden.new_zeros(0, dtype=precise)
+        if kept_ids is not None:
+            log_z_truncated, truncated = torch.zeros_like(log_z), torch.zeros_like(log_z)
         matrix, chunks = weight.to(compute), _chunks(len(hidden), len(weight))
-        kept_parts = [None] * len(chunks) if kept is None else kept.cut(chunks)
+        kept_parts = [None] * len(chunks) if kept_ids is None else kept_ids.cut(chunks)
         for rows, part in zip(chunks, kept_parts, strict=True):
             z = (hidden[rows].to(compute) @ matrix.T).to(precise).div_(_of_rows(temperature, rows))
             log_z[rows] = torch.logsumexp(z, -1)
             z_target = z.gather(-1, targets[rows, None]).squeeze(-1)
             logprobs[rows] = z_target - log_z[rows]
             if part is not None:
-                log_kept[rows] = part.logsumexp(z)
-                over_kept[rows] = z_target - log_kept[rows]
+                log_z_truncated[rows] = part.logsumexp(z)
+                truncated[rows] = z_target - log_z_truncated[rows]
             if with_entropy:
                 entropy[rows] = log_z[rows] - torch.exp(z - log_z[rows, None]).mul_(z).sum(-1)
-        ctx.save_for_backward(hidden, weight, targets, log_z, entropy, log_kept)
+        ctx.save_for_backward(hidden, weight, targets, log_z, entropy, log_z_truncated)
         ctx.temperature, ctx.with_entropy, ctx.compute, ctx.kept_parts = temperature, with_entropy, compute, kept_parts
-        return logprobs, over_kept, entropy
+        return logprobs, truncated, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs: Tensor, grad_kept: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_truncated: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         """∂log p_t/∂z = onehot(t) − p, ∂H/∂z = −p(log p + H). For kept ids: onehot(t) − q, where q is their softmax."""
-        hidden, weight, targets, log_z, entropy, log_kept = ctx.saved_tensors
+        hidden, weight, targets, log_z, entropy, log_z_truncated = ctx.saved_tensors
         compute, precise = ctx.compute, log_z.dtype
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
@@ -130,8 +130,8 @@ class _TokenLogprobs(torch.autograd.Function):
             h = hidden[rows].to(compute)
             z = (h @ matrix.T).to(precise).div_(temperature := _of_rows(ctx.temperature, rows))
             if part is not None:
-                row, own = part.rows, grad_kept[rows]
-                slope_kept = torch.exp(z[row, part.ids] - log_kept[rows][row]).mul_(own[row])
+                row, own = part.rows, grad_truncated[rows]
+                slope_truncated = torch.exp(z[row, part.ids] - log_z_truncated[rows][row]).mul_(own[row])
             log_p = z.sub_(log_z[rows, None])
             p = log_p.exp()
             if ctx.with_entropy:
@@ -142,7 +142,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_z.scatter_add_(-1, targets[rows, None], grad_logprobs[rows, None])
             if part is not None:
                 grad_z.scatter_add_(-1, targets[rows, None], own[:, None])
-                grad_z.index_put_((row, part.ids), -slope_kept, accumulate=True)
+                grad_z.index_put_((row, part.ids), -slope_truncated, accumulate=True)
             grad_z = grad_z.div_(temperature).to(compute)
             if grad_hidden is not None:
                 grad_hidden[rows] = (grad_z @ matrix).to(hidden.dtype)

@@ -94,7 +94,7 @@ class Adapters:
         self.model = model
         self._base_fingerprint = _fingerprint(model)
         frozen = frozen_names(model, settings.frozen)
-        targets, chosen, left_out = _chosen_modules(model, settings, frozen, head)
+        targets, adapted_names, left_out = _adapted_modules(model, settings, frozen, head)
         config = peft.LoraConfig(
             r=settings.rank,
             lora_alpha=int(settings.alpha) if settings.alpha % 1 == 0 else settings.alpha,
@@ -110,7 +110,7 @@ class Adapters:
         config.base_model_name_or_path = base
         self._config = config
         self._settings = settings
-        self._layers: dict[str, Any] = {name: model.get_submodule(name) for name in chosen}
+        self._layers: dict[str, Any] = {name: model.get_submodule(name) for name in adapted_names}
         self._head_name = next((name for name, module in model.named_modules() if module is head), "")
         self._head = {} if head is None else dict(head.named_parameters(prefix=self._head_name))
         for name, parameter in self._head.items():
@@ -239,7 +239,7 @@ def _import_peft() -> ModuleType:
     return module
 
 
-def _chosen_modules(
+def _adapted_modules(
     model: PreTrainedModel, settings: LoRASettings, frozen: Collection[str], head: nn.Linear | None
 ) -> tuple[list[str], list[str], list[str]]:
     """The targets (`all` replaced by names), the targeted modules that get adapters, and those that are `frozen`."""
@@ -254,10 +254,10 @@ def _chosen_modules(
                 f"{ALL_LINEAR} for all of them.{nearest(target, [*endings, ALL_LINEAR])}"
             )
     meant = [name for name in linear if any(_is_meant(name, target) for target in targets)]
-    chosen = [name for name in meant if f"{name}.weight" not in frozen]
-    if not chosen:
+    adapted_names = [name for name in meant if f"{name}.weight" not in frozen]
+    if not adapted_names:
         raise ConfigError(f"freeze_module_prefix: {', '.join(settings.frozen)} leave no module of lora_target to get adapters")
-    return targets, chosen, [name for name in meant if name not in chosen]
+    return targets, adapted_names, [name for name in meant if name not in adapted_names]
 
 
 def _is_meant(name: str, target: str) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from turnwise.errors import ModelError
-from turnwise.models.logprobs import Kept, logprobs_of
+from turnwise.models.logprobs import RaggedIds, logprobs_of
 from turnwise.types import FloatArray, Sample
 
 
@@ -37,12 +37,12 @@ def plain_logprobs(model: PreTrainedModel, samples: Sequence[Sample], temperatur
         if sample.token_ids.max() >= model.config.vocab_size:
             raise ModelError(f"token id {sample.token_ids.max()} is beyond a vocabulary of {model.config.vocab_size}")
         token_ids = torch.from_numpy(sample.token_ids).to(model.device)
-        logits, kept = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1], None
+        logits, kept_ids = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1], None
         if sample.kept_ids is not None and sample.kept_offsets is not None:
             # The first token has no kept ids, since it isn't sampled.
             ids, counts = (torch.from_numpy(x.astype(np.int64)) for x in (sample.kept_ids, np.diff(sample.kept_offsets)[1:]))
-            kept = Kept(ids.to(model.device), counts.to(model.device))
-        found = logprobs_of(logits, token_ids[1:], temperature, kept=kept)
-        logprobs = found.full if found.kept is None else found.kept
+            kept_ids = RaggedIds(ids.to(model.device), counts.to(model.device))
+        found = logprobs_of(logits, token_ids[1:], temperature, kept_ids=kept_ids)
+        logprobs = found.full if found.truncated is None else found.truncated
         results.append(np.append(np.float32(0.0), logprobs.cpu().numpy()))
     return results

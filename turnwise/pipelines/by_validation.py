@@ -72,8 +72,8 @@ class ByValidation:
     """Applies `save_best` and `early_stopping` where the config sets them. The best model is written into `folder`."""
 
     def __init__(self, config: AgenticConfig | SFTConfig, folder: Path) -> None:
-        kept, stopping = config.save_best, config.early_stopping
-        self.best = BestValue(kept.metric, kept.mode) if kept else None
+        best, stopping = config.save_best, config.early_stopping
+        self.best = BestValue(best.metric, best.mode) if best else None
         self.stopping = BestValue(stopping.metric, stopping.mode, stopping.min_delta) if stopping else None
         self._patience = stopping.patience if stopping else 0
         self._parts = {name: part for name, part in (("best", self.best), ("stopping", self.stopping)) if part}

@@ -119,7 +119,7 @@ def _task(tag: str, seed: int) -> Task:
 
 
 TOKENS_PER_TURN = 4
-_MAX_TURNS = 4  # turns after which a kept conversation starts over
+_MAX_TURNS = 4  # turns after which a continued conversation starts over
 
 
 @dataclass(kw_only=True)
@@ -127,7 +127,7 @@ class ParityGate:
     """Compares the log-probs of a few tokens that the servers sample with those that the trainer computes.
 
     Each prompt has two conversations. The new one has two turns and starts over at every check, so its metrics depend on the
-    weights alone. The kept one gets one more turn at each check: a server that cached the conversation's prefix across the
+    weights alone. The continued one gets one more turn at each check: a server that cached the conversation's prefix across the
     weight update would answer from old weights. Both are sampled with `sampling`.
 
     The gate's request ids are never released. With `forgets` the servers drop their caches after a check, so that no episode
@@ -146,20 +146,20 @@ class ParityGate:
     def __post_init__(self) -> None:
         self._last: tuple[int, list[Sample]] | None = None  # the version of the last check, and its new conversations
         self._new = [self._probe(f"parity/new/{index}", prompt) for index, prompt in enumerate(self.prompts)]
-        self._kept = [self._probe(f"parity/kept/{index}", prompt) for index, prompt in enumerate(self.prompts)]
+        self._continued = [self._probe(f"parity/kept/{index}", prompt) for index, prompt in enumerate(self.prompts)]
 
     def _probe(self, name: str, prompt: Prompt) -> Probe:
         own = replace(self.sampling, seed=derive_seed(self.sampling.seed, name))
         return Probe(self.template, self.server, name, prompt, own, self.max_length)
 
     def check(self, version: int) -> list[Metric]:
-        """Metrics of the new conversations. Raises ParityError if the mean difference of the new or of the kept ones exceeds
+        """Metrics of the new conversations. Raises ParityError if the mean difference of the new or the continued ones exceeds
         `max_diff` (nats per token). Call it when the servers have just got policy `version`."""
         started = time.perf_counter()
-        new, kept = self.run_async(self._play(version))
+        new, continued = self.run_async(self._play(version))
         # Scored separately: the last bits of a log-prob depend on the other tokens of its batch.
-        measured, held = self._differences(new), self._differences(kept)
-        for played, found in ((new, measured), (kept, held)):
+        measured = self._differences(new)
+        for played, found in ((new, measured), (continued, self._differences(continued))):
             # Negated, so that NaN fails.
             if not found.mean() <= self.max_diff:
                 raise ParityError(diagnose(self._evidence(version, played, new), self.suspects))
@@ -175,12 +175,12 @@ class ParityGate:
 
     async def _play(self, version: int) -> tuple[list[Sample], list[Sample]]:
         new = await asyncio.gather(*(_two_turns(probe) for probe in self._new))
-        kept = await asyncio.gather(*(_next_turn(probe) for probe in self._kept))
+        continued = await asyncio.gather(*(_next_turn(probe) for probe in self._continued))
         if self.forgets:
             # If an episode reused a prefix from here, the last bits of its log-probs would change.
             await self.server.suspend()
             await self.server.resume(version)
-        return new, kept
+        return new, continued
 
     def _differences(self, samples: Sequence[Sample]) -> FloatArray:
         return differences(samples, self.suspects.score(samples))

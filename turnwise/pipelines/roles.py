@@ -193,8 +193,8 @@ class ModelRole:
         self, samples: Sequence[Sample], outputs: frozenset[Output]
     ) -> tuple[list[dict[Output, FloatArray]], list[Metric]]:
         cuts = self._cut(samples, self.plan.max_tokens_infer)
-        chosen = [[samples[i] for i in cut] or [blank(samples[0])] for cut in cuts]
-        batches = [pack(part, denominators(part, self.plan.max_length)) for part in chosen]
+        parts = [[samples[i] for i in cut] or [blank(samples[0])] for cut in cuts]
+        batches = [pack(part, denominators(part, self.plan.max_length)) for part in parts]
         which = {"without_adapter": True} if self.is_base else {}
         results, metrics = self._call("forward", "forward", batches, outputs=outputs, **which)
         by_sample: list[dict[Output, FloatArray]] = [{} for _ in samples]

@@ -123,8 +123,8 @@ class RunFolder:
             try:
                 self.lengths[file] = _length_of_steps(file, num_done)
             except CheckpointError as fault:
-                kept = file.replace(file.with_name(f"{file.name}.damaged"))
-                notes.append(f"{fault}; it is kept as {kept.name}, and the run continues with a new one")
+                renamed = file.replace(file.with_name(f"{file.name}.damaged"))
+                notes.append(f"{fault}; it is kept as {renamed.name}, and the run continues with a new one")
         return notes
 
     def begin(self, config_yaml: str) -> None:

@@ -57,10 +57,10 @@ class SFTPipeline:
                 self.validate(step)
                 if step == self.num_steps:  # early_stopping has ended the run
                     return self._end(step)
-            chosen = [self.train_samples[i] for i in steps[step]]
+            samples = [self.train_samples[i] for i in steps[step]]
             with log.phase("train") as clock, self.checkpoints.updating(step, self.interrupts):
-                log.add(self.sft.optimizer_step(chosen, self.loss, position=step))
-            log.add([Metric("system/tps", sum(s.num_tokens for s in chosen) / clock.elapsed_s)])
+                log.add(self.sft.optimizer_step(samples, self.loss, position=step))
+            log.add([Metric("system/tps", sum(s.num_tokens for s in samples) / clock.elapsed_s)])
             log.end_step(step)
             if self.checkpoints.is_due:
                 self.do_checkpoint()

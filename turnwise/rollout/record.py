@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from turnwise.completion import SamplingParams
 from turnwise.envs.contract import LARGEST
 from turnwise.rollout.source import Rejection
-from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun, join_kept
+from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun, join_kept_ids
 
 _MAX_SHOWN = 40
 _USUAL = {
@@ -183,11 +183,10 @@ class TurnRecord(Record):
         return self
 
     def made(self) -> Turn:
-        kept = [(np.array(ids, np.int32), np.array([0, len(ids)]), 1) for ids in self.kept_ids or ()]
-        kept_ids, kept_offsets = join_kept(kept)
+        ids, offsets = join_kept_ids((np.array(row, np.int32), np.array([0, len(row)]), 1) for row in self.kept_ids or ())
         arrays = {
-            "kept_ids": kept_ids,
-            "kept_offsets": kept_offsets,
+            "kept_ids": ids,
+            "kept_offsets": offsets,
             "prompt_ids": np.array(self.prompt_ids, dtype=np.int64),
             "response_ids": np.array(self.response_ids, dtype=np.int64),
             "logprobs": np.array(self.logprobs, dtype=np.float32),

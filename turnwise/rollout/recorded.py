@@ -46,8 +46,8 @@ class RecordedServer:
             raise difference(self._trajectory, number, "position {}: expected {}, got {}".format(position, *shown))
         self._contexts.append(np.concatenate((expected, turn.response_ids)))
         self.num_turns += 1
-        kept = turn.kept_ids, turn.kept_offsets
-        return Completion(turn.response_ids, turn.logprobs, turn.finish_reason, turn.versions, 0.0, *kept)
+        candidates = turn.kept_ids, turn.kept_offsets
+        return Completion(turn.response_ids, turn.logprobs, turn.finish_reason, turn.versions, 0.0, *candidates)
 
     async def release(self, request_id: str) -> None: ...
 

@@ -120,14 +120,14 @@ class ToolBox:
     def schemas(self) -> list[Mapping[str, Any]]:
         return [offered.tool.schema for offered in self.tools]
 
-    def chosen(self, columns: Mapping[str, Any]) -> list[OfferedTool]:
+    def select(self, columns: Mapping[str, Any]) -> list[OfferedTool]:
         """All tools, or only those that the row's `extra_info.tool_selection` names."""
         selection = (columns.get("extra_info") or {}).get("tool_selection")
         return [offered for offered in self.tools if not selection or offered.name in selection]
 
     def open(self, task: Task) -> "ToolSession":
-        """The chosen tools of one episode."""
-        return ToolSession(self, self.chosen(task.payload), task)
+        """The selected tools of one episode."""
+        return ToolSession(self, self.select(task.payload), task)
 
 
 class ToolSession:

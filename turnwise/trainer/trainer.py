@@ -141,8 +141,8 @@ class Trainer:
             self._objects.install()
             from turnwise.build.saved import evaluate_model
 
-            chosen = model or self.checkpoint
-            return evaluate_model(self.config, None if chosen is None else str(chosen), num_tasks)
+            source = model or self.checkpoint
+            return evaluate_model(self.config, None if source is None else str(source), num_tasks)
 
     @property
     def best(self) -> Path | None:
@@ -160,20 +160,20 @@ class Trainer:
         from turnwise.models.load import export_model
         from turnwise.pipelines.by_validation import read_best
 
-        folder, kept, newest = Path(folder), self.best, self.checkpoint
-        chosen = kept if best else newest
-        if chosen is None:
+        folder, best_model, newest = Path(folder), self.best, self.checkpoint
+        source = best_model if best else newest
+        if source is None:
             if best and self.config.save_best is None:
                 raise ConfigError("save: best=True needs a model that save_best has kept; set save_best={} and eval_steps")
             what = "best model" if best else "checkpoint"
             raise ConfigError(f"save: this Trainer has no {what} yet; call train() first")
         if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file())):
             raise ConfigError(f"save: {folder} already exists and isn't a model folder; name another, or remove it first")
-        export_model(chosen, folder)
-        told = "the best model, {metric} {value:g} after {step} steps".format(**read_best(kept)) if kept else ""
+        export_model(source, folder)
+        told = "the best model, {metric} {value:g} after {step} steps".format(**read_best(best_model)) if best_model else ""
         if not best:
             other = f"; best=True saves {told}" if told else ""
-            told = f"the model after {chosen.name.rpartition('-')[2]} steps{other}"
+            told = f"the model after {source.name.rpartition('-')[2]} steps{other}"
         print(f"{folder}: {told}")
         return folder
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.algorithms.correction import importance_ratio, importance_weights, kept_tokens
+from turnwise.algorithms.correction import band_mask, importance_ratio, importance_weights
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
 from turnwise.batching.pack import pack
@@ -59,23 +59,23 @@ def test_ratios_weights_and_bands_at_each_granularity(granularity, expected):
     weights = importance_weights(batch, Correction(ImportanceWeight(granularity, cap=3.0)))
     assert weights[mask].tolist() == pytest.approx([min(r, 3.0) for r in expected], rel=1e-5)
     assert (weights[~mask] == 0).all()
-    kept = kept_tokens(batch, Correction(filters=(RatioBand(granularity, low=0.4, high=4.5),)))
-    assert kept[mask].tolist() == [0.4 <= r <= 4.5 for r in expected]
-    assert not kept[~mask].any()
+    keep_mask = band_mask(batch, Correction(filters=(RatioBand(granularity, low=0.4, high=4.5),)))
+    assert keep_mask[mask].tolist() == [0.4 <= r <= 4.5 for r in expected]
+    assert not keep_mask[~mask].any()
 
 
 def test_bands_hold_together_and_their_ends_belong_to_them():
-    kept = kept_tokens(tensors(), Correction(filters=(RatioBand("token", 0.0, 2.00001), RatioBand("segment", 0.5, 9.0))))
-    assert kept[tensors().response_mask].tolist() == [True, False, True, True, True]
+    keep_mask = band_mask(tensors(), Correction(filters=(RatioBand("token", 0.0, 2.00001), RatioBand("segment", 0.5, 9.0))))
+    assert keep_mask[tensors().response_mask].tolist() == [True, False, True, True, True]
     for low, high in ((0.9, 1.0), (1.0, 1.1)):
-        kept = kept_tokens(tensors(), Correction(filters=(RatioBand("token", low, high),)))
-        assert kept[tensors().response_mask].tolist() == [False, False, False, True, False]
+        keep_mask = band_mask(tensors(), Correction(filters=(RatioBand("token", low, high),)))
+        assert keep_mask[tensors().response_mask].tolist() == [False, False, False, True, False]
 
 
 def test_nothing_asked_for_is_nothing_done():
     annotations, metrics = PolicyLoss(AlgorithmSettings()).prepare(packed(), seed=0)
     assert (annotations, metrics) == ((None, None, None), [])
-    assert kept_tokens(tensors(), Correction()) is None and importance_weights(tensors(), Correction()) is None
+    assert band_mask(tensors(), Correction()) is None and importance_weights(tensors(), Correction()) is None
 
 
 def prepare(correction):
@@ -93,8 +93,8 @@ def test_the_masked_share_is_one_of_weighted_tokens_and_mean_weights_are_over_th
 def test_denominators_count_what_is_left():
     annotations, _ = prepare(Correction(filters=(RatioBand("geometric", 1.0, 3.0),)))
     left = [
-        Sample(s.token_ids, s.response_mask, s.rollout_logprobs, s.turn_spans, weight=s.weight, keep_mask=kept)
-        for s, kept in zip(SAMPLES, np.split(annotations.keep_mask, [5]), strict=True)
+        Sample(s.token_ids, s.response_mask, s.rollout_logprobs, s.turn_spans, weight=s.weight, keep_mask=keep_mask)
+        for s, keep_mask in zip(SAMPLES, np.split(annotations.keep_mask, [5]), strict=True)
     ]
     assert denominators(SAMPLES, 8) == (4.0, 1.5, 8, 2.5)
     assert denominators(left, 8) == (3.0, 1.0, 8, 2.0)

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from turnwise.build.placement import set_torch_threads
-from turnwise.cluster.child import KeptStopwatch
+from turnwise.cluster.child import BufferedStopwatch
 from turnwise.cluster.fork_server import ForkServer, drop_processes, prepare_processes
 from turnwise.cluster.messages import dumps, loads
 from turnwise.cluster.placement import CpuThreads
@@ -294,7 +294,7 @@ def test_a_result_of_a_server_that_cannot_be_sent_is_the_error_of_its_call():
             return threading.Lock()
 
     async def main():
-        calls = _Calls(SimpleNamespace(send=sent.append), Server(), SimpleNamespace(stopwatch=KeptStopwatch(sent.append)))
+        calls = _Calls(SimpleNamespace(send=sent.append), Server(), SimpleNamespace(stopwatch=BufferedStopwatch(sent.append)))
         calls._begin(ServerCall(7, "generate"))
         await asyncio.gather(*calls._running.values())
 

@@ -178,7 +178,7 @@ def test_a_long_prompt_does_not_hold_up_decoding() -> None:
 def test_prompts_longer_than_a_piece_and_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_layer, "_PIECE", 64)
     monkeypatch.setattr(decoder_layer, "_BLOCK", 64 * 100)
-    monkeypatch.setattr(decoder_layer, "_KEPT_MASK", 1000)
+    monkeypatch.setattr(decoder_layer, "_STORED_MASK", 1000)
     engine, _ = make_engine(max_step_tokens=300)
     lengths = (1, 3, 40, 50, 60, 200, 333)
     for index, length in enumerate(lengths):

@@ -152,8 +152,8 @@ def test_the_ids_that_a_token_was_drawn_from_come_back_with_it() -> None:
     state["min_p"][40:] = 0.2
     state["keeps_ids"][::10] = False
     drawn = draw(logits, state)
-    assert sorted(drawn.kept) == [row for row in range(60) if row % 10]
-    for row, kept in drawn.kept.items():
+    assert sorted(drawn.kept_ids) == [row for row in range(60) if row % 10]
+    for row, kept_ids in drawn.kept_ids.items():
         probs = torch.softmax(logits[row].double(), -1).numpy()
         order = np.argsort(-probs)[:20]
         before = np.cumsum(probs[order]) - probs[order]
@@ -161,10 +161,10 @@ def test_the_ids_that_a_token_was_drawn_from_come_back_with_it() -> None:
             order = order[before / probs[order].sum() < 0.8]
         if row >= 40:
             order = order[probs[order] >= 0.2 * probs.max()]
-        assert kept.dtype == np.int32 and sorted(kept.tolist()) == sorted(order.tolist())
+        assert kept_ids.dtype == np.int32 and sorted(kept_ids.tolist()) == sorted(order.tolist())
         assert np.isclose(drawn.logprobs[row], np.log(probs[drawn.token_ids[row]] / probs[order].sum()), atol=1e-5)
 
 
 def test_min_p_alone_cuts_without_saying_what_is_left() -> None:
     drawn = draw(torch.tensor([[2.0, 1.9, -3.0]]).repeat(500, 1), rows(500, min_p=0.5))
-    assert set(drawn.token_ids.tolist()) == {0, 1} and drawn.kept == {}
+    assert set(drawn.token_ids.tolist()) == {0, 1} and drawn.kept_ids == {}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from turnwise.models import logprobs as module
-from turnwise.models.logprobs import Kept, logprobs_of, token_logprobs
+from turnwise.models.logprobs import RaggedIds, logprobs_of, token_logprobs
 
 
 def plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
@@ -63,15 +63,15 @@ def test_bf16_products_are_reduced_in_fp32() -> None:
     assert hidden.grad is not None and hidden.grad.dtype == torch.float32
 
 
-def some_kept(targets: torch.Tensor, vocab_size: int) -> tuple[Kept, torch.Tensor]:
+def some_kept_ids(targets: torch.Tensor, vocab_size: int) -> tuple[RaggedIds, torch.Tensor]:
     """The target and some others of each row, nothing of every third, and the same as a mask [N, V]; those without are full."""
     generator = torch.Generator().manual_seed(1)
     mask = torch.rand(len(targets), vocab_size, generator=generator) < 0.4
     mask[torch.arange(len(targets)), targets] = True
     mask[::3] = False
-    kept = Kept(mask.nonzero()[:, 1], mask.sum(1))
+    kept_ids = RaggedIds(mask.nonzero()[:, 1], mask.sum(1))
     mask[::3] = True
-    return kept, mask
+    return kept_ids, mask
 
 
 @pytest.mark.parametrize("per_token", [False, True])
@@ -81,7 +81,7 @@ def test_log_probs_over_kept_ids_and_their_gradients_equal_a_masked_softmax(
 ) -> None:
     monkeypatch.setattr(module, "_CHUNK_ELEMENTS", chunk_elements)
     hidden, weight, targets = inputs(7, 11, torch.float64)
-    kept, mask = some_kept(targets, 11)
+    kept_ids, mask = some_kept_ids(targets, 11)
     of_each = torch.linspace(0.5, 1.5, 7, dtype=torch.float64)
     temperature, of_rows = (of_each, of_each[:, None]) if per_token else (0.7, 0.7)
 
@@ -91,7 +91,7 @@ def test_log_probs_over_kept_ids_and_their_gradients_equal_a_masked_softmax(
         return full, z.gather(-1, targets[:, None]).squeeze(-1) - z.logsumexp(-1), entropy
 
     def ours() -> tuple[torch.Tensor | None, ...]:
-        return token_logprobs(hidden, weight, targets, temperature, with_entropy=True, kept=kept)
+        return token_logprobs(hidden, weight, targets, temperature, with_entropy=True, kept_ids=kept_ids)
 
     results = []
     for function in (masked, ours):
@@ -101,7 +101,7 @@ def test_log_probs_over_kept_ids_and_their_gradients_equal_a_masked_softmax(
         results.append((*outputs, *torch.autograd.grad(total, (hidden, weight))))
     torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-12)
     logits = (hidden @ weight.T).detach().requires_grad_()
-    of_logits = logprobs_of(logits, targets, of_each.float() if per_token else 0.7, kept=kept)
-    torch.testing.assert_close(of_logits.kept, results[0][1].float(), rtol=1e-5, atol=1e-6)
-    of_logits.kept.sum().backward()
+    of_logits = logprobs_of(logits, targets, of_each.float() if per_token else 0.7, kept_ids=kept_ids)
+    torch.testing.assert_close(of_logits.truncated, results[0][1].float(), rtol=1e-5, atol=1e-6)
+    of_logits.truncated.sum().backward()
     assert torch.isfinite(logits.grad).all()

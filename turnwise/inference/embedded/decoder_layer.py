@@ -18,7 +18,7 @@ _DECODE_SPREAD = 2
 per row: reading an idle slot is cheaper than copying the rows' slots."""
 _PIECE = 512  # queries of one row that are computed together; a piece only reads the keys up to its own end
 _BLOCK = 2**22  # most pairs of queries and keys of one attention call, padding and masked pairs included
-_KEPT_MASK = 2**20  # most pairs of a call whose mask is kept for all layers instead of computed in each
+_STORED_MASK = 2**20  # most pairs of a call whose mask is kept for all layers instead of computed in each
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class AttentionGroup:
     tokens: Tensor | None  # [n] indices of the block's tokens among the packed ones; None = all of them, in order
     places: Tensor | None  # [n] their places in the flat block [R · width]; None = place i holds token i
     positions: Tensor  # [R, 1, width, 1] each query's position in its context; 0 for padding
-    kept_mask: Tensor | None  # the mask, if it is small enough to keep
+    stored_mask: Tensor | None  # the mask, if it is small enough to keep
 
     def mask(self, dtype: torch.dtype) -> Tensor:
         """The additive attention mask [R, 1, width, length]: a query sees the keys up to its own position."""
-        if self.kept_mask is not None:
-            return self.kept_mask
+        if self.stored_mask is not None:
+            return self.stored_mask
         is_ahead = torch.arange(self.length, device=self.positions.device) > self.positions
         return torch.zeros(is_ahead.shape, dtype=dtype, device=is_ahead.device).masked_fill_(is_ahead, -torch.inf)
 
@@ -102,9 +102,9 @@ def _group(pieces: _Pieces, num_tokens: int, device: torch.device, dtype: torch.
         tokens=None if len(tokens) == num_tokens else torch.from_numpy(tokens).to(device),
         places=None if len(tokens) == num_rows * width else torch.from_numpy(places).to(device),
         positions=torch.from_numpy(positions).to(device).view(num_rows, 1, width, 1),
-        kept_mask=None,
+        stored_mask=None,
     )
-    return replace(group, kept_mask=group.mask(dtype)) if num_rows * width * length <= _KEPT_MASK else group
+    return replace(group, stored_mask=group.mask(dtype)) if num_rows * width * length <= _STORED_MASK else group
 
 
 def _attend_group(queries: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, scale: float) -> Tensor:

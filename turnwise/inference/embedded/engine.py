@@ -131,16 +131,16 @@ class Engine:
         but no other request will read those. All other caches are dropped. Raises ServerError if requests run unpaused."""
         if not self.is_frozen:
             self._require_idle()
-        state, kept = self._rows.state, [slot for slot in self._scheduler.running if slot not in self._prefill.slots]
-        for slot in kept:
+        state, cached_slots = self._rows.state, [slot for slot in self._scheduler.running if slot not in self._prefill.slots]
+        for slot in cached_slots:
             request = self._scheduler.running[slot]
             num_sampled = int(state["length"][slot]) - len(request.context_ids)
             request.versions = request.versions_with(self.version, num_sampled)
         with torch.inference_mode():
-            for slot in self._scheduler.running.keys() - kept:
+            for slot in self._scheduler.running.keys() - cached_slots:
                 self._runner.usable_prefix(slot, int(state["cached"][slot]), 0)
-        self._drop_prefixes(kept)
-        self._runner.refresh(kept)
+        self._drop_prefixes(cached_slots)
+        self._runner.refresh(cached_slots)
         self.version = version
 
     def free_cache(self) -> None:
@@ -155,9 +155,9 @@ class Engine:
                 f"{self.num_running} requests are running; suspend the server before touching its cache or weights"
             )
 
-    def _drop_prefixes(self, kept: Sequence[int] = ()) -> None:
+    def _drop_prefixes(self, cached_slots: Sequence[int] = ()) -> None:
         cached = self._rows.state["cached"]
-        cached *= np.isin(np.arange(len(cached)), kept)
+        cached *= np.isin(np.arange(len(cached)), cached_slots)
         self._prefill.forget_all()
 
     def _plan(self) -> None:
@@ -188,8 +188,8 @@ class Engine:
         lengths = state["length"][slots]
         rows.ids[slots, lengths] = token_ids
         rows.logprobs[slots, lengths] = drawn.logprobs
-        for row, kept_ids in drawn.kept.items():
-            self._scheduler.running[int(slots[row])].kept.append(kept_ids)
+        for row, ids in drawn.kept_ids.items():
+            self._scheduler.running[int(slots[row])].kept_ids.append(ids)
         state["length"][slots] = lengths + 1
         is_stopped = (rows.stop_ids[slots] == token_ids[:, None]).any(1)
         for row in np.flatnonzero(state["has_stop_strings"][slots] & ~is_stopped):

@@ -52,14 +52,14 @@ class FusedRunner:
         self.can_copy = True
         self.refresh()
 
-    def refresh(self, kept: Sequence[int] = ()) -> None:
+    def refresh(self, cached_slots: Sequence[int] = ()) -> None:
         model, body = self._model, self._model.model
         if (model.dtype, model.device) != (self._cache.dtype, self._cache.device):
             raise ModelError(
                 f"the model was served in {self._cache.dtype} on {self._cache.device} and is now in {model.dtype} on "
                 f"{model.device}; make a new server for it, or move it back before `resume`"
             )
-        if not kept:
+        if not cached_slots:
             self._cache.prefixes.clear()
         fuse_projections(model)
         self._layers = [self._layer_weights(layer) for layer in body.layers]

@@ -105,8 +105,8 @@ class Runner(Protocol):
     def forward(self, step: PackedStep) -> Tensor:
         """Logits [C, V] float32 after the contexts that end with this step."""
 
-    def refresh(self, kept: Sequence[int] = ()) -> None:
-        """Must be called after the weights have changed or moved. Caches are dropped, except those of the slots `kept`."""
+    def refresh(self, cached_slots: Sequence[int] = ()) -> None:
+        """Must be called after the weights have changed or moved. Caches are dropped, except those of `cached_slots`."""
 
     def free(self) -> None:
         """Frees the cache's memory."""
@@ -138,8 +138,8 @@ class GenericRunner:
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
         raise NotImplementedError("can_copy is False")
 
-    def refresh(self, kept: Sequence[int] = ()) -> None:
-        self._caches = {slot: self._caches[slot] for slot in kept}
+    def refresh(self, cached_slots: Sequence[int] = ()) -> None:
+        self._caches = {slot: self._caches[slot] for slot in cached_slots}
 
     def free(self) -> None:
         self._caches.clear()

@@ -40,7 +40,7 @@ class Drawn(NamedTuple):
 
     token_ids: IntArray  # [B]
     logprobs: FloatArray  # [B] under the distributions that the tokens were drawn from; 0 for greedy rows
-    kept: dict[int, KeptIds]
+    kept_ids: dict[int, KeptIds]
     """For each row with `keeps_ids`, by its index: the ids that its token was drawn from."""
 
 
@@ -48,21 +48,19 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Dra
     """Draws a token for each row. `logits` [B, V] float32 may be overwritten; `rows` [B] has dtype `rows.ROW`; the context of
     row i is the first `rows["length"][i]` tokens of `ids[slots[i]]`. Sampling parameters apply in this order: repetition
     penalty, temperature, top-k, top-p, min-p. Raises FloatingPointError if logits aren't finite."""
-    kept: dict[int, KeptIds] = {}
-    scores = logits if rows["is_plain"].all() else _processed(logits, rows, ids, slots, kept)
-    numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])
+    kept_ids: dict[int, KeptIds] = {}
+    scores = logits if rows["is_plain"].all() else _processed(logits, rows, ids, slots, kept_ids)
+    numbers, is_greedy = uniforms(rows["seed"], rows["length"] - rows["prompt_length"]), rows["is_greedy"]
     kernels = load_kernels() if scores.device.type == "cpu" else None
-    if kernels is None:
-        return Drawn(*_draw(scores, rows["is_greedy"], numbers), kept)
-    drawn = draw_natively(kernels, scores.contiguous(), rows["is_greedy"], numbers)
+    drawn = draw_natively(kernels, scores.contiguous(), is_greedy, numbers) if kernels else _draw(scores, is_greedy, numbers)
     if drawn is None:
         raise FloatingPointError(_NOT_FINITE)
-    return Drawn(*drawn, kept)
+    return Drawn(*drawn, kept_ids)
 
 
-def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, kept: dict[int, KeptIds]) -> Tensor:
-    """The logits of the distributions to draw from. Overwrites `logits`, and adds to `kept` the ids that are left in rows with
-    `keeps_ids`."""
+def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, kept_ids: dict[int, KeptIds]) -> Tensor:
+    """The logits of the distributions to draw from. Overwrites `logits`, and adds to `kept_ids` the ids that are left in rows
+    with `keeps_ids`."""
     is_penalised = rows["repetition_penalty"] != 1.0
     if is_penalised.any():
         _penalise(logits, np.flatnonzero(is_penalised), rows, ids, slots)
@@ -71,7 +69,7 @@ def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, ke
         scores = logits / torch.from_numpy(rows["temperature"].copy()).to(logits.device)[:, None]
     is_cut = ((rows["top_p"] < 1.0) | (rows["top_k"] > 0) | (rows["min_p"] > 0)) & ~rows["is_greedy"]
     if is_cut.any():
-        kept |= _truncate(scores, np.flatnonzero(is_cut), rows)
+        kept_ids |= _truncate(scores, np.flatnonzero(is_cut), rows)
     return scores
 
 
@@ -107,25 +105,25 @@ def _checked(values: Tensor) -> Tensor:
     return values
 
 
-def _penalise(logits: Tensor, chosen: IntArray, rows: NDArray, ids: IntArray, slots: IntArray) -> None:
-    """For tokens in the context of the `chosen` rows, divides positive logits by the penalty and multiplies negative ones by it
-    (Keskar et al. 2019, § 4.1)."""
-    lengths = rows["length"][chosen]
-    contexts = ids[slots[chosen], : lengths.max()]
+def _penalise(logits: Tensor, row_indices: IntArray, rows: NDArray, ids: IntArray, slots: IntArray) -> None:
+    """For tokens in the context of the rows `row_indices`, divides positive logits by the penalty and multiplies negative ones
+    by it (Keskar et al. 2019, § 4.1)."""
+    lengths = rows["length"][row_indices]
+    contexts = ids[slots[row_indices], : lengths.max()]
     is_beyond = np.arange(contexts.shape[1]) >= lengths[:, None]
     seen = torch.from_numpy(np.where(is_beyond, contexts[:, :1], contexts)).to(logits.device)
-    index = torch.from_numpy(chosen).to(logits.device)
-    penalty = torch.from_numpy(rows["repetition_penalty"][chosen]).to(logits.device)[:, None]
+    index = torch.from_numpy(row_indices).to(logits.device)
+    penalty = torch.from_numpy(rows["repetition_penalty"][row_indices]).to(logits.device)[:, None]
     picked = logits[index]
     old = picked.gather(-1, seen)
     logits[index] = picked.scatter(-1, seen, torch.where(old < 0, old * penalty, old / penalty))
 
 
-def _truncate(scores: Tensor, chosen: IntArray, rows: NDArray) -> dict[int, KeptIds]:
-    """Sets scores of the `chosen` rows to −∞: first outside the top k tokens, then outside the nucleus of mass top_p
+def _truncate(scores: Tensor, row_indices: IntArray, rows: NDArray) -> dict[int, KeptIds]:
+    """Sets scores of the rows `row_indices` to −∞: first outside the top k tokens, then outside the nucleus of mass top_p
     (Holtzman et al. 2020), then for tokens less likely than min_p times the likeliest (Nguyen et al. 2024, arXiv:2407.01082).
     Returns the ids that are left, for rows with `keeps_ids`."""
-    index, cuts = torch.from_numpy(chosen).to(scores.device), rows[chosen]
+    index, cuts = torch.from_numpy(row_indices).to(scores.device), rows[row_indices]
     limits = (torch.from_numpy(cuts[name].copy()).to(scores.device) for name in ("top_k", "top_p", "min_p"))
     top_k, top_p, min_p = (limit[:, None] for limit in limits)
     width = min(int(cuts["top_k"].max()), scores.shape[1]) if cuts["top_k"].all() else scores.shape[1]
@@ -139,4 +137,4 @@ def _truncate(scores: Tensor, chosen: IntArray, rows: NDArray) -> dict[int, Kept
     if not cuts["keeps_ids"].any():
         return {}
     ids, is_kept = order.int().cpu().numpy(), (ordered > -torch.inf).cpu().numpy()
-    return {int(chosen[row]): ids[row, is_kept[row]] for row in np.flatnonzero(cuts["keeps_ids"])}
+    return {int(row_indices[row]): ids[row, is_kept[row]] for row in np.flatnonzero(cuts["keeps_ids"])}

@@ -65,10 +65,10 @@ class SharedPrefixes:
         split = int(self.splits[slot])
         if split > num_tokens:
             base = int(self.bases[slot])
-            kept = _whole_vectors(num_tokens)
-            self._borrow(base, slot, kept)
-            if kept < num_tokens:
-                self._copy(base, slot, kept, num_tokens)
+            length = _whole_vectors(num_tokens)
+            self._borrow(base, slot, length)
+            if length < num_tokens:
+                self._copy(base, slot, length, num_tokens)
         borrowers = self._borrowers(slot, longer_than=num_tokens)
         if not borrowers:
             return
