@@ -2,10 +2,10 @@
 
 It prints the minutes and MB of each that wasn't there.
 
-The environments lie outside the checkout, in TURNWISE_ENGINES (else ~/.cache/turnwise/engines): one for each engine and content
-of constraints.txt. They hold the engine and what turnwise needs, but not turnwise itself: tests put the checkout on PYTHONPATH.
-That of the trackers holds them alone, in front of what the Python at hand has. That of SGLang holds its wheel alone, to be
-read: it doesn't import on a CPU.
+The environments lie outside the checkout, in TURNWISE_ENGINES (else ~/.cache/turnwise/engines): one for each engine, content
+of constraints.txt and requirements in pyproject.toml. They hold the engine and what turnwise needs, but not turnwise itself:
+tests put the checkout on PYTHONPATH. That of the trackers holds them alone, in front of what the Python at hand has. That of
+SGLang holds its wheel alone, to be read: it doesn't import on a CPU.
 """
 
 from __future__ import annotations
@@ -97,14 +97,24 @@ def _home() -> Path:
 
 
 def _folder(engine: str) -> Path:
-    behind = f"{TRACKERS} {sysconfig.get_path('purelib')}" if engine == "trackers" else EXTRAS.get(engine, engine)
-    behind += "".join(TESTING.get(engine, []))
-    pins = hashlib.sha256(CONSTRAINTS.read_bytes() + behind.encode()).hexdigest()[:12]
-    return _home() / f"{engine}-{sys.version_info.major}.{sys.version_info.minor}-{pins}"
+    asked = [*sorted(_wanted(engine)), *([sysconfig.get_path("purelib")] if engine == "trackers" else [])]
+    key = hashlib.sha256(CONSTRAINTS.read_bytes() + "\n".join(asked).encode()).hexdigest()[:12]
+    return _home() / f"{engine}-{sys.version_info.major}.{sys.version_info.minor}-{key}"
+
+
+def _wanted(engine: str) -> list[str]:
+    """What pip installs: the lines of pyproject.toml as they are written there, and what the tests need."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    if engine == "trackers":
+        return [requirement for extra in TRACKERS for requirement in extras[extra]]
+    if engine == "sglang":
+        return ["--no-deps", *extras[engine]]
+    return project["dependencies"] + extras[EXTRAS[engine]] + TESTING.get(engine, [])
 
 
 def _remove_unused(engine: str) -> None:
-    """Environments of other constraints.txt that no revision has asked for in two weeks."""
+    """Environments of other pins or requirements that no revision has asked for in two weeks."""
     for complete in _home().glob(f"{engine}-*/complete"):
         if time.time() - complete.stat().st_mtime > UNUSED_S:
             shutil.rmtree(complete.parent)
@@ -113,18 +123,11 @@ def _remove_unused(engine: str) -> None:
 def _make(engine: str, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
     if engine == "trackers":
-        wanted = [requirement for extra in TRACKERS for requirement in extras[extra]]
         [packages] = folder.glob("lib/python*/site-packages")
         (packages / "behind.pth").write_text(sysconfig.get_path("purelib"))
-    elif engine == "sglang":
-        wanted = ["--no-deps", *extras[engine]]
-    else:
-        wanted = project["dependencies"] + extras[EXTRAS[engine]] + TESTING.get(engine, [])
     # Only what is imported is compiled, when it is first imported: less than half of it.
-    _pip(folder, "install", "--no-compile", "-c", str(CONSTRAINTS), *wanted)
+    _pip(folder, "install", "--no-compile", "-c", str(CONSTRAINTS), *_wanted(engine))
     if engine in UNUSABLE:
         _pip(folder, "uninstall", "-y", *UNUSABLE[engine])
 

@@ -51,36 +51,18 @@ def score_groups(*scores):
 
 
 @pytest.mark.parametrize(
-    ("gamma", "expected"), [(1.0, [3, 3, 3, 2, 2, 2]), (0.5, [0.3125, 0.625, 1.25, 0.5, 1, 2])], ids=["plain", "discounted"]
+    ("name", "episodes", "plain"),
+    [
+        ("reinforce_plus_plus", [([1.0, 0.0], [2, 2]), ([0.0], [2])], [0.125, 0.25, 0.5, 1, 0, 0]),
+        ("reinforce_plus_plus_baseline", [([2.0], [3]), ([0.0], [1])], [1, 1, 1, -1]),
+    ],
 )
-def test_reinforce(gamma, expected):
-    trajectory = episode([1.0, 2.0], lengths=[3, 3])
-    build("reinforce", gamma=gamma).credit([Group(TASK, [trajectory])])
-    [sample] = trajectory.samples
-    assert sample.advantages[sample.response_mask].tolist() == expected
-
-
-def test_agentic_reinforce_discounts_by_the_turn():
-    [trajectory] = trajectories = [episode([1.0, 2.0], lengths=[2, 2])]
-    build("agentic_reinforce", gamma=0.5).credit([Group(TASK, trajectories)])
-    assert trajectory.samples[0].advantages.tolist() == [0, 2, 2, 0, 2, 2]
-
-
-def test_reinforce_plus_plus_whitens_returns_of_the_score():
-    trajectories = [episode([1.0, 0.0], lengths=[2, 2]), episode([0.0], lengths=[2])]
-    build("reinforce_plus_plus", gamma=0.5).credit([Group(TASK, trajectories)])
-    returns = np.array([0.125, 0.25, 0.5, 1.0, 0.0, 0.0])
-    expected = (returns - returns.mean()) / np.sqrt(returns.var(ddof=1) + 1e-8)
+def test_reinforce_plus_plus_whitens_over_tokens(name, episodes, plain):
+    """Returns of the score, or scores centred by their group."""
+    trajectories = [episode(rewards, lengths=lengths, sibling=i) for i, (rewards, lengths) in enumerate(episodes)]
+    build(name, gamma=0.5).credit([Group(TASK, trajectories)])
     got = np.concatenate([s.advantages[s.response_mask] for t in trajectories for s in t.samples])
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
-
-
-def test_reinforce_plus_plus_baseline_whitens_over_tokens():
-    groups = [Group(TASK, [episode([2.0], lengths=[3]), episode([0.0], sibling=1)])]
-    got, _ = credited("reinforce_plus_plus_baseline", groups)
-    tokens = np.array([1.0, 1, 1, -1])
-    expected = (tokens - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8)
-    assert got == [[pytest.approx(expected[0])], [pytest.approx(expected[3])]]
+    np.testing.assert_allclose(got, (plain - np.mean(plain)) / np.sqrt(np.var(plain, ddof=1) + 1e-8), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

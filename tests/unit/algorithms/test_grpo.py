@@ -19,18 +19,6 @@ def test_worked_numbers(make_group):
     assert advantages(groups) == pytest.approx([0.866024, -0.866024, -0.866024, 0.866024, 0, 0], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("settings", "needs"),
-    [
-        ({}, set()),
-        ({"use_kl_loss": True}, {"ref_logprobs"}),
-        ({"add_token_level_kl": True, "init_kl_coef": 0.1}, {"ref_logprobs", "old_logprobs"}),
-    ],
-)
-def test_it_needs_what_its_settings_use(settings, needs):
-    assert GRPO(AlgorithmSettings(**settings)).needs == needs
-
-
 def test_the_controller_follows_the_settings_unless_it_is_given():
     settings = AlgorithmSettings(init_kl_coef=0.2, target_kl=6.0)
     assert GRPO(settings).controller.target == 6.0

@@ -1,4 +1,4 @@
-"""A chat template that loops ends within its deadline, with its name; a sound one passes, whatever it refuses."""
+"""A template that loops or takes all memory is refused by name; a sound one passes and renders as in transformers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import json
 import shutil
 
 import pytest
-from chat_messages import assistant, user
+from chat_messages import assistant, tool, user
+from transformers import AutoTokenizer
 
 from turnwise.chat import trial
+from turnwise.chat.folder_tokenizer import FolderTokenizer
+from turnwise.chat.rendering import Renderer
+from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main
-from turnwise.testing.fakes import CHATML_TEMPLATE
+from turnwise.errors import ChatTemplateError
+from turnwise.testing.fakes import CHATML_TEMPLATE, byte_tokenizer
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 MOODY = CHATML_TEMPLATE.replace("<|im_start|>{{ message.role }}", "{{ mood or '' }}{{ message.role }}")
@@ -39,6 +44,33 @@ def test_a_template_that_loops_is_named_with_its_file(config, capsys, monkeypatc
     assert main(["sft", str(path)]) == 2
     error = capsys.readouterr().err
     assert str(model / "chat_template.jinja") in error.replace("\n", "") and "loop" in error
+
+
+WHERE = ["add_generation_prompt", "not add_generation_prompt", "messages[0].content is not string", "mood and eos_token"]
+WHERE += ["messages | length > 150 and tools", "messages[0].role == 'system' %}{{ raise_exception('no') }}{% elif tools"]
+
+
+@pytest.mark.parametrize("where", [*WHERE, "true %}{% generation %}{% endgeneration"])
+def test_a_template_that_takes_all_memory_is_refused_wherever_it_does(where, monkeypatch):
+    monkeypatch.setattr(trial, "_BYTES", 2**30)
+    tokenizer = byte_tokenizer(chat_template=f"{{% if {where} %}}{{{{ 'a' * 2**30 }}}}{{% endif %}}{MOODY}")
+    with pytest.raises(ChatTemplateError, match="takes more than 1 GiB"):
+        trial.tried(ChatTemplate(tokenizer, template_kwargs={"mood": "cheerful"}))
+
+
+@pytest.mark.parametrize("file", [None, "{{ messages[0].content }}{% generation %}{{ bos_token }}{% endgeneration %}"])
+@pytest.mark.parametrize("tools", [[], [tool("look", "Schaut: é")]], ids=["", "tools"])
+def test_a_folder_renders_as_its_tokenizer_does(tmp_path, tools, file):
+    byte_tokenizer(chat_template=None).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    sources = {"default": "{{ messages[0].content + bos_token }}", "tool_use": "{{ tools | tojson }}{{ eos_token }}"}
+    settings["chat_template"] = [{"name": name, "template": source} for name, source in sources.items()]
+    settings["bos_token"] = {"__type": "AddedToken", "content": "<|im_start|>", "special": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    if file:
+        (tmp_path / "chat_template.jinja").write_text(file)
+    tokenizers = AutoTokenizer.from_pretrained(tmp_path), FolderTokenizer(tmp_path)
+    assert len({Renderer(tokenizer, None, {}).render([user("a")], tools) for tokenizer in tokenizers}) == 1
 
 
 def test_a_template_that_refuses_most_conversations_is_no_template_that_loops(config):

@@ -126,18 +126,14 @@ def hanging(folder, way="hang", is_forked=True, **options):
 
 @pytest.mark.parametrize(
     ("number", "to_all"),
-    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGHUP, False)],
+    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGHUP, False), (None, False)],
 )
 def test_signals_reach_the_command_once(folder, number, to_all):
-    process = hanging(folder, start_new_session=True)
-    os.killpg(process.pid, number) if to_all else process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (130, "interrupted\n")
-
-
-def test_a_signal_that_ends_no_wait_is_heard_all_the_same(folder):
-    """It reaches another thread, or the main thread just before it waits: no interrupted system call, no handler of Python."""
-    process = hanging(folder, "unheard", start_new_session=True)
+    """None stands for one that ends no wait: it reaches another thread, or the main thread just before it waits. There is no
+    interrupted system call and no handler of Python."""
+    process = hanging(folder, "hang" if number else "unheard", start_new_session=True)
+    if number:
+        os.killpg(process.pid, number) if to_all else process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "interrupted\n")
 

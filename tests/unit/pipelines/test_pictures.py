@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from PIL import Image
 from scripted_conversation import ScriptedConversation
 from small_runs import run_small, small_config
@@ -91,25 +92,21 @@ class TwoEnvs:
         return [Trajectory(task, sibling, [Turn(np.arange(1), np.arange(1), np.zeros(1, np.float32))])]
 
 
-def test_an_agent_that_plays_otherwise_costs_its_picture_only(tmp_path, caplog):
-    pictures, group = record(tmp_path, [], TwoEnvs)
+@pytest.mark.parametrize(
+    ("place", "make_agent", "said"), [("free", TwoEnvs, "isn't played turn by turn"), ("file", build, "render_save_dir")]
+)
+def test_an_agent_that_plays_otherwise_or_no_place_to_write_costs_the_pictures_only(tmp_path, caplog, place, make_agent, said):
+    (tmp_path / "file").write_text("in the way")
+    pictures, group = record(tmp_path / place, ["Right"], make_agent)
     with caplog.at_level(logging.WARNING):
         assert pictures.write("step-0", [group]) == []
-    assert "isn't played turn by turn" in caplog.text
+    assert said in caplog.text
 
 
 def test_a_failed_episode_has_no_picture(tmp_path):
     pictures, group = record(tmp_path, ["Right"])
     group.trajectories = [Trajectory(TASK, 0, status="failed", error="boom")]
     assert pictures.write("step-0", [group]) == []
-
-
-def test_a_folder_that_cannot_be_written_to_costs_the_pictures_only(tmp_path, caplog):
-    (tmp_path / "file").write_text("in the way")
-    pictures, group = record(tmp_path / "file", ["Right"])
-    with caplog.at_level(logging.WARNING):
-        assert pictures.write("step-0", [group]) == []
-    assert "render_save_dir" in caplog.text
 
 
 def config_of(tiny_model, tmp_path, name, **changes):

@@ -124,18 +124,15 @@ def test_what_never_yields_ends_the_run_even_without_a_time_limit():
     assert "MainThread in task 'episode train/A/0/" in str(caught.value)
 
 
-def test_stacks_are_not_the_headline_of_an_error(runner, caplog):
-    fault = EnvironmentFault("an episode waited\n  thread MainThread:\n    somewhere.py:1 in step: sleep()")
-    with pytest.raises(RolloutError, match=r"most frequent error \(2×\)"):
-        make(runner, Agent(fails=lambda *_: fault), max_env_retries=0, max_failed_fraction=0.5).get_batch(2)
-    assert [record.getMessage().partition("failed: ")[2] for record in caplog.records] == ["an episode waited"] * 2
+STACKS = EnvironmentFault("an episode waited\n  thread MainThread:\n    somewhere.py:1 in step: sleep()")
+OF_A_GROUP = ExceptionGroup("unhandled errors in a TaskGroup", [ValueError("the lake is dry")])
 
 
-def test_an_exception_group_has_the_headline_of_one_of_its_exceptions(runner, caplog):
-    fault = ExceptionGroup("unhandled errors in a TaskGroup", [ValueError("the lake is dry")])
-    with pytest.raises(RolloutError, match=r"(?s)most frequent error \(2×\).*ValueError: the lake is dry"):
+@pytest.mark.parametrize(("fault", "line"), [(STACKS, "an episode waited"), (OF_A_GROUP, "ValueError: the lake is dry")])
+def test_the_headline_of_an_error_is_no_stack_and_one_exception_of_a_group(runner, caplog, fault, line):
+    with pytest.raises(RolloutError, match=rf"(?s)most frequent error \(2×\).*{line}"):
         make(runner, Agent(fails=lambda *_: fault), max_env_retries=0, max_failed_fraction=0.5).get_batch(2)
-    assert [r.getMessage().partition("failed: ")[2] for r in caplog.records] == ["ValueError: the lake is dry"] * 2
+    assert [record.getMessage().partition("failed: ")[2] for record in caplog.records] == [line] * 2
 
 
 @pytest.mark.parametrize("reward", [float("nan"), "1", None])

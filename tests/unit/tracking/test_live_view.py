@@ -57,20 +57,16 @@ def test_the_screen_shows_step_time_left_phases_and_figures():
     assert not any("total" in line for line in lines)
 
 
-def test_time_left_counts_validations_and_has_no_guess_before_a_step():
-    screen = Screen("lake", AGENTIC_COLUMNS, Pace(8))
-    screen.pace.begin_phase("val", 0.0)
-    assert "time left unknown" in plain(screen.render(1.0))
-    screen.log(0, STEP, 10.0)
-    assert "1:10 left" in plain(screen.render(10.0))
-
-
-def test_a_resumed_run_starts_where_it_goes_on():
-    screen = Screen("lake", AGENTIC_COLUMNS, Pace(8, num_done=6))
-    screen.pace.begin_phase("rollout", 0.0)
-    assert "step 6/8" in plain(screen.render(0.0))
-    screen.log(6, STEP, 5.0)
-    assert "0:05 left" in plain(screen.render(5.0))
+@pytest.mark.parametrize(
+    ("num_done", "phase", "before", "end", "left"),
+    [(0, "val", "time left unknown", 10.0, "1:10"), (6, "rollout", "step 6/8", 5.0, "0:05")],
+)
+def test_time_left_counts_validations_and_what_a_resumed_run_has_still_to_do(num_done, phase, before, end, left):
+    screen = Screen("lake", AGENTIC_COLUMNS, Pace(8, num_done=num_done))
+    screen.pace.begin_phase(phase, 0.0)
+    assert before in plain(screen.render(1.0))
+    screen.log(num_done, STEP, end)
+    assert f"{left} left" in plain(screen.render(end))
 
 
 def test_the_end_says_how_it_ended():
