@@ -18,12 +18,14 @@ class FolderTokenizer:
     eos_token_id = None
 
     def __init__(self, folder: Path) -> None:
-        settings, own = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+        settings, more = folder / "tokenizer_config.json", (folder / "additional_chat_templates").glob("*.jinja")
+        files = {"default": folder / "chat_template.jinja", **{file.stem: file for file in more}}
+        own = {name: file.read_text(encoding="utf-8", errors="replace") for name, file in files.items() if file.is_file()}
         values = read_object(settings) if settings.is_file() else {}
         named = values.get("chat_template")
         if isinstance(named, list):
             named = {one.get("name"): one.get("template") for one in named if isinstance(one, dict)}
-        self.chat_template = own.read_text(encoding="utf-8", errors="replace") if own.is_file() else named
+        self.chat_template = own or named
         self.name_or_path = str(folder)
         tokens = {key: value for key, value in values.items() if key.endswith("_token")}
         contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
@@ -35,6 +37,6 @@ class FolderTokenizer:
         """The rendered messages as text. `tokenize` must be False, since there is no vocabulary."""
         source: Any = chat_template or self.chat_template
         if isinstance(source, dict):
-            source = source["tool_use"] if tools and "tool_use" in source else source["default"]
+            source = source["tool_use"] if tools is not None and "tool_use" in source else source["default"]
         template = environment().from_string(GENERATION_TAG.sub("", source))
-        return template.render(messages=messages, tools=tools, **self.special_tokens_map, **variables)
+        return template.render(messages=messages, tools=tools, **{**self.special_tokens_map, **variables})

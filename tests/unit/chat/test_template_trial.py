@@ -60,7 +60,8 @@ def test_a_template_that_takes_all_memory_is_refused_wherever_it_does(where, mon
 
 @pytest.mark.parametrize("file", [None, "{{ messages[0].content }}{% generation %}{{ bos_token }}{% endgeneration %}"])
 @pytest.mark.parametrize("tools", [[], [tool("look", "Schaut: é")]], ids=["", "tools"])
-def test_a_folder_renders_as_its_tokenizer_does(tmp_path, tools, file):
+@pytest.mark.parametrize("kwargs", [{}, {"bos_token": "B"}], ids=["", "kwargs"])
+def test_a_folder_renders_as_its_tokenizer_does(tmp_path, tools, kwargs, file):
     byte_tokenizer(chat_template=None).save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     sources = {"default": "{{ messages[0].content + bos_token }}", "tool_use": "{{ tools | tojson }}{{ eos_token }}"}
@@ -69,8 +70,11 @@ def test_a_folder_renders_as_its_tokenizer_does(tmp_path, tools, file):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     if file:
         (tmp_path / "chat_template.jinja").write_text(file)
+    if file and kwargs:
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("{{ tools[0].function.name + bos_token }}")
     tokenizers = AutoTokenizer.from_pretrained(tmp_path), FolderTokenizer(tmp_path)
-    assert len({Renderer(tokenizer, None, {}).render([user("a")], tools) for tokenizer in tokenizers}) == 1
+    assert len({Renderer(tokenizer, None, kwargs).render([user("a")], tools) for tokenizer in tokenizers}) == 1
 
 
 def test_a_template_that_refuses_most_conversations_is_no_template_that_loops(config):
