@@ -90,7 +90,7 @@ def open_policy(
     dtype, attention = config.actor_infer.model_args.dtype, arguments.attn_implementation
     info = policy_info(path, dtype, config.sequence_length, attention, arguments.trust)
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=info.stop_token_ids))
-    event_loop = WatchedRunner(turn_s=config.deadlines.env_s, stopwatch=stopwatch)
+    event_loop = WatchedRunner(iteration_s=config.deadlines.env_s, stopwatch=stopwatch)
     return Policy(info, tokenizer, template, event_loop, replay_log or ReplayLog(), turn_journal)
 
 
