@@ -30,6 +30,7 @@ OldLogProbs = Literal["if_needed", "always", "rollouts"]
 """The source of old log-probs: a forward pass if needed, always a forward pass, or the servers that sampled the tokens."""
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
+Split = Literal["train", "val"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ from turnwise.config.missing import unavailable
 from turnwise.config.model_shape import ModelShape
 from turnwise.config.roles import Role, TrainingArgs
 from turnwise.config.rules import phrases
-from turnwise.config.schema import AgenticConfig, Split
+from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.config.sizes import checkpoints, episodes_at_once, memory, trained_memory
 from turnwise.config.without_effect import ineffective
 from turnwise.errors import counted, nearest
 from turnwise.hub import looks_like_hub_name
 from turnwise.model_folder import base_of_adapter, folder_here
-from turnwise.spec import ENVS, ROWS_TAG, STRATEGIES
+from turnwise.spec import ENVS, ROWS_TAG, STRATEGIES, Split
 
 Row = tuple[str, str]
 
@@ -35,7 +35,7 @@ class SettingsTable:
     warnings: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
-    def table(self, width: int = sys.maxsize) -> str:
+    def text(self, width: int = sys.maxsize) -> str:
         """The rows, aligned, in lines of at most `width` characters."""
         indent = max(len(name) for name, _ in self.rows) + 2
         return "\n".join(
@@ -46,11 +46,11 @@ class SettingsTable:
     def show(self, file: TextIO | None = None) -> None:
         """Prints the table without the warnings to `file` (default: stdout), as wide as the terminal if `file` is one."""
         file = file or sys.stdout
-        print(self.table(max(get_terminal_size().columns, 40)) if file.isatty() else self.table(), file=file, flush=True)
+        print(self.text(max(get_terminal_size().columns, 40)) if file.isatty() else self.text(), file=file, flush=True)
 
     def render(self) -> str:
         """The table, then the warnings and what is missing."""
-        lines = [self.table(), *(f"warning: {warning}" for warning in self.warnings)]
+        lines = [self.text(), *(f"warning: {warning}" for warning in self.warnings)]
         lines += ["missing to run this config here:", *(f"  - {line}" for line in self.missing)] if self.missing else []
         return "\n".join(lines)
 
