@@ -47,7 +47,7 @@ class StartedAll:
             if not wait.cancelled() and (error := wait.exception()) is not None:
                 failed.append((call, error))
 
-        waits = [asyncio.ensure_future(call._awaited()) for call in self.calls]
+        waits = [asyncio.create_task(call._awaited(), name=call.name) for call in self.calls]
         for call, wait in zip(self.calls, waits, strict=True):
             wait.add_done_callback(partial(note, call))
         try:
