@@ -61,7 +61,7 @@ def assert_trained_on_once(pipeline):
 
 def num_parts(pipeline):
     """Number of parts of each step."""
-    events = [json.loads(line) for line in pipeline.folder.schedule.read_text().splitlines()]
+    events = [json.loads(line) for line in pipeline.folder.replay_log.read_text().splitlines()]
     return [len(event.get("parts", [0])) for event in events if "batch" in event]
 
 
