@@ -53,7 +53,7 @@ ONLY: dict[str, set[str]] = {
     "__init__": {"rl_tool", "trainer"},
     "trajectory_view": {"errors"},
     "completion": {"spec"},
-    "types": {"completion", "trajectory_view"},
+    "types": {"completion", "spec", "trajectory_view"},
     "errors": set(),
     "package_tables": set(),
     "spec": {"errors", "package_tables"},

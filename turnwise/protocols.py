@@ -47,6 +47,7 @@ Output = Literal["logprobs", "full_logprobs", "entropy", "values", "next_values"
 """For each token: its log-prob over its kept ids (those that top-k, top-p or min-p left) and over the whole vocabulary, the
 entropy of its distribution, and the values of the states before and after it."""
 Route = Literal["split", "broadcast", "rank0"]
+MakeEnv = Callable[[Task], "Env"]
 
 
 # Environments and agents

@@ -21,7 +21,7 @@ class EngineSteps(NamedTuple):
     num_steps: int
 
 
-class Taken(NamedTuple):
+class BatchGroups(NamedTuple):
     """A batch's groups, one list per part handed out, and the groups that failed or were filtered out since the last batch."""
 
     parts: list[list[int]]
@@ -42,11 +42,11 @@ class ReplayLog:
         self._recorded = recorded
         self._file = file.open("a", encoding="utf-8") if file else None
         self._pending = EngineSteps((), 0)  # steps that have happened and aren't written yet
-        self._num_taken = 0  # number of batches taken
+        self._num_batches = 0  # number of batches recorded
         events = [] if recorded is None else _read(recorded)
         self._conditions: dict[str, Any] = next((event["on"] for event in events if "on" in event), {})
         batches = (event for event in events if "batch" in event)
-        self._batches = {e["batch"]: Taken(e.get("parts") or [e["groups"]], e.get("rejected", [])) for e in batches}
+        self._batches = {e["batch"]: BatchGroups(e.get("parts") or [e["groups"]], e.get("rejected", [])) for e in batches}
         # Numbers of batches after which the record has a complete validation.
         self._validations = {event["validation"] for event in events if "validation" in event}
         self._task_versions = {event["task"]: event["version"] for event in events if "task" in event}
@@ -67,7 +67,7 @@ class ReplayLog:
             raise self._end()
         return self._next if isinstance(self._next, int) else None
 
-    def batch(self, step: int) -> Taken | None:
+    def batch(self, step: int) -> BatchGroups | None:
         """The groups that a step takes; None without a record to follow."""
         if not self.is_followed:
             return None
@@ -77,11 +77,11 @@ class ReplayLog:
 
     def rejects(self, index: int) -> bool:
         """Whether a batch of the record lists this group as rejected."""
-        return any(index in taken.rejected for taken in self._batches.values())
+        return any(index in groups.rejected for groups in self._batches.values())
 
     def check(self, index: int, is_rejected: bool) -> None:
         """Raises DataError if group `index` is rejected here and was trained on in the record, or the other way round."""
-        trained_on = any(index in part for taken in self._batches.values() for part in taken.parts)
+        trained_on = any(index in part for groups in self._batches.values() for part in groups.parts)
         if trained_on if is_rejected else self.rejects(index):
             then, now = ("was trained on", "is rejected") if is_rejected else ("was rejected", "would be trained on")
             raise DataError(
@@ -99,9 +99,9 @@ class ReplayLog:
     def begin_validation(self) -> None:
         """Raises DataError if the record has no complete validation at this point."""
         # Old records without conditions have no validations either.
-        if self._conditions and self._num_taken not in self._validations:
+        if self._conditions and self._num_batches not in self._validations:
             raise DataError(
-                f"{self._recorded} holds no complete validation after {self._num_taken} batches: its run ended there, or had "
+                f"{self._recorded} holds no complete validation after {self._num_batches} batches: its run ended there, or had "
                 "another eval_steps; there is no more to repeat"
             )
 
@@ -139,10 +139,10 @@ class ReplayLog:
         if self._next == version:
             self._next = next(self._events, None)
 
-    def took(self, step: int, taken: Taken) -> None:
+    def batched(self, step: int, groups: BatchGroups) -> None:
         """Records the groups that a step took, and those that failed or were filtered out since the step before."""
-        self._num_taken += 1
-        parts, rejected = taken
+        self._num_batches += 1
+        parts, rejected = groups
         event = {"parts": parts} if len(parts) > 1 else {"groups": parts[0]}
         self._write({"batch": step, **event, **({"rejected": rejected} if rejected else {})})
 
@@ -153,7 +153,7 @@ class ReplayLog:
 
     def validated(self) -> None:
         """Records that a validation was played to its end."""
-        self._write({"validation": self._num_taken})
+        self._write({"validation": self._num_batches})
 
     def resumed(self) -> None:
         """Records that this run continued from a checkpoint, so the file can't be followed."""

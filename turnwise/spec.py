@@ -30,17 +30,18 @@ OldLogProbs = Literal["if_needed", "always", "rollouts"]
 """The source of old log-probs: a forward pass if needed, always a forward pass, or the servers that sampled the tokens."""
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
+Split = Literal["train", "val"]
 
 
 @dataclass(frozen=True, slots=True)
 class EstimatorSpec:
-    """One `adv_estimator`, and which config keys affect it. `entry` is `module:Class` of the Algorithm. `placement` is the
-    default `reward_placement`; `score` means that the estimator works on trajectory scores. `normalization` is the default
+    """One `adv_estimator`, and which config keys affect it. `entry` is `module:Class` of the Algorithm. `reward_placement` is
+    the key's default; `score` means that the estimator works on trajectory scores. `normalization` is the default
     `(grouping, method)`; with `own` the estimator centres scores itself and refuses `reward_normalization`."""
 
     entry: str = ""
     needs: frozenset[str] = frozenset()
-    placement: Literal["turn", "final", "score"] = "score"
+    reward_placement: Literal["turn", "final", "score"] = "score"
     normalization: tuple[Grouping, NormalizationMethod] | Literal["own"] = ("traj_group_id", "identity")
     needs_mean: bool = False
     """Whether scores must be normalised with a mean."""

@@ -24,12 +24,12 @@ from turnwise.completion import (
     VersionRun as VersionRun,
     join_kept_ids as join_kept_ids,
 )
+from turnwise.spec import Split as Split
 from turnwise.trajectory_view import ViewedGroup, ViewedTrajectory
 
 Message = dict[str, Any]
 """One chat message in the OpenAI form: `{"role": ..., "content": ...}` and, with tools, `tool_calls` or `tool_call_id`."""
 
-Split = Literal["train", "val"]
 Status = Literal["finished", "truncated", "failed"]
 Limit = Literal["max_steps", "max_new_tokens", "sequence_length", "environment", "time"]
 Reduction = Literal["mean", "sum", "max", "min", "last"]

@@ -109,7 +109,7 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
     except TurnwiseError:
         folder.close()
         raise
-    table = settings_table(pipeline).table()
+    table = settings_table(pipeline).text()
     try:
         roles = [pipeline.sft] if kind is SFTConfig else [pipeline.actor_train, pipeline.reference, pipeline.critic]
         stage = None if kind is SFTConfig else pipeline.train_rollout_scheduler.score

@@ -76,7 +76,7 @@ def test_training_in_sixteen_bits_lowers_the_loss(device, dtype):
     assert losses[-1] < losses[0] and metric(measured[-1], "skipped_steps") == 0
 
 
-def test_what_is_put_away_leaves_the_device_and_comes_back(device):
+def test_what_is_offloaded_leaves_the_device_and_comes_back(device):
     strategy = make_strategy(device)
     strategy.train_step(BATCHES, WeightedLoss())
     before = strategy.forward(BATCHES, LOGPROBS)
@@ -122,7 +122,7 @@ ROLES = ("actor_train", "actor_infer", "critic", "reference")
 LORA = {"lora_rank": 4, "lora_dropout": 0.1}
 NEEDS_PEFT = pytest.mark.skipif(find_spec("peft") is None, reason="LoRA needs peft, which isn't installed")
 PPO = {"adv_estimator": "gae", "critic": training(1e-3), "use_kl_loss": True}
-"""Three models of their own beside the server, which take turns on a card."""
+"""Three models of their own beside the server, which share a card."""
 
 
 @pytest.mark.parametrize(

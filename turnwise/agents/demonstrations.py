@@ -16,12 +16,11 @@ from turnwise.chat.rendering import Tools
 from turnwise.envs.parsing import ANSWERS, as_answer, parse_action
 from turnwise.envs.players import Player
 from turnwise.errors import ConfigError, RolloutError, TurnwiseError
-from turnwise.protocols import Env
+from turnwise.protocols import Env, MakeEnv
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stacks import describe_error
 from turnwise.types import Message, SamplingParams, Task, Trajectory
 
-MakeEnv = Callable[[Task], Env]
 MakePlayer = Callable[[Any, Task], Player]
 """Makes a player for the environment of a task."""
 _NUM_AHEAD = 16

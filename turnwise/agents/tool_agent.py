@@ -109,7 +109,10 @@ class ToolAgent:
 
     async def _results(self, session: ToolSession, functions: Sequence[Mapping[str, Any]]) -> list[str]:
         most = self._limits.max_parallel_calls
-        running = [asyncio.create_task(session.call(f["name"], f["arguments"])) for f in functions[:most]]
+        running = [
+            asyncio.create_task(session.call(f["name"], f["arguments"]), name=f"tool call {f['name']!r:.60}")
+            for f in functions[:most]
+        ]
         try:
             results = await asyncio.gather(*running)
         finally:

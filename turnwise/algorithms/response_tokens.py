@@ -131,12 +131,12 @@ class ResponseTokens:
         return [flat[start:stop].copy() for start, stop in pairwise(edges)]
 
 
-Placement = Literal["turn", "final"]
+RewardPlacement = Literal["turn", "final"]
 
 
-def place_rewards(tokens: ResponseTokens, placement: Placement) -> Array:
+def place_rewards(tokens: ResponseTokens, reward_placement: RewardPlacement) -> Array:
     """The rewards of the tokens [R]: each turn's reward on its last token, or the score on the trajectory's last token."""
-    return turn_rewards(tokens) if placement == "turn" else final_rewards(tokens, tokens.scores)
+    return turn_rewards(tokens) if reward_placement == "turn" else final_rewards(tokens, tokens.scores)
 
 
 def turn_rewards(tokens: ResponseTokens) -> Array:

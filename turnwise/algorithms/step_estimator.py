@@ -26,7 +26,7 @@ class StepEstimator(TokenEstimator):
 
     def token_rewards(self, groups: Sequence[Group], tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
         penalties, metrics = self.penalize(tokens)
-        rewards = place_rewards(tokens, self.placement) - penalties
+        rewards = place_rewards(tokens, self.reward_placement) - penalties
         return rewards, metrics + summary("critic/rewards", tokens.totals(rewards)[tokens.is_trained])
 
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:

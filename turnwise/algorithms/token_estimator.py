@@ -13,8 +13,8 @@ from turnwise.algorithms.losses import ValueLoss
 from turnwise.algorithms.normalization import group_ids
 from turnwise.algorithms.response_tokens import (
     Array,
-    Placement,
     ResponseTokens,
+    RewardPlacement,
     discounted_sums,
     final_rewards,
     gae,
@@ -34,12 +34,12 @@ class TokenEstimator(Estimator):
 
     normalizes: ClassVar[Literal["scores", "step returns"]] = "scores"
     """What `reward_normalization` normalises. Rewards of single turns are never normalised."""
-    placement: Placement
+    reward_placement: RewardPlacement
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)
-        self.placement = settings.reward_placement or ("final" if self.spec.placement == "final" else "turn")
-        if self.normalizes == "scores" and self.placement == "turn" and not self.normalizer.is_identity:
+        self.reward_placement = settings.reward_placement or ("final" if self.spec.reward_placement == "final" else "turn")
+        if self.normalizes == "scores" and self.reward_placement == "turn" and not self.normalizer.is_identity:
             raise ConfigError(
                 f"with reward_placement turn, adv_estimator {settings.adv_estimator} works on single turn rewards, which can't "
                 "be normalised; use reward_normalization.method identity, or reward_placement final"
@@ -57,7 +57,7 @@ class TokenEstimator(Estimator):
         """The reward of each token [R], not yet whitened, and metrics."""
         penalties, metrics = self.penalize(tokens)
         if self.normalizer.is_identity:
-            rewards = place_rewards(tokens, self.placement) - penalties
+            rewards = place_rewards(tokens, self.reward_placement) - penalties
         else:
             scores, ids = tokens.scores - tokens.totals(penalties), group_ids(groups, self.normalizer.grouping)
             rewards = final_rewards(tokens, self.normalizer(scores, ids, tokens.weights))
@@ -123,7 +123,7 @@ class ReMax(TokenEstimator):
                 "has none in `greedy`: the rollout must add one"
             )
         bound = self.settings.reward_clip or np.inf
-        rewards = [group.greedy.score] if self.placement == "final" else rewards_by_turn(group.greedy)
+        rewards = [group.greedy.score] if self.reward_placement == "final" else rewards_by_turn(group.greedy)
         return float(np.clip(rewards, -bound, bound).sum())
 
 

@@ -12,7 +12,7 @@ from turnwise.algorithms.settings import AlgorithmSettings, Correction, Importan
 from turnwise.build.cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
 from turnwise.build.health import build_health
 from turnwise.build.parity import build_parity_gate
-from turnwise.build.placement import TransferTurn, build_placement, give_turns, sampling_device
+from turnwise.build.placement import FreeForTransfer, build_placement, sampling_device, share_devices
 from turnwise.build.prepare import prepare_run
 from turnwise.build.roles import batch_plan, reference_strategy, trained_strategy
 from turnwise.build.rollouts import Policy, ServedPolicy, build_pictures, build_scheduler, check_rollouts, open_policy, serve
@@ -89,12 +89,12 @@ def build_agentic(
         require_abilities(config, served.servers.info())
         if replay_log is not None:
             begin_replay_log(replay_log, config, served, device)
-        transfer_turn = give_turns(config, placement, served, roles)
+        freeing = share_devices(config, placement, served, roles)
         source, num_steps = build_source(config, served, algorithm.needs, rollouts, tasks)
         trackers = build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, stopwatch)
         log = RunLog(trackers, stopwatch, build_health(config, is_playing=rollouts is None))
-        pipeline = _assemble(config, folder, served, cluster, roles, algorithm, kl_ctrl, source, num_steps, log, transfer_turn)
-        policy.event_loop.watchdog.start()  # a checkpoint is loaded before the event loop's first turn
+        pipeline = _assemble(config, folder, served, cluster, roles, algorithm, kl_ctrl, source, num_steps, log, freeing)
+        policy.event_loop.watchdog.start()  # a checkpoint is loaded before the event loop's first iteration
         begin(config, folder, pipeline)
         on_error.pop_all()
     log_settings(settings_table(pipeline))
@@ -135,7 +135,7 @@ def _assemble(
     source: RolloutSource,
     num_steps: int,
     log: RunLog,
-    transfer_turn: TransferTurn,
+    free_for_transfer: FreeForTransfer,
 ) -> AgenticPipeline:
     actor_train, critic = roles["actor_train"], roles.get("critic")
     weights = partial(actor_train.gather, "weights")
@@ -160,7 +160,7 @@ def _assemble(
         weight_transfer=ManagerTransfer(
             policy.servers,
             weights,
-            take_turn=transfer_turn,
+            free_for_transfer=free_for_transfer,
             share=Written().share if config.num_replicas > 1 else None,
             on_weight_update=config.on_weight_update,
             watchdog=policy.event_loop.watchdog,

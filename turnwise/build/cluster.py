@@ -65,7 +65,7 @@ def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: 
         raise DataError(f"--replay {replay}: {problem}")
     if not is_asynchronous:
         return None
-    replay_log = ReplayLog(folder.schedule, recorded=replay / folder.schedule.name if replay else None)
+    replay_log = ReplayLog(folder.replay_log, recorded=replay / folder.replay_log.name if replay else None)
     if folder.resumed_from is not None:
         replay_log.resumed()
     return replay_log

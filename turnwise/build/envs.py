@@ -7,7 +7,6 @@ from contextlib import chdir
 from functools import partial
 from typing import Any, get_args
 
-from turnwise.agents.demonstrations import MakeEnv
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
 from turnwise.agents.foreign_text import OverForeignText
@@ -20,7 +19,7 @@ from turnwise.envs.base import TextEnv
 from turnwise.envs.contract import check_shape
 from turnwise.envs.registry import env_class, make_env, relays_foreign_text
 from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, TurnwiseError
-from turnwise.protocols import AgentLoop
+from turnwise.protocols import AgentLoop, MakeEnv
 from turnwise.rollout.group_filter import load_group_filter
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch

@@ -1,5 +1,5 @@
-"""Places the roles of a config on this machine's devices, and lets roles that share an accelerator take turns for its memory.
-`turnwise config` uses this module, so torch is imported only where it is needed."""
+"""Places the roles of a config on this machine's devices, and lets roles that share an accelerator use its memory one
+after the other. `turnwise config` uses this module, so torch is imported only where it is needed."""
 
 import os
 import sys
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from turnwise.cluster.placement import CpuThreads, Placement, place, require_devices
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.errors import ConfigError
-from turnwise.pipelines.device_turns import DeviceTurns, Resident
 from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.shared_devices import Resident, SharedDevices
 from turnwise.protocols import MemoryKind
 from turnwise.runtime.rank import launched
 from turnwise.spec import STRATEGIES
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from turnwise.build.rollouts import ServedPolicy
 
 
-TransferTurn = Callable[[], Awaitable[None]] | None
-"""Frees device memory for a weight transfer; None if the roles don't take turns."""
+FreeForTransfer = Callable[[], Awaitable[None]] | None
+"""Frees device memory for a weight transfer; None if the roles don't share devices."""
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # one of these exists if Linux has a driver for accelerators
 
@@ -74,7 +74,7 @@ def _num_accelerators() -> int:
 
 def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
     """Numbers of threads for training and for rollouts, by `cpu_split`. If one is missing, it is what the other leaves, at
-    least one; if both are missing, each is half. In synchronous runs the two take turns, so each has all `num_threads`."""
+    least one; if both are missing, each is half. In synchronous runs, where the two never overlap, each has them all."""
     if isinstance(config, SFTConfig) or not config.plays_ahead:
         return CpuThreads(num_threads, num_threads, num_threads)
     train, rollout = config.cpu_split.train, config.cpu_split.rollout
@@ -91,11 +91,11 @@ def set_torch_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
 
 
-def give_turns(
+def share_devices(
     config: AgenticConfig, placement: Placement, policy: "ServedPolicy", roles: Mapping[str, ModelRole]
-) -> TransferTurn:
-    """Makes the roles of a synchronous run take turns for device memory. Returns the function that frees memory for a weight
-    transfer; None on a CPU, and in asynchronous runs, whose roles compute at the same time."""
+) -> FreeForTransfer:
+    """Makes the roles of a synchronous run share device memory. Returns the function that frees memory for a weight transfer;
+    None on a CPU, and in asynchronous runs, whose roles compute at the same time."""
     if not placement.accelerator or config.plays_ahead:
         return None
     residents: dict[str, Resident] = {}
@@ -111,12 +111,12 @@ def give_turns(
         residents[name] = Resident(frozenset(placement.roles[name].devices), frozenset(kinds), offload, onload)
     devices, servers = frozenset(config.server_devices or placement.devices[:1]), policy.servers
     residents["actor_infer"] = Resident(devices, servers.info().sleeps, servers.sleep, servers.wake)
-    turns = DeviceTurns(residents)
+    shared = SharedDevices(residents)
 
-    def take_turn(role: str, kinds: Collection[MemoryKind] | None) -> None:
-        policy.event_loop.run(turns.take(role, kinds))
+    def claim_devices(role: str, kinds: Collection[MemoryKind] | None) -> None:
+        policy.event_loop.run(shared.onload(role, kinds))
 
     for role in roles.values():
-        role.take_turn = take_turn
-    policy.servers.take_turn = lambda: turns.take("actor_infer")
-    return turns.transfer
+        role.claim_devices = claim_devices
+    policy.servers.claim_devices = lambda: shared.onload("actor_infer")
+    return shared.free_for_transfer

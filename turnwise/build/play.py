@@ -61,28 +61,28 @@ class EpisodePrinter:
     _open: OpenConversation = field(init=False)
     _verify: Callable[[], None] = field(init=False, default=lambda: None)
     _conversations: list[Conversation] = field(init=False, default_factory=list)
-    _num_told: int = field(init=False, default=0)
+    _num_shown: int = field(init=False, default=0)
 
     def over_tokens(
         self, server: Any, template: ChatTemplate, max_length: int, episode_id: str, parser: ToolCallParser | None = None
     ) -> None:
         """Makes the printer open contexts for a policy that samples tokens. `server` needs only `generate` and `release`."""
-        told: Any = _ToldServer(server, self)
-        contexts = TokenContexts(template, told, max_length, episode_id, parser)
+        observed: Any = _ObservedServer(server, self)
+        contexts = TokenContexts(template, observed, max_length, episode_id, parser)
         self._open, self._verify = contexts, contexts.verify
 
     def over_text(self, complete: Complete) -> None:
         """Makes the printer open contexts for a policy that answers in text."""
 
         def opened(sampling: SamplingParams, tools: Tools = (), **options: Any) -> Any:
-            async def told(messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer | None:
+            async def observed(messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer | None:
                 prompt = self.ask((), messages[len(conversation.messages) :], 0, sampling.max_new_tokens)
                 answer = await complete(messages, sampling, tools)
                 if answer is not None:
                     self.onlooker.response(prompt, answer)
                 return answer
 
-            conversation = TextConversation(told, sampling, tools)
+            conversation = TextConversation(observed, sampling, tools)
             return conversation
 
         self._open = opened
@@ -98,23 +98,23 @@ class EpisodePrinter:
 
     def ask(self, added_ids: Sequence[int], messages: Sequence[Message], num_before: int, max_new_tokens: int) -> ShownPrompt:
         """Shows the outcome of the previous turn, and then the prompt of the next response, which it returns."""
-        self._tell_outcomes()
+        self._show_outcomes()
         prompt = ShownPrompt(len(self.turns) + 1, added_ids, messages, num_before, max_new_tokens)
         self.onlooker.prompt(prompt)
         return prompt
 
     def end(self) -> None:
         """Shows the last outcome. Raises RolloutError if the tokens of the turns aren't those that the server saw."""
-        self._tell_outcomes()
+        self._show_outcomes()
         self._verify()
 
-    def _tell_outcomes(self) -> None:
-        for index, turn in list(enumerate(self.turns))[self._num_told :]:
+    def _show_outcomes(self) -> None:
+        for index, turn in list(enumerate(self.turns))[self._num_shown :]:
             self.onlooker.outcome(index + 1, turn)
-        self._num_told = len(self.turns)
+        self._num_shown = len(self.turns)
 
 
-class _ToldServer:
+class _ObservedServer:
     """Passes requests on to a server, and shows each prompt and response to the printer's onlooker."""
 
     def __init__(self, server: Any, printer: EpisodePrinter) -> None:

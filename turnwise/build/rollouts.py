@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.build.envs import agent_settings, build_agent, env_factory, plug_ins
-from turnwise.build.rows import build_reward_stage, build_row_agent, build_tasks, say_shared_prompts
+from turnwise.build.rows import build_reward_manager, build_row_agent, build_tasks, say_shared_prompts
 from turnwise.build.servers import build_servers
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
-from turnwise.data.rewards import RewardStage
+from turnwise.data.rewards import RewardManager
 from turnwise.envs.registry import takes_split
 from turnwise.errors import ConfigError
 from turnwise.inference.server_manager import LLMServerManager
@@ -60,7 +60,7 @@ class ServedPolicy(Policy):
     """A policy with the servers that sample from it."""
 
     servers: LLMServerManager
-    score: RewardStage | None
+    score: RewardManager | None
     """The rewards of `data.reward`, which all splits share; None if no reward is set."""
 
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
@@ -90,7 +90,7 @@ def open_policy(
     dtype, attention = config.actor_infer.model_args.dtype, arguments.attn_implementation
     info = policy_info(path, dtype, config.sequence_length, attention, arguments.trust)
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=info.stop_token_ids))
-    event_loop = WatchedRunner(turn_s=config.deadlines.env_s, stopwatch=stopwatch)
+    event_loop = WatchedRunner(iteration_s=config.deadlines.env_s, stopwatch=stopwatch)
     return Policy(info, tokenizer, template, event_loop, replay_log or ReplayLog(), turn_journal)
 
 
@@ -113,7 +113,7 @@ def serve(
         neighbours=neighbours if neighbours and is_shared else {},
     )
     manager = LLMServerManager(servers, request_s=config.deadlines.request_s, watchdog=policy.event_loop.watchdog)
-    score = build_reward_stage(config, policy.tokenizer, policy.event_loop)
+    score = build_reward_manager(config, policy.tokenizer, policy.event_loop)
     return ServedPolicy(**vars(policy), servers=manager, score=score)
 
 

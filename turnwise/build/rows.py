@@ -24,7 +24,7 @@ from turnwise.config import AgenticConfig
 from turnwise.config.environments import RewardFunction
 from turnwise.config.tools import LoopEntry, read_loop_file
 from turnwise.data.demonstrations import message_problem
-from turnwise.data.rewards import Completion, FunctionReward, GroupReward, RewardStage, WeightedReward, prompt_of
+from turnwise.data.rewards import DecodeCompletion, FunctionReward, GroupReward, RewardManager, WeightedReward, prompt_of
 from turnwise.data.tables import TableRow, noting, read_tables
 from turnwise.entry_points import load_class, load_object
 from turnwise.errors import ConfigError, DataError, NotAvailableError, ServerError, counted, nearest
@@ -279,7 +279,7 @@ def _judges(rewards: Sequence[WeightedReward]) -> list[Judge]:
     return [function for function in called if isinstance(function, Judge)]
 
 
-def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion: Completion) -> Reward:
+def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion: DecodeCompletion) -> Reward:
     found, arguments = load_object(REWARDS.get(asked.name) or asked.name, "data.reward", ConfigError), asked.args
     if not callable(found):
         raise ConfigError(f"data.reward {asked.name} is a {type(found).__name__}; a reward is a function or a class")
@@ -308,9 +308,9 @@ def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
         raise ConfigError(f"{what}.{missing[0]} is needed: give {{name: {asked.name}, args: {{{missing[0]}: …}}}}")
 
 
-def build_reward_stage(
+def build_reward_manager(
     config: AgenticConfig, tokenizer: PreTrainedTokenizerBase | None, event_loop: WatchedRunner
-) -> RewardStage | None:
+) -> RewardManager | None:
     """The stage that scores groups by `data.reward`; None if that is unset. If episodes have no tokens, `tokenizer` is None."""
     if not config.data.reward:
         return None
@@ -322,10 +322,10 @@ def build_reward_stage(
     for place, asked in enumerate(config.data.reward):
         if asked.name == "reward_model":
             rewards.insert(place, WeightedReward(asked.name, asked.weight, build_reward_model(config, event_loop)))
-    return RewardStage(rewards, config.data.reward_timeout_s, event_loop.watchdog)
+    return RewardManager(rewards, config.data.reward_timeout_s, event_loop.watchdog)
 
 
-def _reader(tokenizer: PreTrainedTokenizerBase | None) -> Completion:
+def _reader(tokenizer: PreTrainedTokenizerBase | None) -> DecodeCompletion:
     """A function that gives the text of a trajectory's last response. With a tokenizer, the text has no special tokens."""
     if tokenizer is None:
         return lambda trajectory: trajectory.turns[-1].text

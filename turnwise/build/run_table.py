@@ -9,7 +9,7 @@ from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, SettingsTable, SFTConfig, describe
 from turnwise.config.describe import IN_POLICY, environments, profile, start_of, validation
 from turnwise.config.sizes import bytes_text
-from turnwise.data.rewards import RewardStage
+from turnwise.data.rewards import RewardManager
 from turnwise.errors import counted
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.checkpoints import Checkpoints
@@ -70,7 +70,7 @@ def _agentic(pipeline: AgenticPipeline) -> dict[str, str]:
     if isinstance(cluster, ProcessCluster) and config.plays_ahead:
         threads = cluster.num_threads
         built["threads"] = f"{threads.both}, of which {threads.train} train and {threads.rollout} play"
-    for weighted in source.score.rewards if isinstance(source.score, RewardStage) else ():
+    for weighted in source.score.rewards if isinstance(source.score, RewardManager) else ():
         if isinstance(weighted.reward, ModelReward):
             built["reward"] = _strategy(info_of(weighted.reward.role))
     return built

@@ -16,7 +16,7 @@ from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import SFTConfig, require, unavailable
-from turnwise.data.demonstrations import Row, read_rows
+from turnwise.data.demonstrations import DemonstrationRow, read_rows
 from turnwise.errors import ChatTemplateError, DataError
 from turnwise.models.load import load_tokenizer
 from turnwise.pipelines.by_validation import ByValidation
@@ -109,7 +109,7 @@ def _batch_plan(config: SFTConfig) -> BatchPlan:
     )
 
 
-def encode_demonstrations(template: ChatTemplate, rows: Iterable[Row], max_length: int) -> list[Sample]:
+def encode_demonstrations(template: ChatTemplate, rows: Iterable[DemonstrationRow], max_length: int) -> list[Sample]:
     """The rows as training samples. Raises DataError with the place of a row that is too long or can't be rendered."""
     samples = []
     for place, messages, tools in rows:

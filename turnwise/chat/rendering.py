@@ -83,7 +83,7 @@ class Renderer:
                 raise self._loses(f"part of what a {message.get('role')} message says")
         return text
 
-    def takes(self, content: Any) -> bool:
+    def accepts(self, content: Any) -> bool:
         """Whether the template shows a user's `content`, which must contain the sentinel, as text."""
         try:
             text = self.render([{"role": "user", "content": content}])
@@ -310,14 +310,14 @@ class ForeignText:
 
     def marked(self, messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
         """The messages with a mark inside each spelt-out token, and the mark, which is "" if no token is spelt out."""
-        told = [message for message in messages if message.get("role") in ("user", "tool")]
-        texts = [text for message in told for text in texts_of(message)]
+        foreign = [message for message in messages if message.get("role") in ("user", "tool")]
+        texts = [text for message in foreign for text in texts_of(message)]
         # Some templates join two texts of one message, so a token may span both.
-        joined = ["".join(texts_of(message)) for message in told]
+        joined = ["".join(texts_of(message)) for message in foreign]
         if self._spelt is None or not any(self._spelt.search(text) for text in joined):
             return messages, ""
         mark = next(chr(code) for code in _MARKS if not any(chr(code) in text for text in texts))
-        broken = {id(m): with_texts(m, partial(self._broken, mark, len(list(texts_of(m))) > 1)) for m in told}
+        broken = {id(m): with_texts(m, partial(self._broken, mark, len(list(texts_of(m))) > 1)) for m in foreign}
         return [broken.get(id(message), message) for message in messages], mark
 
     def _broken(self, mark: str, is_part: bool, text: str) -> str:

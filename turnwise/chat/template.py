@@ -23,7 +23,7 @@ from turnwise.types import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _TEXT_FORMS: tuple[Callable[[str], Any], ...] = (str, as_part)
 """The forms that a message's text may need: a string, or a list of parts (for templates of vision models)."""
@@ -89,7 +89,7 @@ class ChatTemplate:
         eos = tokenizer.eos_token_id
         self._known_ends = tuple(dict.fromkeys([*([] if eos is None else [eos]), *eos_token_ids]))
         self._codec = TextCodec(tokenizer)
-        self._recent = lru_cache(_MOST_RECENT)(self._told)
+        self._recent = lru_cache(_MOST_RECENT)(self._ids_of_key)
         self._foreign: ForeignText | None = None
         self._is_announced = False
 
@@ -97,7 +97,7 @@ class ChatTemplate:
     def without_special_tokens(self) -> Self:
         """The same template, but special tokens in messages of users and tools are encoded as ordinary text."""
         template = copy.copy(self)
-        template._recent = lru_cache(_MOST_RECENT)(template._told)
+        template._recent = lru_cache(_MOST_RECENT)(template._ids_of_key)
         template._foreign = ForeignText(self._codec.added_tokens)
         return template
 
@@ -214,7 +214,7 @@ class ChatTemplate:
             return
         self._is_announced = True
         if self.rewrites_history:
-            _logger.warning(
+            logger.warning(
                 "this chat template renders earlier turns differently once they are history (thinking stripped or a prompt "
                 "moved). Contexts are appended to all the same and trained on as the server saw them."
             )
@@ -235,7 +235,7 @@ class ChatTemplate:
         for form in _TEXT_FORMS:
             user, sentinel = _message("user", form("a")), _message("assistant", form(SENTINEL))
             try:
-                if SENTINEL in self.renderer.render([user, sentinel, user]) and self.renderer.takes(form(SENTINEL)):
+                if SENTINEL in self.renderer.render([user, sentinel, user]) and self.renderer.accepts(form(SENTINEL)):
                     return user, sentinel
             except ChatTemplateError as error:
                 refusal = str(error)
@@ -258,9 +258,9 @@ class ChatTemplate:
         return [_THOUGHT in text.partition(SENTINEL)[2] for text in texts] == [False, True]
 
     @cached_property
-    def _takes_parts(self) -> bool:
+    def _accepts_parts(self) -> bool:
         """Whether the template reads lists of parts; a template for texts would print them as a Python list."""
-        return self.renderer.takes(as_part(SENTINEL))
+        return self.renderer.accepts(as_part(SENTINEL))
 
     @cached_property
     def _header(self) -> str:
@@ -321,12 +321,12 @@ class ChatTemplate:
         key = key_of(messages) if not tools and (not prefix or prefix is self._prefix) else None
         return self._encoded(prefix, messages, tools) if key is None else list(self._recent(bool(prefix), key))
 
-    def _told(self, is_tail: bool, key: tuple[tuple[str, str], ...]) -> array[int]:
+    def _ids_of_key(self, is_tail: bool, key: tuple[tuple[str, str], ...]) -> array[int]:
         """The ids of the messages that `key` describes, to be cached: an array takes a fifth of a list's memory."""
         return array("q", self._encoded(self._prefix if is_tail else (), [_message(*said) for said in key], ()))
 
     def _encoded(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
-        if any(isinstance(message.get("content"), list) for message in messages) and not self._takes_parts:
+        if any(isinstance(message.get("content"), list) for message in messages) and not self._accepts_parts:
             raise ChatTemplateError(
                 "a message's content is a list of parts and this chat template takes strings only: send a string, or use the "
                 "template of a model that takes images"

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
@@ -16,7 +17,6 @@ from turnwise.runtime.foreign import Foreign
 from turnwise.spec import TOOL_PARSERS
 from turnwise.tool_protocols import ParsedResponse, ToolCall, ToolCallParser
 
-Tools = Sequence[Mapping[str, Any]]
 _MAX_SHOWN = 80  # characters of an unreadable call that the model is shown again
 _MAX_DEPTH = 8  # how deeply a parameter's schema is looked into
 

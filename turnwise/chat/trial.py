@@ -12,7 +12,7 @@ from turnwise.chat.rendering import GENERATION_TAG
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ChatTemplateError
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CPU_S = 5
 """Limit of the processor time in seconds; a usual template takes 0.1 s."""
@@ -44,7 +44,7 @@ def _fault(asked: str) -> str:
     except subprocess.TimeoutExpired:
         return f"doesn't end within {_WALL_S:g} s"
     except OSError as error:
-        _logger.warning("the chat template could not be tried in its own process: %s", error)
+        logger.warning("the chat template could not be tried in its own process: %s", error)
         return ""
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"doesn't end within {CPU_S} s of computing"
@@ -52,5 +52,5 @@ def _fault(asked: str) -> str:
         return f"takes more than {_BYTES // 2**30} GiB"
     if done.returncode:
         # A template that isn't valid Jinja is refused at its first use.
-        _logger.warning("the chat template could not be tried: %s", done.stderr.strip().rpartition("\n")[2])
+        logger.warning("the chat template could not be tried: %s", done.stderr.strip().rpartition("\n")[2])
     return ""

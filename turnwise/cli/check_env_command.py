@@ -31,8 +31,8 @@ def run(options: argparse.Namespace) -> int:
         takes = _takes_split(env_type, settings.timeout_s)
         report = check_env(lambda split: make_env(env_type, arguments, split), takes, settings)
     if options.json:
-        told = report.to_json() | {"env_type": env_type, "env_config": arguments}
-        print(json.dumps(told, indent=2, ensure_ascii=False, default=str))
+        shown = report.to_json() | {"env_type": env_type, "env_config": arguments}
+        print(json.dumps(shown, indent=2, ensure_ascii=False, default=str))
     else:
         _print(report, target, settings)
     return EXIT_FINDINGS if report.verdict == "error" else 0

@@ -121,9 +121,9 @@ class PlayScreen:
             metrics = ", ".join(f"{name} {value:g}" for name, value in trajectory.metrics.items())
             self._lines("metrics", "", metrics)
         if self._setup.policy.tokenizer and trajectory.turns:
-            self._ledger(trajectory)
+            self._trained_tokens(trajectory)
 
-    def _ledger(self, trajectory: Trajectory) -> None:
+    def _trained_tokens(self, trajectory: Trajectory) -> None:
         """Prints which tokens of each context would be trained on."""
         samples = build_samples(trajectory)
         num_tokens, num_trained = sum(s.num_tokens for s in samples), sum(s.num_trained for s in samples)

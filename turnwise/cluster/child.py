@@ -144,9 +144,9 @@ class Child(RoleWorkers):
             logging.getLogger(name).setLevel(level)
         set_up.function()
 
-    def join(self, meeting: str, rank: int, world_size: int, device: str, groups: Sequence[tuple[int, ...]]) -> None:
-        """Joins the processes that meet through the file `meeting`, and forms groups, so that ranks can compute together."""
-        join_processes(meeting, rank, world_size, device)
+    def join(self, rendezvous: str, rank: int, world_size: int, device: str, groups: Sequence[tuple[int, ...]]) -> None:
+        """Joins the processes that meet through the file `rendezvous`, and forms groups, so that ranks can compute together."""
+        join_processes(rendezvous, rank, world_size, device)
         form_groups(groups)
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -74,7 +74,7 @@ class LaunchedCluster(ProcessCluster):
         for rank in range(1, size):
             self._processes.append(ConnectedProcess(*connections[rank], *talk, f"the launched process of rank {rank}"))
         others = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
-        self._tell("setting up the ranks", [Command("begin", (begin,)), *[Command("set_up", (others,))] * (size - 1)])
+        self._send("setting up the ranks", [Command("begin", (begin,)), *[Command("set_up", (others,))] * (size - 1)])
 
     def _end(self) -> None:
         super()._end()

@@ -14,7 +14,7 @@ ClusterName = Literal["local", "process", "launched"]
 @dataclass(frozen=True, slots=True)
 class CpuThreads:
     """How many threads torch's operators use in training, in rollouts, and in all (`both`). If training and rollouts run at the
-    same time, they share the `both` threads. If they take turns, each has all of them."""
+    same time, they share the `both` threads. If they never run together, each has all of them."""
 
     train: int
     rollout: int

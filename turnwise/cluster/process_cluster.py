@@ -47,7 +47,7 @@ class StartedAll:
             if not wait.cancelled() and (error := wait.exception()) is not None:
                 failed.append((call, error))
 
-        waits = [asyncio.ensure_future(call._awaited()) for call in self.calls]
+        waits = [asyncio.create_task(call._awaited(), name=call.name) for call in self.calls]
         for call, wait in zip(self.calls, waits, strict=True):
             wait.add_done_callback(partial(note, call))
         try:
@@ -133,28 +133,28 @@ class ProcessCluster:
             self._processes.append(ForkedProcess(*talk, name))
         levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
         set_up_child = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
-        self._tell("setting up the trainer's process", [Command("set_up", (set_up_child,))] * size)
+        self._send("setting up the trainer's process", [Command("set_up", (set_up_child,))] * size)
         if size > 1:
             self._folder = TemporaryDirectory(prefix="turnwise-")
-            meeting = f"{self._folder.name}/meeting"
+            rendezvous = f"{self._folder.name}/rendezvous"
             joins = [
-                (meeting, rank, size, self.placement.device(device), self.placement.groups)
+                (rendezvous, rank, size, self.placement.device(device), self.placement.groups)
                 for rank, device in enumerate(self.placement.devices)
             ]
-            self._tell("joining the ranks", [Command("join", join) for join in joins])
+            self._send("joining the ranks", [Command("join", join) for join in joins])
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> ProcessWorkers:
         placed = self.placement.roles.get(role)
         hosts = placed.processes if placed else (0,)
         contexts = [self.placement.context(role, rank) for rank in range(len(hosts))]
         processes = [self._processes[host] for host in hosts]
-        self._tell(f"making {role}", [Command("make", (factory, context)) for context in contexts], processes)
+        self._send(f"making {role}", [Command("make", (factory, context)) for context in contexts], processes)
         return ProcessWorkers(role, processes)
 
-    def _tell(self, name: str, commands: Sequence[Command], processes: Sequence[TrainerProcess] = ()) -> None:
+    def _send(self, name: str, commands: Sequence[Command], processes: Sequence[TrainerProcess] = ()) -> None:
         """Sends each process its command, and waits for all."""
-        told = zip(processes or self._processes, commands, strict=True)
-        StartedAll([process.start(name, command) for process, command in told], itemgetter(0)).result()
+        pairs = zip(processes or self._processes, commands, strict=True)
+        StartedAll([process.start(name, command) for process, command in pairs], itemgetter(0)).result()
 
     def check_sendable(self, value: Any) -> None:
         """Sends a value to another process, to find out early whether it arrives. Raises WorkerError if the value can't be

@@ -13,11 +13,11 @@ from turnwise.config.problems import Path, Problem
 from turnwise.config.resolve import streaming_obstacles
 from turnwise.config.roles import ROLES, ModelArgs, PlacedModel, StrategyArgs
 from turnwise.config.rules import impossible
-from turnwise.config.schema import AgenticConfig, Split
+from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, nearest
 from turnwise.model_folder import check_model
-from turnwise.spec import PG_VARIANTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS
+from turnwise.spec import PG_VARIANTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS, Split
 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:

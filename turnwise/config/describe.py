@@ -15,27 +15,27 @@ from turnwise.config.missing import unavailable
 from turnwise.config.model_shape import ModelShape
 from turnwise.config.roles import Role, TrainingArgs
 from turnwise.config.rules import phrases
-from turnwise.config.schema import AgenticConfig, Split
+from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.config.sizes import checkpoints, episodes_at_once, memory, trained_memory
 from turnwise.config.without_effect import ineffective
 from turnwise.errors import counted, nearest
 from turnwise.hub import looks_like_hub_name
 from turnwise.model_folder import base_of_adapter, folder_here
-from turnwise.spec import ENVS, ROWS_TAG, STRATEGIES
+from turnwise.spec import ENVS, ROWS_TAG, STRATEGIES, Split
 
-Row = tuple[str, str]
+SettingRow = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsTable:
     """The settings in force: `(name, text)` rows, warnings, and missing features or libraries."""
 
-    rows: list[Row]
+    rows: list[SettingRow]
     warnings: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
-    def table(self, width: int = sys.maxsize) -> str:
+    def text(self, width: int = sys.maxsize) -> str:
         """The rows, aligned, in lines of at most `width` characters."""
         indent = max(len(name) for name, _ in self.rows) + 2
         return "\n".join(
@@ -46,11 +46,11 @@ class SettingsTable:
     def show(self, file: TextIO | None = None) -> None:
         """Prints the table without the warnings to `file` (default: stdout), as wide as the terminal if `file` is one."""
         file = file or sys.stdout
-        print(self.table(max(get_terminal_size().columns, 40)) if file.isatty() else self.table(), file=file, flush=True)
+        print(self.text(max(get_terminal_size().columns, 40)) if file.isatty() else self.text(), file=file, flush=True)
 
     def render(self) -> str:
         """The table, then the warnings and what is missing."""
-        lines = [self.table(), *(f"warning: {warning}" for warning in self.warnings)]
+        lines = [self.text(), *(f"warning: {warning}" for warning in self.warnings)]
         lines += ["missing to run this config here:", *(f"  - {line}" for line in self.missing)] if self.missing else []
         return "\n".join(lines)
 
@@ -75,7 +75,7 @@ def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:
             )
 
 
-def _sft_rows(config: SFTConfig) -> Iterator[Row]:
+def _sft_rows(config: SFTConfig) -> Iterator[SettingRow]:
     shape, arguments = config.model_shape(), config.model_args
     yield "model", _model(arguments.model_name_or_path, shape)
     yield "training", f"{arguments.dtype}, attention {arguments.attn_implementation}"
@@ -93,7 +93,7 @@ def _sft_rows(config: SFTConfig) -> Iterator[Row]:
     yield "tracking", _tracking(config)
 
 
-def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
+def _agentic_rows(config: AgenticConfig) -> Iterator[SettingRow]:
     shape = config.model_shape()
     yield "model", _model(config.actor_train.model_args.model_name_or_path, shape)
     for name, role in config.active_roles.items():
@@ -137,7 +137,7 @@ def _tracking(config: AgenticConfig | SFTConfig) -> str:
     return ", ".join(["metrics.jsonl", *config.track_with])
 
 
-def environments(config: AgenticConfig, split: Split) -> Iterator[Row]:
+def environments(config: AgenticConfig, split: Split) -> Iterator[SettingRow]:
     """One row for each environment that a split plays."""
     for tag in config.env_manager(split).env_tags:
         env = config.custom_envs[tag]
@@ -145,7 +145,7 @@ def environments(config: AgenticConfig, split: Split) -> Iterator[Row]:
         yield f"env {tag}", f"{env.env_type} by {env.agent_name}, mode {env.mode}, {limits}"
 
 
-def _data(config: AgenticConfig) -> Iterator[Row]:
+def _data(config: AgenticConfig) -> Iterator[SettingRow]:
     """The data rows that are played, and the rewards of every episode."""
     if config.train_env_manager.has_rows:
         order = "in a new order each epoch" if config.data.shuffle else "in their order"
@@ -192,7 +192,7 @@ def _role(role: Role, where: str) -> str:
     return ", ".join(parts)
 
 
-def _algorithm(config: AgenticConfig) -> Iterator[Row]:
+def _algorithm(config: AgenticConfig) -> Iterator[SettingRow]:
     yield "advantages", ", ".join(phrases("advantages", config))
     yield "loss", f"{_variant(config)}, {config.loss_agg_mode}, entropy × {config.entropy_loss_coef:g}"
     yield "KL", "; ".join(phrases("KL", config))
@@ -215,7 +215,7 @@ def _correction(correction: TrainInferCorrection) -> str:
     return "; ".join(parts) or "not corrected"
 
 
-def _step(config: AgenticConfig) -> Iterator[Row]:
+def _step(config: AgenticConfig) -> Iterator[SettingRow]:
     manager, role = config.train_env_manager, config.actor_train
     batch, most = config.rollout_batch_size, config.max_samples_per_trajectory
     num_groups, length = batch // manager.group_size, config.sequence_length

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple, get_args
 
 import yaml
 
-from turnwise.config.schema import AgenticConfig, Split
+from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.config.without_effect import UNREAD
 from turnwise.package_tables import read_table
+from turnwise.spec import Split
 
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs", "args")
 _MAX_INLINE = 300  # maximum characters of a mapping that is written on one line

@@ -8,12 +8,12 @@ from tempfile import TemporaryDirectory
 
 from turnwise.config.checks import named_models
 from turnwise.config.roles import Role
-from turnwise.config.schema import AgenticConfig, Split
+from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, NotAvailableError
 from turnwise.hub import check_hub_name
 from turnwise.model_folder import NO_TOKENIZER, NO_WEIGHTS, base_of_adapter, folder_here, has_tokenizer, has_weights
-from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS
+from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS, Split
 
 _MODULES = {"megatron": "megatron.core"}  # extra → its module, where the names differ
 _WITHOUT_OPTIONS = ("torch_train", "torch_infer")  # strategies that take no strategy_config

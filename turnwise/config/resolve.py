@@ -88,8 +88,8 @@ def streaming_obstacles(config: "AgenticConfig") -> Iterator[str]:
 def _resolve_algorithm(config: "AgenticConfig") -> None:
     estimator, variant = config.estimator, config.variant
     config.fill(lambd=0.95 if config.gae_granularity == "turn" else 1.0, loss_agg_mode=variant.aggregation)
-    if estimator.placement != "score":
-        config.fill(reward_placement=estimator.placement)
+    if estimator.reward_placement != "score":
+        config.fill(reward_placement=estimator.reward_placement)
     grouping, method = ("traj_group_id", "identity") if estimator.normalization == "own" else estimator.normalization
     config.reward_normalization.fill(grouping=grouping, method=method)
     object.__setattr__(config, "pg_args", {**variant.parameters, **published_clips(config), **(config.pg_args or {})})

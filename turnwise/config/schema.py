@@ -1,6 +1,6 @@
 """`AgenticConfig`: all settings of one run of reinforcement learning, in one tree."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -11,9 +11,8 @@ from turnwise.config.resolve import resolve
 from turnwise.config.roles import ROLES, ActorTrain, GeneratingArgs, Role
 from turnwise.config.running import LimitKeys, RunKeys
 from turnwise.config.section import Count, Name, PositiveCount, derived
-from turnwise.spec import KV_CACHE_BYTES, OldLogProbs
+from turnwise.spec import KV_CACHE_BYTES, OldLogProbs, Split
 
-Split = Literal["train", "val"]
 DEFAULT_MAX_NEW_TOKENS = 128
 
 

@@ -69,7 +69,7 @@ def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
     """Finds estimators that give each turn its own credit, under a loss that averages advantages over several turns."""
     estimator, granularities = config.estimator, config.variant.granularities
     by_sequence = granularities[:1] == ("geometric",) and config.ratio_type != "segment"
-    if not by_sequence or estimator.is_own or estimator.placement != "turn" or config.reward_placement == "final":
+    if not by_sequence or estimator.is_own or estimator.reward_placement != "turn" or config.reward_placement == "final":
         return
     tags = [tag for tag in config.train_env_manager.tags if tag in config.custom_envs]
     long = [tag for tag in tags if config.custom_envs[tag].mode == "trajectory" and config.custom_envs[tag].max_steps > 1]

@@ -15,7 +15,7 @@ _CALL = '{"type": "function", "function": {"name", %s}}'
 _ROLES = ("system", "user", "assistant", "tool")
 
 
-class Row(NamedTuple):
+class DemonstrationRow(NamedTuple):
     """One row: its file and line, its messages, and the schemas of the tools that the messages may call."""
 
     place: str
@@ -23,7 +23,7 @@ class Row(NamedTuple):
     tools: Sequence[Mapping[str, Any]] = ()
 
 
-def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
+def read_rows(paths: Sequence[str | Path]) -> Iterator[DemonstrationRow]:
     """All rows of the files in order; `~` is the home folder. Raises DataError, with file and line, for a missing or empty file
     or a wrong row."""
     for path in map(local_path, paths):
@@ -31,7 +31,7 @@ def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
         for place, record in read_jsonl(path):
             if problem := _problem(record):
                 raise DataError(f"{place}: {problem}; {_FORM}")
-            yield Row(place, record["messages"], record.get("tools") or ())
+            yield DemonstrationRow(place, record["messages"], record.get("tools") or ())
         if place is None:
             raise DataError(f"{path} is empty; {_FORM}")
 

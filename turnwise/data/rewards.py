@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 GIVEN = ("completions", "messages", "prompts")
 """Arguments of a reward function that come from the run, not from columns. Each has one value per rollout (`runs_of`)."""
-Completion = Callable[[Trajectory], str]
+DecodeCompletion = Callable[[Trajectory], str]
 """A function that decodes a trajectory's last response, without special tokens."""
 
 
@@ -71,7 +71,7 @@ class FunctionReward:
 
     name: str
     function: Callable[..., Any]
-    completion: Completion
+    completion: DecodeCompletion
     prompt_key: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that the config gives as `args` of the reward."""
@@ -194,14 +194,14 @@ class WeightedReward:
 
 
 @dataclass(frozen=True, slots=True)
-class RewardStage:
+class RewardManager:
     """Adds the rewards of a group to its trajectories: weighted to `outcome_rewards`, unweighted to `metrics`. For a row of a
     data set without a metric `success`, sets it: 1 if the first reward is more than ½, else 0."""
 
     rewards: Sequence[WeightedReward]
     timeout_s: float
     watchdog: Watchdog
-    _told: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)
 
     async def __call__(self, group: Group) -> list[Trajectory]:
         """Returns the trajectories that fail now because a reward broke: none, or all that hadn't failed before."""
@@ -212,8 +212,8 @@ class RewardStage:
             results = await asyncio.gather(*(self._result(weighted, group) for weighted in self.rewards))
         except EnvironmentFault as fault:
             failed = [trajectory for run in runs for trajectory in run]
-            if (kind := str(fault).replace(group.task.id, "…")) not in self._told:
-                self._told.add(kind)
+            if (kind := str(fault).replace(group.task.id, "…")) not in self._warned:
+                self._warned.add(kind)
                 logger.warning("the episodes of %s fail: %s", group.task.id, fault)
             for trajectory in failed:
                 trajectory.status, trajectory.error = "failed", str(fault)

@@ -17,7 +17,7 @@ from turnwise.types import Media, Observation, Reduction, Split
 ObservationKind = Literal["grid", "coordinates", "both"]
 RenderMode = Literal["text", "rgb_array"]
 Cell = TypeVar("Cell")
-State = TypeVar("State", bound=Hashable)
+StateT = TypeVar("StateT", bound=Hashable)
 
 TILE = 32
 """Side of a cell in pixels."""
@@ -51,12 +51,12 @@ def draw(cells: Sequence[Cell], width: int, paint: Callable[[NDArray[np.uint8], 
 
 
 def fewest_actions(
-    start: State, is_goal: Callable[[State], bool], moves: Callable[[State], Iterable[State]], max_states: float = math.inf
+    start: StateT, is_goal: Callable[[StateT], bool], moves: Callable[[StateT], Iterable[StateT]], max_states: float = math.inf
 ) -> list[int] | None:
     """The shortest list of action numbers from `start` to a goal, by breadth-first search; among equals, the lexicographically
     first. `moves(state)` gives the next state for each action. None if no goal is found within `max_states` states."""
     seen = {start}
-    queue: deque[tuple[State, list[int]]] = deque([(start, [])])
+    queue: deque[tuple[StateT, list[int]]] = deque([(start, [])])
     while queue and len(seen) <= max_states:
         here, actions = queue.popleft()
         if is_goal(here):

@@ -57,7 +57,7 @@ class TextArenaEnv(HeldOutEnv):
         _check_game(id, ENV_REGISTRY)
         self._id, self._kwargs = id, dict(kwargs or {})
         self._random = random.getstate()
-        with self._alone(), _takes(id, self._kwargs):
+        with self._alone(), _start_errors(id, self._kwargs):
             made = textarena.make(id, **self._kwargs)
         is_wrapped = isinstance(made, textarena.Wrapper)
         self._wants_brackets = is_wrapped and made.is_wrapped_with(textarena.wrappers.ActionFormattingWrapper)
@@ -78,7 +78,7 @@ class TextArenaEnv(HeldOutEnv):
         return self._shown, {"env_instruction": rules if self._instruction is None else self._instruction}
 
     def _begin(self, seed: int) -> str:
-        with self._alone(), _takes(self._id, self._kwargs):
+        with self._alone(), _start_errors(self._id, self._kwargs):
             self._game.reset(num_players=1, seed=seed)
         self._path = [fingerprint(self._game.state.game_state)]
         return self._path[0]
@@ -127,7 +127,7 @@ class TextArenaEnv(HeldOutEnv):
 
 
 @contextmanager
-def _takes(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
+def _start_errors(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
     """Surrounds calls that start a game. An error means that the game doesn't take `kwargs`, and becomes EnvironmentFault."""
     try:
         yield

@@ -49,8 +49,8 @@ class LLMServerManager:
         self._replica_of: OrderedDict[str, int] = OrderedDict()
         self._tokens_in_flight = dict.fromkeys(self._servers, 0)
         self._last_error: Exception | None = None
-        self.take_turn: Callable[[], Awaitable[None]] | None = None
-        """Awaited before each request, if roles take turns on a device."""
+        self.claim_devices: Callable[[], Awaitable[None]] | None = None
+        """Awaited before each request, if roles share devices."""
         self._in_flight: set[str] = set()  # conversations with a request that its caller hasn't aborted
         self._interrupted: OnWeightUpdate = "finish"
         """What happens to the requests that the last weight update interrupted."""
@@ -65,8 +65,8 @@ class LLMServerManager:
     ) -> Completion:
         """See `PolicyServer.generate`. A response that a weight update interrupts continues or starts over, as `suspend` says.
         Raises ServerError if the request can't be served; ReplicasDeadError if no replica is left."""
-        if self.take_turn is not None:
-            await self.take_turn()
+        if self.claim_devices is not None:
+            await self.claim_devices()
         pieces: list[Completion] = []
         self._in_flight.add(request_id)
         try:
@@ -217,14 +217,14 @@ class ManagerTransfer:
     `weights` returns the trainer's named tensors, or an awaitable of them if the trainer is in another process. Servers that
     read the trainer's own parameters are only suspended and resumed: they drop their caches and renew their reordered copies of
     the weights. Other servers receive the tensors. `share` brings the tensors into a form that several servers, or other
-    processes, can read. `take_turn` is awaited first, if roles take turns on a device. An update may take `timeout_s` seconds.
+    processes, can read. `free_for_transfer` is awaited first, if roles share devices. An update may take `timeout_s` seconds.
     """
 
     servers: LLMServerManager
     weights: Callable[[], NamedTensors | Awaitable[NamedTensors]]
     _: KW_ONLY
     share: Callable[[NamedTensors], NamedTensors] | None = None
-    take_turn: Callable[[], Awaitable[None]] | None = None
+    free_for_transfer: Callable[[], Awaitable[None]] | None = None
     on_weight_update: OnWeightUpdate = "finish"
     watchdog: Watchdog = field(default_factory=Watchdog)
     timeout_s: float | None = None
@@ -235,8 +235,8 @@ class ManagerTransfer:
         started = time.perf_counter()
         awaited = f"the weights of version {version} to reach the inference servers"
         async with self.watchdog.waiting("the pipeline", awaited, self.timeout_s, "deadlines.weights_s"):
-            if self.take_turn is not None:
-                await self.take_turn()
+            if self.free_for_transfer is not None:
+                await self.free_for_transfer()
             weights = self.weights() if self.servers.info().needs_weights else None
             if isinstance(weights, Awaitable):
                 weights = await weights

@@ -29,7 +29,7 @@ _LOOK_S = 0.2  # seconds between two checks whether SGLang is ready
 _END_S = 20.0  # seconds that SGLang's process has to end
 _NUM_LINES = 5  # lines of SGLang's log that an error shows
 
-_Process = tuple[subprocess.Popen[bytes], Path]
+_SGLangProcess = tuple[subprocess.Popen[bytes], Path]
 
 
 class SGLangServer(EngineServer):
@@ -39,7 +39,7 @@ class SGLangServer(EngineServer):
 
     name = "SGLang"
 
-    def __init__(self, rank: RankContext, policy: PolicyInfo, http: HttpJson, process: _Process | None = None) -> None:
+    def __init__(self, rank: RankContext, policy: PolicyInfo, http: HttpJson, process: _SGLangProcess | None = None) -> None:
         super().__init__(rank, policy)
         self._http = http
         self._process = process
@@ -176,7 +176,7 @@ class SGLangServer(EngineServer):
             raise ConnectionError(f"SGLang has ended; its last words: {_tail(self._process[1])}") from error
 
 
-def _launch(options: Mapping[str, Any]) -> _Process:
+def _launch(options: Mapping[str, Any]) -> _SGLangProcess:
     arguments: list[str] = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.agents.demonstrations import MakeEnv
 from turnwise.envs.recording import RecordingEnv, View
-from turnwise.protocols import AgentLoop, OpenConversation
+from turnwise.protocols import AgentLoop, MakeEnv, OpenConversation
 from turnwise.report.gif import Frame, write_gif
 from turnwise.types import Group, SamplingParams, Task, Trajectory
 

@@ -62,7 +62,7 @@ class BatchPlan:
         return (step - self.first_step) * planned + number * planned / self.num_optimizer_steps(num_samples)
 
 
-TakeTurn = Callable[[str, Collection[MemoryKind] | None], None]
+ClaimDevices = Callable[[str, Collection[MemoryKind] | None], None]
 
 
 @dataclass(eq=False)
@@ -82,8 +82,8 @@ class ModelRole:
     """Whether each rank holds only a share of what is trained."""
     num_updates: int = field(default=0, init=False)
     """Number of optimiser steps whose results have come back."""
-    take_turn: TakeTurn | None = field(default=None, init=False)
-    """Called before the workers compute; None if roles don't take turns for device memory."""
+    claim_devices: ClaimDevices | None = field(default=None, init=False)
+    """Called before the workers compute; None if roles don't share devices."""
 
     def __post_init__(self) -> None:
         self.owner = self.owner or self.name
@@ -210,8 +210,8 @@ class ModelRole:
         work = self.stopwatch.work
         if work.done >= work.total:
             self.stopwatch.work = Work("micro-batches", len(batches))
-        if self.take_turn is not None:
-            self.take_turn(self.owner, ["weights"] if method == "forward" else None)
+        if self.claim_devices is not None:
+            self.claim_devices(self.owner, ["weights"] if method == "forward" else None)
         before = self.stopwatch.tokens
         results = self.workers.call(method, batches, route="split", **arguments).result()
         counts = self.stopwatch.tokens.minus(before)

@@ -106,7 +106,7 @@ class RunFolder:
     rollouts = _RunPath("rollouts.jsonl")
     turns = _RunPath("turns.jsonl")
     tensorboard = _RunPath("tensorboard")
-    schedule = _RunPath("schedule.jsonl")
+    replay_log = _RunPath("schedule.jsonl")
     curve = _RunPath("learning_curve.png")
     best = _RunPath("best")
     """The folder of the best model (`save_best`)."""

@@ -29,7 +29,7 @@ from turnwise.types import Group, SamplingParams, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
-Episode = asyncio.Task[list[Trajectory]]
+EpisodeTask = asyncio.Task[list[Trajectory]]
 
 
 class EpisodeContexts(OpenConversation, Protocol):
@@ -127,7 +127,7 @@ class GroupPlayer:
         return [Trajectory(task=task, sibling=sibling, status="failed", error=error)]
 
 
-async def _quickest(episodes: Sequence[Episode], num_wanted: int) -> None:
+async def _quickest(episodes: Sequence[EpisodeTask], num_wanted: int) -> None:
     """Waits until `num_wanted` episodes have ended without failure, or all have ended. Raises an episode's exception."""
     num_well, pending = 0, set(episodes)
     while pending and num_well < num_wanted:

@@ -9,7 +9,7 @@ from typing import Any
 
 from turnwise.errors import CheckpointError, ConfigError, RolloutError
 from turnwise.protocols import AgentLoop
-from turnwise.replay_log import ReplayLog, Taken
+from turnwise.replay_log import BatchGroups, ReplayLog
 from turnwise.rollout.buffer import GroupBuffer
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.group_filter import GroupFilter
@@ -202,7 +202,7 @@ class RolloutScheduler:
         if self._is_fixed:
             self._all_splits_log.validated()
         rejected = [group.index for group in self.rejected if group.rejected != "stale"]
-        self._replay_log.took(self._buffer.step, Taken(parts, rejected))
+        self._replay_log.batched(self._buffer.step, BatchGroups(parts, rejected))
         self._say_what_is_missing()
         self._admit()
 
@@ -281,7 +281,7 @@ class RolloutScheduler:
     def _episodes_of_group(self) -> int:
         return self.group_size + self.settings.has_greedy_sibling
 
-    def _hand_out(self, recorded: Taken | None = None) -> None:
+    def _hand_out(self, recorded: BatchGroups | None = None) -> None:
         """Moves the groups that have left the buffer into `finished` and `rejected`. In a replay, `recorded` is the same batch
         of the recorded run: a rejected group that isn't in `recorded.rejected` waits for a later batch."""
         gone = [index for index in sorted(self._played) if index not in self._buffer]

@@ -18,7 +18,7 @@ from turnwise.runtime.watchdog import Wait, Watchdog
 T = TypeVar("T")
 
 _SETTING = "deadlines.env_s"
-_BEAT_S = 1.0  # seconds between two signs that the loop turns
+_BEAT_S = 1.0  # seconds between two signs that the loop iterates
 _COLLECTOR = (50_000, 20, 10)
 """Thresholds of Python's garbage collector while the loop runs. With its defaults (700, 10, 10) it scans the live objects of
 thousands of episodes again and again, which takes a third of the processor time of an episode's turns."""
@@ -55,16 +55,16 @@ class LoopIteration(Wait):
 
 class WatchedRunner:
     """An `asyncio.Runner` whose event loop is watched from its first `run` to its `close`. A task that blocks the loop for
-    `turn_s` seconds and has no deadline of its own ends the run (None = no limit). Threads of `asyncio.to_thread` are daemons.
-    The `stopwatch` records how long the loop turned and how long it was idle."""
+    `iteration_s` seconds and has no deadline of its own ends the run (None = no limit). `asyncio.to_thread` has daemon threads.
+    The `stopwatch` records how long the loop ran and how long it was idle."""
 
     def __init__(
-        self, watchdog: Watchdog | None = None, turn_s: float | None = None, stopwatch: Stopwatch | None = None
+        self, watchdog: Watchdog | None = None, iteration_s: float | None = None, stopwatch: Stopwatch | None = None
     ) -> None:
         self.watchdog = watchdog or Watchdog()
         self.stopwatch = stopwatch or Stopwatch()
         self._runner = asyncio.Runner(loop_factory=partial(new_loop, self.stopwatch))
-        self._turn_s = turn_s
+        self._iteration_s = iteration_s
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """The result of `main`. Raises DeadlineError if a task blocked the loop."""
@@ -72,16 +72,16 @@ class WatchedRunner:
         watchdog.start()
         watchdog.loop = self._runner.get_loop()
         doing = "the event loop", "a task that blocks it"
-        with LoopIteration(watchdog, *doing, self._turn_s, _SETTING, DeadlineError) as turn:
-            watchdog.turn = turn
+        with LoopIteration(watchdog, *doing, self._iteration_s, _SETTING, DeadlineError) as iteration:
+            watchdog.loop_iteration = iteration
             results: list[T] = []
             started = self.stopwatch.now()
             try:
                 with seldom_collecting(), outer_loop_aside():
-                    self._runner.run(turn.keep(main, results))
+                    self._runner.run(iteration.keep(main, results))
             except asyncio.CancelledError:
                 # asyncio forgets a Ctrl-C that comes while it sets up its handler: it cancels the task, which never starts.
-                if turn.report is None and inspect.getcoroutinestate(main) == inspect.CORO_CREATED:
+                if iteration.report is None and inspect.getcoroutinestate(main) == inspect.CORO_CREATED:
                     raise KeyboardInterrupt from None
                 raise
             finally:
@@ -93,7 +93,7 @@ class WatchedRunner:
     def close(self) -> None:
         """Cancels the loop's remaining tasks and closes the loop. Raises DeadlineError if they don't end in time."""
         try:
-            end = self.watchdog.waiting("the end of the run", "its event loop to close", self._turn_s, _SETTING)
+            end = self.watchdog.waiting("the end of the run", "its event loop to close", self._iteration_s, _SETTING)
             with end, outer_loop_aside():
                 self._runner.close()
         finally:

@@ -33,9 +33,9 @@ def group_of(ranks: tuple[int, ...]) -> Any:
     return None if len(ranks) == dist.get_world_size() else _groups[ranks]
 
 
-def join_processes(meeting: str | None, rank: int, world_size: int, device: str) -> None:
-    """Joins the default process group of the run's processes, all on this machine. They meet through the file `meeting`, or at
-    their launcher's address if `meeting` is None. NCCL connects GPUs, gloo the rest (over the loopback interface, unless
+def join_processes(rendezvous: str | None, rank: int, world_size: int, device: str) -> None:
+    """Joins the default process group of the run's processes, all on this machine. They meet through the file `rendezvous`, or
+    at their launcher's address if `rendezvous` is None. NCCL connects GPUs, gloo the rest (over the loopback interface, unless
     GLOO_SOCKET_IFNAME names another). Raises WorkerError if joining fails."""
     if not os.environ.get("GLOO_SOCKET_IFNAME"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
@@ -49,11 +49,11 @@ def join_processes(meeting: str | None, rank: int, world_size: int, device: str)
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
     try:
-        if meeting is None:
+        if rendezvous is None:
             store, *_ = next(dist.rendezvous("env://", rank, world_size, timeout=timedelta(seconds=_JOIN_S)))
         else:
-            store = dist.FileStore(meeting, world_size)
-        _meet(store, rank, world_size)
+            store = dist.FileStore(rendezvous, world_size)
+        _rendezvous(store, rank, world_size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_SUM_S))
     except (RuntimeError, ValueError) as error:
         port = f"port {os.environ.get('MASTER_PORT')} is taken; give the launcher another one (--master_port of torchrun, "
@@ -61,7 +61,7 @@ def join_processes(meeting: str | None, rank: int, world_size: int, device: str)
         raise WorkerError(f"rank {rank} of {world_size} could not join the others ({backend}): {why}") from error
 
 
-def _meet(store: dist.Store, rank: int, world_size: int) -> None:
+def _rendezvous(store: dist.Store, rank: int, world_size: int) -> None:
     """Waits until all processes have arrived. torch's own wait would last up to `_SUM_S` and ignore signals."""
     names = [f"rank {number}" for number in range(world_size)]
     store.set(names[rank], "")

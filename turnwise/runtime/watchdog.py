@@ -158,7 +158,7 @@ class Watchdog:
         """The innermost blocking wait of the thread; only the thread itself writes it."""
         self.loop: asyncio.AbstractEventLoop | None = None
         """The loop that the thread runs."""
-        self.turn: Wait | None = None
+        self.loop_iteration: Wait | None = None
         """The limit on how long a task may block that loop: all other tasks wait until the running task awaits something."""
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
         """The innermost wait of each task that awaits something with a deadline."""
@@ -238,11 +238,11 @@ class Watchdog:
         return f"{wait}\n{self._stacks}"
 
     def _waits(self) -> list[Wait]:
-        """The current waits of the thread, innermost first. `turn` is left out if the running task has a deadline."""
+        """The thread's current waits, innermost first. `loop_iteration` is left out if the running task has a deadline."""
         waits = list(_chain(self.innermost))
-        if self.loop is None or self.turn not in waits:
+        if self.loop is None or self.loop_iteration not in waits:
             return waits
-        index = waits.index(self.turn)
+        index = waits.index(self.loop_iteration)
         task = asyncio.current_task(self.loop)
         inside = waits[:index] + (list(_chain(self.of_task.get(task))) if task else [])
         is_limited = any(wait.deadline < float("inf") for wait in inside)
@@ -251,9 +251,9 @@ class Watchdog:
     def _watch(self) -> None:
         self._arm(self._stall_s)
         while not self._stop.wait(self._poll_s):
-            waits, turn, now = self._waits(), self.turn, time.monotonic()
-            if turn is not None and turn not in waits:
-                turn.renew()
+            waits, iteration, now = self._waits(), self.loop_iteration, time.monotonic()
+            if iteration is not None and iteration not in waits:
+                iteration.renew()
             self._arm(min((wait.deadline for wait in waits), default=now) - now)
             overdue = next((wait for wait in waits if now > wait.deadline), None)
             if overdue is not None and overdue.is_interrupted:

@@ -120,7 +120,7 @@ class _Connection:
     async def _connected(self) -> Any:
         if self._holder is None or self._holder.done() or self._is_lost.is_set():
             self._client, self._is_lost = self._loop.create_future(), asyncio.Event()
-            self._holder = self._loop.create_task(self._hold(self._client, self._is_lost))
+            self._holder = self._loop.create_task(self._hold(self._client, self._is_lost), name=f"MCP server {self}")
             self._holder.add_done_callback(lambda holder: holder.cancelled() or holder.exception())  # else asyncio logs it
         holder = self._holder
         await asyncio.wait([holder, self._client], return_when=asyncio.FIRST_COMPLETED)

@@ -9,7 +9,7 @@ from turnwise.errors import ConfigError
 from turnwise.tools.function_tool import FunctionTool, check_keys
 from turnwise.tools.sandbox import Limits, isolation, run_python
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class PythonTool(FunctionTool):
@@ -23,7 +23,7 @@ class PythonTool(FunctionTool):
             self._limits = Limits(**config)
         except ConfigError as fault:
             raise ConfigError(f"tool python: config.{fault}") from None
-        log.info("The tool python isolates the model's programs by %s", isolation())
+        logger.info("The tool python isolates the model's programs by %s", isolation())
         super().__init__(self.python, tool_schema)
 
     async def python(self, code: str) -> str:

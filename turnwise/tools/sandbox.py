@@ -4,7 +4,6 @@ a process that was forked elsewhere at the same moment may hold the pipe open.""
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import sys
@@ -19,8 +18,6 @@ from typing import Literal, NamedTuple
 
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.tools.jail import ISOLATED, REFUSED
-
-log = logging.getLogger(__name__)
 
 JAIL = Path(__file__).with_name("jail.py")
 LOOK_S = 0.05
@@ -174,18 +171,18 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
         stack.callback(os.close, pidfd)
         process = _Process(pipe, limits.max_output)
 
-        def take() -> None:
+        def on_output() -> None:
             if process.read() == b"":
                 loop.remove_reader(pipe)
 
-        def end() -> None:
+        def on_end() -> None:
             loop.remove_reader(pidfd)
             while process.read():
                 continue  # the pipe still has what was written before the end
             process.has_begun.set()
             process.has_ended.set()
 
-        for file, call in ((pipe, take), (pidfd, end)):
+        for file, call in ((pipe, on_output), (pidfd, on_end)):
             loop.add_reader(file, call)
             stack.callback(loop.remove_reader, file)
         try:

@@ -158,29 +158,29 @@ class LiveTracker:
             redirect_stderr=sys.stderr.isatty(),
         )
         self._ticker = Ticker(self._advise)
-        self._take_down = weakref.finalize(self, self._live.stop)
+        self._stop = weakref.finalize(self, self._live.stop)
 
     def begin_phase(self, name: str) -> None:
         self._ticker.start()
         self._screen.pace.begin_phase(name, time.monotonic())
-        self._put_up()
+        self._show()
 
     def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
         if texts.brief:
             self._screen.show(texts.brief)
         self._screen.log(step, metrics, time.monotonic())
-        self._put_up()
+        self._show()
 
     def close(self) -> None:
         self._ticker.end()
         self._screen.close(time.monotonic())
-        self._take_down()
+        self._stop()
 
     def _advise(self) -> None:
         self._screen.pace.advise(time.monotonic())
 
-    def _put_up(self) -> None:
-        if self._take_down.alive and not self._live.is_started:
+    def _show(self) -> None:
+        if self._stop.alive and not self._live.is_started:
             self._live.start()
 
 

@@ -47,7 +47,7 @@ def test_groups_one_by_one_get_what_they_get_together(make_nested, name, changes
         asked = RewardNormalization(**{"grouping": "traj_group_id", "method": default[1], **method})
         if ESTIMATORS[name].needs_mean and asked.method == "identity":
             continue
-        if ESTIMATORS[name].placement == "turn" and not ESTIMATORS[name].has_step_returns and asked.method != "identity":
+        if ESTIMATORS[name].reward_placement == "turn" and not ESTIMATORS[name].has_step_returns and asked.method != "identity":
             continue
         settings = {"reward_normalization": asked, **changes}
         groups = make_nested(seed, smallest=2)

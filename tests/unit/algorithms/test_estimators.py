@@ -240,7 +240,7 @@ def test_spec_names_the_class_and_the_class_reads_spec(name, spec):
     assert isinstance(algorithm, Estimator) and algorithm.spec is spec
     assert algorithm.needs == spec.needs | {"ref_logprobs"}
     assert (algorithm.value_loss is None) == ("values" not in spec.needs)
-    kind = (TokenEstimator if spec.placement != "score" else ScoreEstimator, StepEstimator)[spec.has_step_returns]
+    kind = (TokenEstimator if spec.reward_placement != "score" else ScoreEstimator, StepEstimator)[spec.has_step_returns]
     assert isinstance(algorithm, kind)
 
 

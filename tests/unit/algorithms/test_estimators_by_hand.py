@@ -129,7 +129,7 @@ def baseline_of(group, placement, bound):
 def by_hand(name, groups, s):
     """The advantage of every trained token, in the order of trajectories, turns and tokens; and those tokens."""
     spec = ESTIMATORS[name]
-    placement = s.reward_placement or ("final" if spec.placement == "final" else "turn")
+    placement = s.reward_placement or ("final" if spec.reward_placement == "final" else "turn")
     default = ("traj_group_id", "identity") if spec.normalization == "own" else spec.normalization
     method, grouping = s.reward_normalization.method or default[1], s.reward_normalization.grouping or default[0]
     beta = BETA if s.add_token_level_kl else 0.0

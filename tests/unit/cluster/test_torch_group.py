@@ -17,7 +17,7 @@ def test_a_rank_that_nobody_joins_names_those_that_did_not_come(tmp_path, monkey
     """torch itself would wait for a day."""
     monkeypatch.setattr(torch_group, "_JOIN_S", 0.2)
     with pytest.raises(WorkerError, match=r"rank 1 of 3 waited 0.2 s for rank 0, rank 2; .* the first process must train"):
-        join_processes(str(tmp_path / "meeting"), 1, 3, "cpu")
+        join_processes(str(tmp_path / "rendezvous"), 1, 3, "cpu")
     assert not dist.is_initialized()
 
 
@@ -38,4 +38,4 @@ def test_nccl_without_gpus_names_the_rank(tmp_path, monkeypatch, has_gpu, has_nc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: has_nccl)
     with pytest.raises(WorkerError, match=r"rank 1 of 2 is to train on cuda:1 over NCCL, but its torch .* same CUDA_VISIBLE"):
-        join_processes(str(tmp_path / "meeting"), 1, 2, "cuda:1")
+        join_processes(str(tmp_path / "rendezvous"), 1, 2, "cuda:1")

@@ -12,7 +12,7 @@ import toy_rewards
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.build.reward_model import ModelReward
 from turnwise.chat.conversation import TextAnswer, TextConversation
-from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, messages_of, prompt_of
+from turnwise.data.rewards import FunctionReward, GroupReward, RewardManager, WeightedReward, messages_of, prompt_of
 from turnwise.data.tables import TableRow
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.errors import ConfigError, DataError
@@ -37,7 +37,7 @@ def of(function, **arguments) -> FunctionReward:
 
 def scored(group: Group, *rewards: tuple[object, float], timeout_s: float = 5.0) -> list[Trajectory]:
     with Watchdog() as watchdog:
-        stage = RewardStage([WeightedReward(reward.name, weight, reward) for reward, weight in rewards], timeout_s, watchdog)
+        stage = RewardManager([WeightedReward(reward.name, weight, reward) for reward, weight in rewards], timeout_s, watchdog)
         return asyncio.run(stage(group))
 
 

@@ -31,7 +31,7 @@ def test_every_estimator_has_a_section_with_its_paper(name, spec):
 def test_the_table_has_the_defaults(name, spec):
     line = next(line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |"))
     _, _, placement, normalization, reads, needs = (cell.strip() for cell in line.strip("|").split("|"))
-    assert placement == ("" if spec.placement == "score" else spec.placement)
+    assert placement == ("" if spec.reward_placement == "score" else spec.reward_placement)
     grouping = {"traj_group_id": "siblings", "batch": "batch"}
     expected = "its own" if spec.normalization == "own" else f"{grouping[spec.normalization[0]]}, {spec.normalization[1]}"
     assert normalization == expected

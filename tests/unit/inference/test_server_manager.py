@@ -191,7 +191,7 @@ async def test_updates_reach_every_replica(servers: list[FakeServer], manager: L
 
 
 class CountingServer(FakeServer):
-    """Samples 10, 11, 12, … a token a turn of the event loop, with the current version, and can be suspended."""
+    """Samples 10, 11, 12, … a token an iteration of the event loop, with the current version, and can be suspended."""
 
     def __init__(self, name: int) -> None:
         super().__init__(name)

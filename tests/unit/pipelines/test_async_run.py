@@ -61,7 +61,7 @@ def assert_trained_on_once(pipeline):
 
 def num_parts(pipeline):
     """Number of parts of each step."""
-    events = [json.loads(line) for line in pipeline.folder.schedule.read_text().splitlines()]
+    events = [json.loads(line) for line in pipeline.folder.replay_log.read_text().splitlines()]
     return [len(event.get("parts", [0])) for event in events if "batch" in event]
 
 
@@ -113,7 +113,7 @@ def test_episodes_that_are_given_up_leave_nothing_in_the_engine(make_config, cha
 
 def test_the_table_says_how_the_threads_are_split(make_config):
     with built(make_config(cpu_split={"train": 2, "rollout": 1})) as pipeline:
-        table = settings_table(pipeline).table()
+        table = settings_table(pipeline).text()
     assert "2 train and 1 play" in table
     assert "at new weights responses are finished; groups are trained on as they end; stale" in table
     assert "up to 1 batches ahead of training, taken as they end, the oldest waited for" in table

@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from turnwise.build import rows as build_rows
 from turnwise.build.envs import plug_in_problems
-from turnwise.build.rows import build_reward_stage
+from turnwise.build.rows import build_reward_manager
 from turnwise.build.saved import evaluate_model
 from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main
@@ -137,7 +137,7 @@ def test_the_completions_of_rewards_have_no_special_tokens(make_config, tiny_mod
     task = Task("train/data/0", "data", "train", 1, payload={"prompt": "one"}, row=0)
     group = Group(task, [Trajectory(task, 0, [turn])])
     with WatchedRunner() as runner:
-        assert runner.run(build_reward_stage(make_config(), tokenizer, runner)(group)) == []
+        assert runner.run(build_reward_manager(make_config(), tokenizer, runner)(group)) == []
     assert group.trajectories[0].score == pytest.approx(len("one twoone two") / 10)
 
 
@@ -152,7 +152,7 @@ def test_the_first_reward_that_is_named_decides_what_a_success_is(make_config, t
     group = Group(task, [Trajectory(task, 0, [Turn(np.array([1]), np.array([2]), np.zeros(1, np.float32), text="a" * 99)])])
     config = make_config({"reward": ["reward_model", "toy_rewards:length"]}, reward_pretrain=str(tiny_model))
     with WatchedRunner() as runner:
-        assert runner.run(build_rows.build_reward_stage(config, None, runner)(group)) == []
+        assert runner.run(build_rows.build_reward_manager(config, None, runner)(group)) == []
     assert group.trajectories[0].outcome_rewards == {"reward_model": 0.0, "length": 9.9}
     assert group.trajectories[0].metrics["success"] == 0.0
 
@@ -175,7 +175,7 @@ def test_arguments_reach_rewards_of_groups_or_are_refused(make_config) -> None:
 
 def test_an_asynchronous_curriculum_is_repeated_bit_by_bit(make_config) -> None:
     recorded = run(make_config({"curriculum": True}, async_generation_ratio=1))
-    schedule = [json.loads(line) for line in recorded.folder.schedule.read_text().splitlines()]
+    schedule = [json.loads(line) for line in recorded.folder.replay_log.read_text().splitlines()]
     assert any(event.get("version") for event in schedule), "nothing was admitted after the first step"
     again = run(make_config({"curriculum": True}, async_generation_ratio=1, exp_name="again"), replay=recorded.folder.path)
     first, second = ({(r["group"], r["sibling"]): r["task"] for r in played(pipeline.folder)} for pipeline in (recorded, again))
@@ -202,7 +202,7 @@ def test_an_asynchronous_curriculum_that_goes_on_plays_the_tasks_that_were_admit
     num_played = Counter(record["group"] for record in played(resumed.folder) if record["group"] in admitted)
     assert num_played == dict.fromkeys(admitted, 3)
     assert {index: after[index] for index in admitted} == {index: before[index] for index in admitted}
-    schedule = [json.loads(line) for line in resumed.folder.schedule.read_text().splitlines()]
+    schedule = [json.loads(line) for line in resumed.folder.replay_log.read_text().splitlines()]
     assert max(event.get("version", 0) for event in schedule) > 1, "the curriculum stood still after the resume"
 
 

@@ -93,7 +93,7 @@ def test_a_role_that_is_not_there_has_no_row(built) -> None:
 
 def test_the_table_is_one_screen_and_in_the_log(built) -> None:
     pipeline = built(adv_estimator="gae", use_kl_loss=True, eval_steps=1)
-    lines = settings_table(pipeline).table().splitlines()
+    lines = settings_table(pipeline).text().splitlines()
     [log] = pipeline.folder.path.glob("*.log")
     assert len(lines) <= 24 and "\n".join(lines) in log.read_text()
 
@@ -121,7 +121,7 @@ def test_a_terminal_gets_a_table_and_a_file_plain_lines(monkeypatch) -> None:
     plain, terminal = io.StringIO(), Terminal()
     settings.show(plain)
     settings.show(terminal)
-    assert plain.getvalue() == settings.table() + "\n"
+    assert plain.getvalue() == settings.text() + "\n"
     assert "none [b]" in terminal.getvalue() and max(map(len, terminal.getvalue().splitlines())) < 80
 
 

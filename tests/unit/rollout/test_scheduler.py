@@ -118,7 +118,7 @@ def test_an_episode_without_end_is_timed_out_by_name(is_blocking):
 
 def test_what_never_yields_ends_the_run_even_without_a_time_limit():
     watchdog = Watchdog(grace_s=5.0)
-    with WatchedRunner(watchdog, turn_s=0.05) as runner, pytest.raises(DeadlineError) as caught:
+    with WatchedRunner(watchdog, iteration_s=0.05) as runner, pytest.raises(DeadlineError) as caught:
         make(runner, Stuck(is_blocking=True), parts={"watchdog": watchdog}).get_batch(2)
     assert "the event loop waited 0.05 s for a task that blocks it; raise deadlines.env_s" in str(caught.value)
     assert "MainThread in task 'episode train/A/0/" in str(caught.value)

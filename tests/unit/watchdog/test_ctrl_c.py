@@ -1,4 +1,4 @@
-"""Ctrl-C while an event loop begins to turn."""
+"""Ctrl-C while an event loop starts."""
 
 from __future__ import annotations
 

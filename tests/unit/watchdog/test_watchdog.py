@@ -163,8 +163,8 @@ async def never() -> None:
     await asyncio.Event().wait()
 
 
-def run(watchdog: Watchdog, main: Any, turn_s: float | None = None) -> Any:
-    with WatchedRunner(watchdog, turn_s) as runner:
+def run(watchdog: Watchdog, main: Any, iteration_s: float | None = None) -> Any:
+    with WatchedRunner(watchdog, iteration_s) as runner:
         return runner.run(main)
 
 
@@ -247,7 +247,7 @@ def test_whatever_blocks_the_event_loop_is_named(watchdog: Watchdog) -> None:
     with pytest.raises(
         DeadlineError, match=r"the event loop waited 0\.1 s for a task that blocks it; raise deadlines.env_s"
     ) as caught:
-        run(watchdog, main(), turn_s=0.1)
+        run(watchdog, main(), iteration_s=0.1)
     assert "thread MainThread in task 'embedded server':" in str(caught.value)
 
 
@@ -258,7 +258,7 @@ def test_a_loop_that_turns_may_run_for_long(watchdog: Watchdog) -> None:
             await asyncio.sleep(0.05)
         return "done"
 
-    assert run(watchdog, main(), turn_s=1.0) == "done"
+    assert run(watchdog, main(), iteration_s=1.0) == "done"
 
 
 def test_a_longer_deadline_of_its_own_holds_for_a_task_that_blocks(watchdog: Watchdog) -> None:
@@ -274,7 +274,7 @@ def test_a_longer_deadline_of_its_own_holds_for_a_task_that_blocks(watchdog: Wat
         time.sleep(0.03)
         return "done"
 
-    assert run(watchdog, main(), turn_s=1.0) == run(watchdog, sync(), turn_s=1.0) == "done"
+    assert run(watchdog, main(), iteration_s=1.0) == run(watchdog, sync(), iteration_s=1.0) == "done"
 
 
 def test_cancelling_and_time_outs_of_others_pass(watchdog: Watchdog) -> None:

@@ -24,7 +24,7 @@ def partial_view(observation: Any, env: Any) -> str:
     view = observation["image"]
     rows = _rows(view)
     rows[-1][len(view) // 2] = LOOKS[3]
-    return _told(rows, observation, env)
+    return _described(rows, observation, env)
 
 
 def full_view(observation: Any, env: Any) -> str:
@@ -33,7 +33,7 @@ def full_view(observation: Any, env: Any) -> str:
     rows = _rows(state.grid.encode())
     column, row = state.agent_pos
     rows[row][column] = LOOKS[state.agent_dir]
-    return _told(rows, observation, env)
+    return _described(rows, observation, env)
 
 
 def state_key(env: Any) -> Hashable:
@@ -55,7 +55,7 @@ def _symbol(kind: int, colour: int, state: int) -> str:
     return (DOORS[state] if kind == DOOR else OBJECTS[kind]) + COLOURS[colour]
 
 
-def _told(rows: list[list[str]], observation: Any, env: Any) -> str:
+def _described(rows: list[list[str]], observation: Any, env: Any) -> str:
     grid = "\n".join(" ".join(row) for row in rows)
     carried = _named(env.unwrapped.carrying) or "nothing"
     return f"{grid}\nfacing {DIRECTIONS[observation['direction']]}, carrying {carried}. Mission: {observation['mission']}"

@@ -97,7 +97,7 @@ def random_room(
         floor = _grown_floor(rng, height, width)
         if len(floor) < 2 * num_boxes + 1:
             continue
-        targets = frozenset(_taken(rng, floor) for _ in range(num_boxes))
+        targets = frozenset(_popped(rng, floor) for _ in range(num_boxes))
         layout = Layout(height, width, frozenset(range(height * width)) - targets - frozenset(floor), targets)
         if in_split(layout_hash(layout), split):
             start = _played_backwards(rng, layout, State(_picked(rng, floor), targets), search_depth)
@@ -152,7 +152,7 @@ def _grown_floor(rng: random.Random, height: int, width: int) -> list[int]:
     floor: list[int] = []
     edge = [_picked(rng, inner)]
     while len(floor) < size:
-        cell = _taken(rng, edge)
+        cell = _popped(rng, edge)
         if is_free[cell]:
             is_free[cell] = False
             floor.append(cell)
@@ -186,5 +186,5 @@ def _picked(rng: random.Random, cells: Sequence[int]) -> int:
     return cells[int(len(cells) * rng.random())]
 
 
-def _taken(rng: random.Random, cells: list[int]) -> int:
+def _popped(rng: random.Random, cells: list[int]) -> int:
     return cells.pop(int(len(cells) * rng.random()))

@@ -24,7 +24,7 @@ from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_QUIET_ROUNDS = 3  # after so many turns of the event loop without a new request, all callers count as waiting for tokens
+_QUIET_ROUNDS = 3  # after so many iterations of the event loop without a new request, all callers count as waiting for tokens
 
 
 class EmbeddedServer(HoldsModel):

@@ -1,4 +1,4 @@
-"""Roles take turns on a device whose memory is counted. It fails where optimiser state and KV are there together, and where a
+"""Roles share a device whose memory is counted. It fails where optimiser state and KV are there together, and where a
 role computes without the weights that it reads."""
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import pytest
 from small_runs import run_small, small_config, training
 
 from turnwise.build import agentic
-from turnwise.build.placement import give_turns
+from turnwise.build.placement import share_devices
 from turnwise.cluster.placement import Placement
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.pipelines.device_turns import DeviceTurns, Resident
+from turnwise.pipelines.shared_devices import Resident, SharedDevices
 from turnwise.training.torch_strategy import TorchStrategy
 
 
@@ -33,19 +33,19 @@ class FakeDevice:
         self.crowds: set[frozenset[tuple[str, str]]] = set()
         """What was there while something computed."""
 
-    def bring(self, role: str, kinds: Any) -> None:
+    def onload(self, role: str, kinds: Any) -> None:
         self.present |= {(role, kind) for kind in kinds}
         if {"optimizer", "kv_cache"} <= {kind for _, kind in self.present}:
             self.faults.append(f"out of memory: {sorted(self.present)}")
 
-    def take(self, role: str, kinds: Any) -> None:
+    def offload(self, role: str, kinds: Any) -> None:
         self.present -= {(role, kind) for kind in kinds}
 
     def compute(self, role: str, *needed: str, first: bool = False, model: str = "") -> None:
         """`role` computes with these kinds of its memory, which its first computation allocates, and with the weights of
         `model`, its own by default."""
         if first:
-            self.bring(role, needed)
+            self.onload(role, needed)
         missing = {(role, kind) for kind in needed} | {(model or role, "weights")}
         missing -= self.present
         if missing:
@@ -80,20 +80,20 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
     noted(TorchStrategy, "train_step", step)
     noted(TorchStrategy, "forward", lambda strategy, *_: device.compute(role(strategy)))
-    noted(TorchStrategy, "offload", lambda strategy, kinds: device.take(role(strategy), kinds))
-    noted(TorchStrategy, "onload", lambda strategy, kinds: device.bring(role(strategy), kinds))
-    noted(EmbeddedServer, "sleep", lambda _, kinds: device.take("actor_infer", kinds))
-    noted(EmbeddedServer, "wake", lambda _, kinds: device.bring("actor_infer", kinds))
+    noted(TorchStrategy, "offload", lambda strategy, kinds: device.offload(role(strategy), kinds))
+    noted(TorchStrategy, "onload", lambda strategy, kinds: device.onload(role(strategy), kinds))
+    noted(EmbeddedServer, "sleep", lambda _, kinds: device.offload("actor_infer", kinds))
+    noted(EmbeddedServer, "wake", lambda _, kinds: device.onload("actor_infer", kinds))
     noted(Engine, "step", decode)
 
     def on_it(config: Any, placement: Any, policy: Any, roles: Any) -> Any:
         """The weights of all roles are on the device from the start. A reference in the policy has none of its own."""
         device.served = "actor_infer" if policy.servers.info().needs_weights else "actor_train"
         for name in {device.served, *(name for name, role in roles.items() if not role.is_base)}:
-            device.bring(name, ["weights"])
-        return give_turns(config, replace(placement, accelerator="fake"), policy, roles)
+            device.onload(name, ["weights"])
+        return share_devices(config, replace(placement, accelerator="fake"), policy, roles)
 
-    monkeypatch.setattr(agentic, "give_turns", on_it)
+    monkeypatch.setattr(agentic, "share_devices", on_it)
     return device
 
 
@@ -122,42 +122,42 @@ def test_a_run_never_has_optimiser_state_and_kv_on_a_device(tiny_model, tmp_path
         assert len({role for role, kind in crowd if kind == "optimizer"}) <= 1
 
 
-def test_on_a_cpu_and_in_asynchronous_runs_nobody_is_put_away(tiny_model, tmp_path) -> None:
+def test_on_a_cpu_and_in_asynchronous_runs_nobody_is_offloaded(tiny_model, tmp_path) -> None:
     pipeline = run_small(small_config(tiny_model, tmp_path / "runs", max_steps=1, save_steps=0))
-    assert pipeline.actor_train.take_turn is None and pipeline.actor_infer.take_turn is None
+    assert pipeline.actor_train.claim_devices is None and pipeline.actor_infer.claim_devices is None
     ahead = small_config(tiny_model, tmp_path / "runs", async_generation_ratio=1)
     roles = {"actor_train": pipeline.actor_train}
-    assert give_turns(ahead, Placement("process", "fake", (0,), {}), None, roles) is None  # type: ignore[arg-type]
-    assert pipeline.actor_train.take_turn is None
+    assert share_devices(ahead, Placement("process", "fake", (0,), {}), None, roles) is None  # type: ignore[arg-type]
+    assert pipeline.actor_train.claim_devices is None
 
 
 def resident(ledger: list[str], name: str, devices: set[int], kinds: set[Any]) -> Resident:
-    async def put_away(moved: list[Any]) -> None:
+    async def offload(moved: list[Any]) -> None:
         ledger.append(f"-{name} {','.join(moved)}")
 
-    async def bring_back(moved: list[Any]) -> None:
+    async def onload(moved: list[Any]) -> None:
         ledger.append(f"+{name} {','.join(moved)}")
 
-    return Resident(frozenset(devices), frozenset(kinds), put_away, bring_back)
+    return Resident(frozenset(devices), frozenset(kinds), offload, onload)
 
 
-def test_turns_make_room_before_they_take_it_and_leave_other_devices_alone() -> None:
+def test_memory_leaves_before_other_memory_comes_and_other_devices_are_left_alone() -> None:
     async def scenario() -> list[str]:
         ledger: list[str] = []
-        turns = DeviceTurns(
+        shared = SharedDevices(
             {
                 "actor_train": resident(ledger, "train", {0, 1}, {"weights", "optimizer"}),
                 "critic": resident(ledger, "critic", {2}, {"weights", "optimizer"}),
                 "actor_infer": resident(ledger, "infer", {1}, {"weights", "kv_cache"}),
             }
         )
-        await turns.take("actor_infer")
-        await turns.take("actor_infer")
-        await turns.take("actor_train", ["weights"])
-        await turns.take("actor_train")
-        await turns.transfer()
-        await asyncio.gather(*(turns.take("actor_infer") for _ in range(3)))
-        await turns.take("nobody")
+        await shared.onload("actor_infer")
+        await shared.onload("actor_infer")
+        await shared.onload("actor_train", ["weights"])
+        await shared.onload("actor_train")
+        await shared.free_for_transfer()
+        await asyncio.gather(*(shared.onload("actor_infer") for _ in range(3)))
+        await shared.onload("nobody")
         return ledger
 
     assert asyncio.run(scenario()) == [

@@ -1,4 +1,4 @@
-"""Lets the roles of a synchronous run take turns in using the memory of an accelerator that they share."""
+"""Lets the roles of a synchronous run use the memory of an accelerator that they share one after the other."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -15,8 +15,8 @@ class Resident:
 
     devices: frozenset[int]
     kinds: frozenset[MemoryKind]
-    put_away: Move
-    bring_back: Move
+    offload: Move
+    onload: Move
     present: set[MemoryKind] = field(default_factory=set)
     """The kinds of memory that are on the devices now."""
 
@@ -24,7 +24,7 @@ class Resident:
         self.present = set(self.kinds)
 
 
-class DeviceTurns:
+class SharedDevices:
     """Knows which roles' memory is on which device. Before a role computes, the other roles on its devices move their memory
     away, and its own memory comes back. Optimiser state and KV cache are never on a device together."""
 
@@ -32,13 +32,13 @@ class DeviceTurns:
         self._residents = residents
         self._lock = asyncio.Lock()
 
-    async def take(self, role: str, kinds: Collection[MemoryKind] | None = None) -> None:
+    async def onload(self, role: str, kinds: Collection[MemoryKind] | None = None) -> None:
         """Leaves only these `kinds` of the role's memory (default: all) on its devices. Call it before the role computes."""
         own = self._residents.get(role)
         if own is not None:
             await self._share({role: own.kinds if kinds is None else frozenset(kinds)}, own.devices)
 
-    async def transfer(self) -> None:
+    async def free_for_transfer(self) -> None:
         """Leaves only the weights of trainer and servers on their devices. Call it before a weight transfer."""
         weights: frozenset[MemoryKind] = frozenset({"weights"})
         devices = [self._residents[role].devices for role in ("actor_train", "actor_infer")]
@@ -50,11 +50,11 @@ class DeviceTurns:
             for role, resident in self._residents.items():
                 leaving = resident.present - wanted.get(role, frozenset())
                 if leaving and resident.devices & devices:
-                    await resident.put_away(sorted(leaving))
+                    await resident.offload(sorted(leaving))
                     resident.present -= leaving
             for role, kinds in wanted.items():
                 resident = self._residents[role]
                 coming = (resident.kinds & kinds) - resident.present
                 if coming:
-                    await resident.bring_back(sorted(coming))
+                    await resident.onload(sorted(coming))
                     resident.present |= coming
