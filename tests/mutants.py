@@ -141,8 +141,7 @@ def _is_there(test: str) -> bool:
 def changed(mutants: Sequence[Mutant], revision: str) -> list[Mutant]:
     """The mutants that are new since the revision, or where the code of their file or tests has changed; all where git doesn't
     know it. A changed docstring or comment is no changed code, and other tests of a file are no code of a named one."""
-    table = _git("show", f"{revision}:tests/mutants.txt")
-    old = set(read_mutants(table or ""))
+    old = set(read_mutants(_git("show", f"{revision}:tests/mutants.txt") or ""))
     is_same = cache(partial(_is_same, revision))
     return [m for m in mutants if m not in old or not all(map(is_same, (f"turnwise/{m.file}", *m.tests)))]
 

@@ -66,8 +66,7 @@ class Bench:
 
     def checkpoint(self, kind: Kind) -> str:
         """A checkpoint of the unchanged config."""
-        folder = self.observe(kind, BASE[kind])["folder"]
-        [path] = folder.rglob("checkpoint-*")
+        [path] = self.observe(kind, BASE[kind])["folder"].rglob("checkpoint-*")
         return str(path)
 
     def _run(self, kind: Kind, values: dict[str, Any]) -> dict[str, Any]:

@@ -165,14 +165,14 @@ def group_ids(groups: Sequence[Group], grouping: Grouping = "traj_group_id") -> 
     environment tag (`tags`), or the whole `batch`."""
     ids = np.arange(len(groups)) if grouping == "traj_group_id" else np.zeros(len(groups), np.int64)
     if grouping == "tags":
-        ids = numbered(group.task.tag for group in groups)
+        ids = factorize(group.task.tag for group in groups)
     return np.repeat(ids, [len(group.trajectories) for group in groups])
 
 
-def numbered(keys: Iterable[Hashable]) -> Index:
+def factorize(keys: Iterable[Hashable]) -> Index:
     """The number of each key; equal keys share one, and numbers count from 0 in the order of the keys' first appearance.
 
-    >>> numbered(["b", "a", "b"]).tolist()
+    >>> factorize(["b", "a", "b"]).tolist()
     [0, 1, 0]
     """
     numbers: dict[Hashable, int] = {}

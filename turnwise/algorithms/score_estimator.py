@@ -7,7 +7,7 @@ import numpy as np
 
 from turnwise.algorithms.advantages import clip, summary, write_advantages
 from turnwise.algorithms.estimator import Estimator, tokens_of
-from turnwise.algorithms.normalization import MIN_STD, group_ids, group_statistics, numbered
+from turnwise.algorithms.normalization import MIN_STD, factorize, group_ids, group_statistics
 from turnwise.algorithms.response_tokens import Array, Index
 from turnwise.errors import ConfigError
 from turnwise.spec import ESTIMATORS
@@ -43,7 +43,7 @@ class ScoreEstimator(Estimator):
             groups=group_ids(groups, self.normalizer.grouping),
             weights=tokens.weights,
             lengths=tokens.lengths,
-            runs=runs_of(groups),
+            runs=run_index(groups),
         )
         rewards, clipped = clip("critic/reward_clip_frac", self.transform(outcomes), self.settings.reward_clip)
         metrics += [*clipped, *summary("critic/score", scores), *summary("critic/rewards", rewards)]
@@ -54,10 +54,10 @@ class ScoreEstimator(Estimator):
         return self.normalizer(outcomes.scores, outcomes.groups, outcomes.weights)
 
 
-def runs_of(groups: Sequence[Group]) -> Index:
+def run_index(groups: Sequence[Group]) -> Index:
     """The number of each trajectory's agent run [T]. A trajectory of weight 1 is a run of its own. Trajectories of less weight
     are one run if they share group and `sibling` number."""
-    return numbered(
+    return factorize(
         (index, trajectory.sibling, number if trajectory.weight >= 1.0 else -1)
         for index, group in enumerate(groups)
         for number, trajectory in enumerate(group.trajectories)

@@ -8,7 +8,7 @@ import numpy as np
 
 from turnwise.algorithms.advantages import clip, summary
 from turnwise.algorithms.kl import KLController
-from turnwise.algorithms.normalization import RunningParts, group_ids, numbered, resolve_normalizer
+from turnwise.algorithms.normalization import RunningParts, factorize, group_ids, resolve_normalizer
 from turnwise.algorithms.response_tokens import Array, Index, ResponseTokens, discounted_sums, place_rewards
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.algorithms.token_estimator import TokenEstimator
@@ -67,7 +67,7 @@ def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
                 f"observation begins {turn.observation[:40]!r}); the agent loop must set it, as env_agent does"
             )
         keys.append((group, turn.state_key))
-    return numbered(keys)
+    return factorize(keys)
 
 
 def bucket_metrics(tokens: ResponseTokens, groups: Index, buckets: Index) -> list[Metric]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from turnwise.build.envs import agent_settings, build_agent
 from turnwise.build.rollouts import ServedPolicy, sampling_params
 from turnwise.config import AgenticConfig
-from turnwise.models.load import base_folder, load_config
+from turnwise.models.load import base_folder, load_model_config
 from turnwise.pipelines.parity import TOKENS_PER_TURN, ParityGate, Prompt, first_prompts
 from turnwise.pipelines.parity_diagnosis import Suspects
 from turnwise.pipelines.roles import ModelRole
@@ -44,7 +44,7 @@ def build_parity_gate(
         suspects=Suspects(
             score=partial(actor_train.forward, output="logprobs"),
             weights=weights,
-            model_config=load_config(base_folder(policy.info.path, policy.info.trust), policy.info.trust),
+            model_config=load_model_config(base_folder(policy.info.path, policy.info.trust), policy.info.trust),
             temperature=sampling.temperature,
             trainer_dtype=config.actor_train.model_args.dtype,
             sampler_dtype=config.actor_infer.model_args.dtype,

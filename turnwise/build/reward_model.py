@@ -18,7 +18,7 @@ from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError, ModelError
 from turnwise.inference.served_chat import ServedChat
 from turnwise.inference.server_manager import LLMServerManager
-from turnwise.models.load import load_config, load_tokenizer, parse_dtype, policy_info
+from turnwise.models.load import load_model_config, load_tokenizer, parse_dtype, policy_info
 from turnwise.models.value_head import load_value_model, num_labels_here, value_head
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import RewardResult
@@ -89,7 +89,7 @@ def build_reward_model(config: AgenticConfig, event_loop: WatchedRunner) -> Mode
 
     stopwatch, device = event_loop.stopwatch, str(sampling_device(config))
     workers = LocalCluster(stopwatch, event_loop.watchdog, config.deadlines.train_s, device).spawn("reward", made)
-    context: int = load_config(path, arguments.trust).get_text_config().max_position_embeddings
+    context: int = load_model_config(path, arguments.trust).get_text_config().max_position_embeddings
     role = ModelRole("reward", workers, replace(batch_plan(config, "reward"), max_length=context), stopwatch)
     return ModelReward(role, load_tokenizer(path, arguments.trust), config.data.prompt_key)
 
@@ -98,7 +98,7 @@ def build_judge(config: AgenticConfig, event_loop: WatchedRunner) -> ServedChat:
     """Starts a server in this process for the reward role's language model."""
     arguments, asked = config.reward.model_args, config.reward.strategy_args
     path, trust = arguments.model_name_or_path, arguments.trust
-    context: int = load_config(path, trust).get_text_config().max_position_embeddings
+    context: int = load_model_config(path, trust).get_text_config().max_position_embeddings
     info = policy_info(path, arguments.dtype, context, arguments.attn_implementation, trust)
     template = tried(ChatTemplate(load_tokenizer(path, trust), eos_token_ids=info.stop_token_ids))
     found: Any = load_class(STRATEGIES[asked.strategy_name].entry, "reward.strategy_args.strategy_name", ConfigError)

@@ -199,8 +199,7 @@ def check_template(config: AgenticConfig) -> None:
     arguments = config.actor_train.model_args
     path, trust = arguments.model_name_or_path, arguments.trust
     ends = policy_info(path, config.actor_infer.model_args.dtype, config.sequence_length, trust=trust).stop_token_ids
-    tokenizer = load_tokenizer(path, trust)
-    template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=ends))
+    template = tried(ChatTemplate(load_tokenizer(path, trust), template_kwargs=config.template_kwargs, eos_token_ids=ends))
     len(template.stop_token_ids)  # asks how it ends a turn
     if schemas := build_tools(config).schemas:
         find_parser(config.agent.tool_parser, template)

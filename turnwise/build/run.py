@@ -52,8 +52,7 @@ def build_trackers(
                 # Arguments are under the tracker's name, or at the top level if only one tracker takes any.
                 alone = {key: value for key, value in config.tracker_kwargs.items() if key not in TRACKERS}
                 arguments = {**alone, **config.tracker_kwargs.get(name, {})}
-                store = load_class(target, "track_with", ConfigError)
-                trackers.append(StoreTracker(name, partial(store, run, **arguments)))
+                trackers.append(StoreTracker(name, partial(load_class(target, "track_with", ConfigError), run, **arguments)))
                 on_error.callback(trackers[-1].close)
         on_error.pop_all()
     if "stdout" in config.track_with and not is_quiet:

@@ -78,7 +78,7 @@ def load_model(
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
         return model
-    config = load_config(folder, trust)
+    config = load_model_config(folder, trust)
     model, missing = load_pretrained(
         AutoModelForCausalLM, folder, config, dtype=dtype, device=device, attn_implementation=attn_implementation, trust=trust
     )
@@ -177,7 +177,7 @@ def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> N
 def policy_info(path: str, dtype: str, max_context: int, attention: str = "auto", trust: Trust = NOTHING) -> PolicyInfo:
     """The description of a policy, made without reading its weights. Raises ModelError if its files can't be used."""
     folder = base_folder(path, trust)
-    config = load_config(folder, trust)
+    config = load_model_config(folder, trust)
     with told_as_one_sentence(path, "has no usable generation config (generation_config.json)"):
         if (folder / "generation_config.json").is_file():
             generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
@@ -291,12 +291,12 @@ def _attention(name: str) -> str | None:
     return _ATTENTION[name]
 
 
-def load_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
+def load_model_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
     """The config of a model folder, or of an adapter's base model. Raises ModelError if transformers can't use it."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
-        return load_config(base, trust)
+        return load_model_config(base, trust)
     check_folder(folder, trust)
     if trust.remote_code and any("auto_map" in read_object(file) for file in folder.glob("*config.json")):
         files = ", ".join(sorted(file.name for file in folder.glob("*.py")))

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from turnwise.models.kernels.layers import uses_native_layers
-from turnwise.models.load import DTYPES, load_config
+from turnwise.models.load import DTYPES, load_model_config
 from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.runtime_info import LoadedModel, PolicyInfo
 
@@ -35,7 +35,7 @@ def loaded_model(model: PreTrainedModel) -> LoadedModel:
 
 def bare_model(policy: PolicyInfo) -> PreTrainedModel:
     """The model of a policy without its weights, on torch's meta device. Raises ModelError if its folder is unreadable."""
-    config = load_config(policy.path, policy.trust)
+    config = load_model_config(policy.path, policy.trust)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=policy.trust.remote_code)
     return model

@@ -11,7 +11,7 @@ from transformers.modeling_layers import GenericForTokenClassification
 
 from turnwise.errors import ModelError
 from turnwise.model_folder import NOTHING, Trust, base_of_adapter, weight_shapes
-from turnwise.models.load import load_config, load_model, load_pretrained, require_weights, trusted_already
+from turnwise.models.load import load_model, load_model_config, load_pretrained, require_weights, trusted_already
 from turnwise.models.lora import is_value_adapter, merge_adapter
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def load_value_model(
         else:
             model.base_model.load_state_dict(load_model(folder, device=device, trust=trust).base_model.state_dict())
         return model
-    config = load_config(folder, trust)
+    config = load_model_config(folder, trust)
     if trusted_already(config).remote_code:
         raise ModelError(
             f"{path} is a model of its own Python code (trust_remote_code), which gets no value head here; name another one "
@@ -61,7 +61,7 @@ def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:
         return 1 if is_value_adapter(folder) else num_labels_here(base, trust)
     if not (shapes := weight_shapes(folder)):
         return None
-    config = load_config(folder, trust)
+    config = load_model_config(folder, trust)
     if trusted_already(config).remote_code:
         return None
     with torch.device("meta"):

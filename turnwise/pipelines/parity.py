@@ -15,7 +15,7 @@ from turnwise.batching.samples import build_samples
 from turnwise.chat.conversation import TokenConversation
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError, DeadlineError, ParityError
-from turnwise.pipelines.parity_diagnosis import Evidence, Suspects, diagnose, differences
+from turnwise.pipelines.parity_diagnosis import Evidence, Suspects, diagnose, logprob_differences
 from turnwise.protocols import AgentLoop, PolicyServer
 from turnwise.types import (
     AS_OPENED,
@@ -183,7 +183,7 @@ class ParityGate:
         return new, continued
 
     def _differences(self, samples: Sequence[Sample]) -> FloatArray:
-        return differences(samples, self.suspects.score(samples))
+        return logprob_differences(samples, self.suspects.score(samples))
 
     def _evidence(self, version: int, played: Sequence[Sample], new: Sequence[Sample]) -> Evidence:
         # Perhaps only one replica is wrong, so conversations that agree are left out.
@@ -197,7 +197,7 @@ class ParityGate:
         version, before = self._last
         if not all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(before, new, strict=True)):
             return None
-        return version, float(differences(new, [sample.rollout_logprobs for sample in before]).mean())
+        return version, float(logprob_differences(new, [sample.rollout_logprobs for sample in before]).mean())
 
     def _ask_afresh(self, version: int, played: Sequence[Sample]) -> float:
         """Lets servers with empty caches answer the last turns again; returns the mean difference of the worst conversation."""

@@ -80,7 +80,7 @@ class Fault(NamedTuple):
 
 def diagnose(evidence: Evidence, suspects: Suspects) -> str:
     """The message of a ParityError: how far sampler and trainer differ, why, what to do, and what was tried."""
-    found = differences(evidence.samples, suspects.score(evidence.samples))
+    found = logprob_differences(evidence.samples, suspects.score(evidence.samples))
     difference = float(found.mean())
     most = max(difference / 10, min(difference / 3, evidence.max_diff))
     proven: list[tuple[float, Fault]] = []
@@ -116,7 +116,7 @@ def _faults(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
     samples, ours, theirs = evidence.samples, suspects.trainer_dtype, suspects.sampler_dtype
 
     def distance(score: ScoreSamples) -> float:
-        return float(differences(samples, score(samples)).mean())
+        return float(logprob_differences(samples, score(samples)).mean())
 
     def plain(temperature: float, dtype: str) -> float:
         return distance(partial(suspects.score_plainly, temperature=temperature, dtype=dtype))
@@ -154,7 +154,7 @@ def _rounding(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> floa
     return float(sum(part.sum() for part in masked) / sum(map(len, masked)))
 
 
-def differences(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> FloatArray:
+def logprob_differences(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> FloatArray:
     """|Δ log-prob| [R] between the server and `logprobs` (an array [N] per sample) at the R sampled tokens of all samples."""
     pairs = zip(samples, logprobs, strict=True)
     return np.concatenate([np.abs(s.rollout_logprobs - other)[s.response_mask] for s, other in pairs])

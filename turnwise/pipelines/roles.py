@@ -1,6 +1,7 @@
 """A role's model. Its methods send micro-batches of samples to the workers, and write the results into the samples."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ from turnwise.batching.plan import deal, denominators, micro_batches, optimizer_
 from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, NeedsWholeStep, Output, Pending, StepPart, Workers
 from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.spec import OldLogProbs
-from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
+from turnwise.types import Denominators, FloatArray, Metric, Sample, derive_seed
 
 LogprobField = Literal["old_logprobs", "ref_logprobs"]
 
@@ -157,7 +158,10 @@ class ModelRole:
         """Lets the workers make an optimiser step, or a part of one, on the samples. Returns unnamed metrics (see `named`)."""
         cuts = self._cut(samples, self.plan.max_tokens_train)
         batches = [pack([samples[i] for i in cut] or [blank(samples[0])], divisors) for cut in cuts]
-        results, counted = self._call("train_step", "train", batches, loss=loss, position=position, part=part)
+        with self._computing("train", len(batches)) as counted:
+            results: list[Metric] = self.workers.call(
+                "train_step", batches, route="split", loss=loss, position=position, part=part
+            ).result()
         self.num_updates += part.divisor is not None
         return [*results, *counted]
 
@@ -196,7 +200,8 @@ class ModelRole:
         parts = [[samples[i] for i in cut] or [blank(samples[0])] for cut in cuts]
         batches = [pack(part, denominators(part, self.plan.max_length)) for part in parts]
         which = {"without_adapter": True} if self.is_base else {}
-        results, metrics = self._call("forward", "forward", batches, outputs=outputs, **which)
+        with self._computing("forward", len(batches), ["weights"]) as metrics:
+            results = self.workers.call("forward", batches, route="split", outputs=outputs, **which).result()
         by_sample: list[dict[Output, FloatArray]] = [{} for _ in samples]
         for cut, batch, arrays in zip(cuts, batches, results, strict=True):
             for name in outputs:
@@ -205,20 +210,21 @@ class ModelRole:
                     by_sample[index][name] = array
         return by_sample, metrics
 
-    def _call(self, method: str, kind: str, batches: Sequence[Batch], **arguments: Any) -> tuple[Any, list[Metric]]:
-        """The workers' results for the batches, and metrics: the shares of padding and of merged prefixes among the tokens."""
+    @contextmanager
+    def _computing(self, kind: str, num_batches: int, memory: Collection[MemoryKind] | None = None) -> Iterator[list[Metric]]:
+        """Makes the workers ready for a call on so many micro-batches: claims their devices for these kinds of `memory` (None =
+        all). Afterwards the list holds metrics of the call: the shares of padding and of merged prefixes among its tokens."""
         work = self.stopwatch.work
         if work.done >= work.total:
-            self.stopwatch.work = Work("micro-batches", len(batches))
+            self.stopwatch.work = Work("micro-batches", num_batches)
         if self.claim_devices is not None:
-            self.claim_devices(self.owner, ["weights"] if method == "forward" else None)
-        before = self.stopwatch.tokens
-        results = self.workers.call(method, batches, route="split", **arguments).result()
+            self.claim_devices(self.owner, memory)
+        before, metrics = self.stopwatch.tokens, list[Metric]()
+        yield metrics
         counts = self.stopwatch.tokens.minus(before)
-        if not counts.computed:
-            return results, []
-        name = f"batch/{self.name}/{kind}"
-        return results, [
-            Metric(f"{name}/padding", counts.padding_share, weight=counts.computed),
-            Metric(f"{name}/merged", counts.merged_share, weight=counts.given),
-        ]
+        if counts.computed:
+            name = f"batch/{self.name}/{kind}"
+            metrics += [
+                Metric(f"{name}/padding", counts.padding_share, weight=counts.computed),
+                Metric(f"{name}/merged", counts.merged_share, weight=counts.given),
+            ]

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
 from turnwise.model_folder import ADAPTER_CONFIG
-from turnwise.models.load import load_config, load_pretrained, require_weights, trusted_already, write_weights
+from turnwise.models.load import load_model_config, load_pretrained, require_weights, trusted_already, write_weights
 from turnwise.models.lora import Adapters, Gathered
 from turnwise.training.optimizer import LossScale
 
@@ -114,7 +114,7 @@ def _load_weights(folder: Path, model: PreTrainedModel, gathered: Gathered) -> N
     if (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(f"{folder} holds LoRA adapters, not all parameters; set lora_rank as it was to continue with it")
     trust = trusted_already(model)
-    saved, missing = load_pretrained(type(model), folder, load_config(folder, trust), dtype=model.dtype, trust=trust)
+    saved, missing = load_pretrained(type(model), folder, load_model_config(folder, trust), dtype=model.dtype, trust=trust)
     require_weights(folder, missing)
     copy_weights(saved, model, gathered)
 

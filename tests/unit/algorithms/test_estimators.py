@@ -7,7 +7,7 @@ import pytest
 from episodes import TASK, build, episode
 
 from turnwise.algorithms.estimator import Estimator
-from turnwise.algorithms.score_estimator import GRPOPassK, ScoreEstimator, TrajectoryScores, runs_of
+from turnwise.algorithms.score_estimator import GRPOPassK, ScoreEstimator, TrajectoryScores, run_index
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.algorithms.step_estimator import GiGPO, StepEstimator
 from turnwise.algorithms.token_estimator import TokenEstimator
@@ -122,7 +122,7 @@ def test_a_group_of_one_is_refused_by_grpo_passk():
 
 def test_trajectories_of_a_run_share_its_number_and_others_do_not():
     parts = [episode([0.0], weight=0.5), episode([0.0], weight=0.5), episode([0.0], sibling=1, weight=0.5)]
-    assert runs_of([Group(TASK, parts), Group(TASK, [episode([0.0]), episode([0.0])])]).tolist() == [0, 0, 1, 2, 3]
+    assert run_index([Group(TASK, parts), Group(TASK, [episode([0.0]), episode([0.0])])]).tolist() == [0, 0, 1, 2, 3]
 
 
 def best_above_second(scores, groups, weights, runs):

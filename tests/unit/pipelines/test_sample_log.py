@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 
-from turnwise.pipelines.sample_log import MAX_TEXT, MAX_TURNS, describe, log_samples, summary
+from turnwise.pipelines.sample_log import MAX_TEXT, MAX_TURNS, describe_trajectory, log_samples, summary
 from turnwise.types import Group, Sample, Task, Trajectory, Turn, TurnSpan
 
 TASK = Task(id="train/Lake/0", tag="Lake", split="train", seed=7)
@@ -30,7 +30,7 @@ def test_an_episode_reads_from_its_first_prompt_to_its_last_reward():
     sample = Sample(np.arange(6), np.array([0, 1, 1, 0, 1, 1], bool), np.zeros(6), (TurnSpan(0, 1, 3), TurnSpan(1, 4, 6)))
     sample.advantages = np.array([0, 0.5, 0.7, 9, -1, -1], np.float32)
     episode.samples = [sample]
-    assert describe(episode, decode).splitlines() == [
+    assert describe_trajectory(episode, decode).splitlines() == [
         "train/Lake/0, sibling 0: score 1, 2 turns, truncated by max_steps",
         "    | <system>walk",
         "    | <user>P _",
@@ -48,7 +48,7 @@ def test_an_episode_reads_from_its_first_prompt_to_its_last_reward():
 
 def test_long_episodes_and_texts_are_cut_and_counted():
     text = "x" * (MAX_TEXT + 500)
-    written = describe(trajectory(*(turn(text, observation=text) for _ in range(40))), decode)
+    written = describe_trajectory(trajectory(*(turn(text, observation=text) for _ in range(40))), decode)
     assert f"{40 - MAX_TURNS + 1} turns are left out" in written
     assert "  turn 1\n" in written and "  turn 40\n" in written
     assert "… 500 more characters" in written

@@ -215,7 +215,7 @@ def times(clock: CallTimes, mean_steps: float, num_cores: int) -> Finding:
         return Finding("step time", "skipped", "never called")
     mean_s, p99_s = fmean(ordered), ordered[int(0.99 * len(ordered))]
     start_s = median_high(reset.wall_s) + fmean(made.wall_s)
-    result = f"mean {duration(mean_s)}, p99 {duration(p99_s)}, max {duration(ordered[-1])}; a start {duration(start_s)}"
+    result = f"mean {_time(mean_s)}, p99 {_time(p99_s)}, max {_time(ordered[-1])}; a start {_time(start_s)}"
     if step.is_async:
         return judged("step time", f"{result}: coroutines")
     if mean_s + start_s / max(mean_steps, 1.0) <= COOPERATIVE_S and p99_s <= TAIL_S and start_s <= BLOCK_S:
@@ -227,10 +227,10 @@ def times(clock: CallTimes, mean_steps: float, num_cores: int) -> Finding:
     return judged("step time", f"{result}: blocking", advice)
 
 
-def duration(seconds: float) -> str:
+def _time(seconds: float) -> str:
     """A time in µs, ms or s.
 
-    >>> duration(2.34e-6), duration(0.0142), duration(3.0), duration(0.0)
+    >>> _time(2.34e-6), _time(0.0142), _time(3.0), _time(0.0)
     ('2.3 µs', '14 ms', '3.0 s', '0.0 µs')
     """
     unit, size = next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if seconds >= size), ("µs", 1e-6))

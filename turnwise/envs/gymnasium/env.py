@@ -102,7 +102,7 @@ class GymnasiumEnv(HeldOutEnv):
         render = _renderer(id, renderer, known.renderers)
         if render is None and self._shows_text:
             spaces.check_observations(self._env.observation_space, f"gymnasium's {id}")
-        self._text = render or (lambda observation, env: spaces.describe(env.observation_space, observation))
+        self._text = render or (lambda observation, env: spaces.as_text(env.observation_space, observation))
         self._max_chars = max_observation_chars
         self._success = success or known.success
         self._format_penalty = float(format_penalty)

@@ -26,7 +26,7 @@ def action_numbers(space: Any, env_name: str) -> range:
 
 
 def check_observations(space: Any, env_name: str) -> None:
-    """Raises EnvironmentFault unless `describe` can write the elements of an observation space."""
+    """Raises EnvironmentFault unless `as_text` can write the elements of an observation space."""
     match space:
         case spaces.Dict() | spaces.Tuple():
             for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
@@ -48,17 +48,17 @@ def is_number(space: Any) -> bool:
     return isinstance(space, spaces.Discrete)
 
 
-def describe(space: Any, value: Any) -> str:
+def as_text(space: Any, value: Any) -> str:
     """An element of a space as text: floats with four significant digits, a line per row of an array, parts of a Dict by name.
 
-    >>> describe(spaces.Dict({"at": spaces.Box(0, 9, (2,)), "left": spaces.Discrete(3)}), {"at": np.array([1, 2.5]), "left": 2})
+    >>> as_text(spaces.Dict({"at": spaces.Box(0, 9, (2,)), "left": spaces.Discrete(3)}), {"at": np.array([1, 2.5]), "left": 2})
     'at: 1 2.5\\nleft: 2'
     """
     match space:
         case spaces.Dict():
-            return "\n".join(f"{name}: {describe(part, value[name])}" for name, part in space.spaces.items())
+            return "\n".join(f"{name}: {as_text(part, value[name])}" for name, part in space.spaces.items())
         case spaces.Tuple():
-            return ", ".join(describe(part, item) for part, item in zip(space.spaces, value, strict=True))
+            return ", ".join(as_text(part, item) for part, item in zip(space.spaces, value, strict=True))
         case spaces.Text():
             return str(value)
         case _:
