@@ -161,7 +161,7 @@ class Sample:
     for no token. All log-probs of a token are at its sampling temperature."""
     old_logprobs: FloatArray | None = None
     old_full_logprobs: FloatArray | None = None
-    """Old log-probs over the whole vocabulary, for a KL; None if `old_logprobs` are already normalised over it."""
+    """Old log-probs [N] that are normalised over the whole vocabulary, for a KL; None if `old_logprobs` already are so."""
     ref_logprobs: FloatArray | None = None
     """The reference's log-probs, over the whole vocabulary."""
     values: FloatArray | None = None

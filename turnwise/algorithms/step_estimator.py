@@ -57,8 +57,8 @@ class StepReinforce(StepEstimator):
 
 
 def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
-    """The number of each turn's bucket [K]: turns with the same entry in `groups` [K] and the same state key share one. Raises
-    ValueError if a turn has no `state_key`."""
+    """The index of each turn's bucket [K]. Turns with the same entry in `groups` [K] and the same state key share a bucket.
+    Raises ValueError if a turn has no `state_key`."""
     keys = []
     for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True):
         if turn.state_key is None:

@@ -181,9 +181,9 @@ class Agent(Section):
     tool_parser: Annotated[str, AfterValidator(OneOf(TOOL_PARSERS, own="module:Class"))] | None = None
     """Form of the tool calls in the model's text [the one that its chat template writes]."""
     max_assistant_turns: PositiveCount | None = None
-    """Maximum responses per episode [what sequence_length holds]."""
+    """Maximum responses per episode [as many as fit into sequence_length]."""
     max_user_turns: PositiveCount | None = None
-    """Maximum messages of a simulated user [what sequence_length holds]."""
+    """Maximum messages of a simulated user [as many as fit into sequence_length]."""
     max_parallel_calls: PositiveCount = 1
     """Maximum tool calls of one response that run, all at the same time; the model is told that further ones weren't run."""
     max_tool_response_length: PositiveCount = 1024

@@ -18,7 +18,7 @@ class Problem:
 
     @classmethod
     def at(cls, key: str, message: str) -> "Problem":
-        """The problem of a dotted key."""
+        """The problem with this message at a dotted key."""
         return cls(tuple(key.split(".")), message)
 
     @property

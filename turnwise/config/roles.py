@@ -125,7 +125,7 @@ class ModelArgs(Section):
 
 
 class TrainingArgs(Section):
-    """The optimiser: AdamW, its schedule and the size of one step."""
+    """The optimiser: AdamW, its learning-rate schedule, and the number of samples per step."""
 
     learning_rate: Positive = derived()
     """Peak learning rate [1e-6; 1e-5 with LoRA and for SFT]."""

@@ -58,7 +58,7 @@ def derived() -> Any:
 
 
 class OneOf:
-    """A validator that accepts the given names and, if `own` is set, a user's entry point. Messages show its form as `own`."""
+    """A validator that accepts the given names and, if `own` is set, a user's entry point, of the form that `own` shows."""
 
     def __init__(self, names: Iterable[str], *, own: str = "") -> None:
         self.names = tuple(names)

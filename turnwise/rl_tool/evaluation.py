@@ -183,7 +183,7 @@ def _majority_is_correct(answers: Sequence[Answer]) -> bool:
 
 
 def _write_worst(file: Path, rows: Sequence[Sequence[Answer]]) -> None:
-    """Writes the first wrong answer to each of the `NUM_WORST` worst rows. A row is worse if a smaller share of its answers is
+    """Writes the first wrong answer of each of the `NUM_WORST` worst rows. A row is worse if a smaller share of its answers is
     right or, at equal shares, if its first answer is farther from the truth. An answer without a number is the farthest."""
 
     def badness(answers: Sequence[Answer]) -> tuple[float, float]:

@@ -118,7 +118,7 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def rules_of_files() -> int:
-    """A file descriptor of the Landlock rules for the readable files and the folder. `landlock_restrict_self` applies them."""
+    """A file descriptor of the Landlock rules for the readable files and the current folder; see `landlock_restrict_self`."""
     if landlock_version() < MIN_LANDLOCK:
         raise Refused(
             f"the kernel {os.uname().release} has no Landlock of version {MIN_LANDLOCK} (Linux 6.2 or newer, and `landlock` in "

@@ -25,7 +25,7 @@ MOSTLY = 0.9
 MIN_NATS = 0.1
 """Below this entropy per response, siblings are nearly always the same."""
 BLOWN_FACTOR, BLOWN_NATS = 3.0, 1.0
-"""How far above its lowest level the entropy per token must be, as a factor and in nats. Mere exploration doesn't triple it."""
+"""Entropy has blown up above max(BLOWN_FACTOR × lowest, lowest + BLOWN_NATS) per token. Mere exploration doesn't triple it."""
 NUM_ERRORS, NUM_RISE_ERRORS, NUM_FOR_NOISE = 5.0, 2.0, 50
 """Standard errors that a fall of success must exceed (the best of hundreds of steps is high by chance too), those that a rise
 must exceed, and the number of recent steps that a standard error is estimated from."""

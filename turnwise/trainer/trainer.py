@@ -38,7 +38,7 @@ class Trainer:
         algorithm: a name (`adv_estimator` of the config) or your own class.
         train_dataset: rows to train on: a list of dicts, a `datasets.Dataset`, or names of files.
         eval_dataset: rows for validation, in the same forms.
-        reward_funcs: functions, or their names, that score what was played, each with one of `reward_weights` [1].
+        reward_funcs: functions, or their names, that score what was played; `reward_weights` has a number for each [all 1].
         callbacks: objects with `on_validation`, `on_step_end` or `on_checkpoint` (`turnwise.trainer.callbacks`).
         is_quiet: True prints no steps.
         config_file: a YAML file; the other arguments replace its settings (`from_config`).

@@ -268,8 +268,8 @@ class _Examination:
         unknown: Finding,
         beaten: Sequence[CheckedEpisode] | None = None,
     ) -> Iterator[Finding]:
-        """Adds one episode per seed to `episodes`, each in its own environment, and yields the finding on them, also if a later
-        call breaks. `choose` returns a player's `act`; None = play no episodes, and yield the finding `unknown`."""
+        """Adds one episode per seed to `episodes`, each in its own environment. Then yields the finding on them, even if a call
+        raises midway. `choose` returns a player's `act`, or None to play no more; if nothing was played, yields `unknown`."""
         try:
             for seed in self._seeds("train"):
                 with self._opened() as env:
