@@ -1,4 +1,4 @@
-"""Single-turn GRPO on rows and a reward function, against TRL's `GRPOTrainer`; and what the reward stage costs.
+"""Single-turn GRPO on rows and a reward function, against TRL's `GRPOTrainer`; and what the reward manager costs.
 
     python benchmarks/rows.py --trl-python PYTHON
 
@@ -164,7 +164,7 @@ def trl(model: str) -> list[float]:
 
 
 def reward_stage(num_completions: int = 10_000) -> dict[str, float]:
-    """Microseconds of the stage for one completion, beside those of the function itself."""
+    """Microseconds of the manager for one completion, beside those of the function itself."""
     from turnwise.data.rewards import FunctionReward, RewardManager, WeightedReward
     from turnwise.runtime.watchdog import Watchdog
     from turnwise.types import Group, Task, Trajectory, Turn
@@ -178,18 +178,18 @@ def reward_stage(num_completions: int = 10_000) -> dict[str, float]:
         turns = [Turn(empty, empty, np.zeros(1, np.float32), text="seven") for _ in range(GROUP_SIZE)]
         return Group(task, [Trajectory(task, sibling, [turn]) for sibling, turn in enumerate(turns)], index)
 
-    async def score(stage: RewardManager, groups: list[Group]) -> None:
+    async def score(manager: RewardManager, groups: list[Group]) -> None:
         for start in range(0, len(groups), NUM_AT_ONCE):
-            await asyncio.gather(*map(stage, groups[start : start + NUM_AT_ONCE]))
+            await asyncio.gather(*map(manager, groups[start : start + NUM_AT_ONCE]))
 
     reward = FunctionReward("trivial", trivial, lambda trajectory: trajectory.turns[-1].text, "prompt")
     times = []
     with Watchdog() as watchdog:
-        stage = RewardManager([WeightedReward("trivial", 1.0, reward)], 60.0, watchdog)
+        manager = RewardManager([WeightedReward("trivial", 1.0, reward)], 60.0, watchdog)
         for _ in range(5):
             groups = [group(index) for index in range(num_completions // GROUP_SIZE)]
             started = time.perf_counter()
-            asyncio.run(score(stage, groups))
+            asyncio.run(score(manager, groups))
             times.append((time.perf_counter() - started) / num_completions * 1e6)
     started = time.perf_counter()
     for _ in range(num_completions // GROUP_SIZE):

@@ -41,8 +41,8 @@ from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
+from turnwise.models.cpu.prefix_tree import merge_prefixes
 from turnwise.models.packed_attention import PACKED_ATTENTION
-from turnwise.models.prefix_tree import merge_prefixes
 from turnwise.models.presets import preset
 from turnwise.pipelines.roles import BatchPlan
 from turnwise.protocols import Loss

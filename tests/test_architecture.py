@@ -106,7 +106,7 @@ HEAVY: dict[str, str] = {
 """Optional libraries and the one module or folder that imports each."""
 
 CALLS_C = {"cli/guard.py", "runtime/threads.py", "tools/jail.py"}
-"""Files that call the C library or Python's own C. Code that serves only CPUs, with our own C, lies in `models/kernels`."""
+"""Files that call the C library or Python's own C. Our own C is called from `models/cpu` alone."""
 
 BROAD_EXCEPT = {
     "cluster/child.py",
@@ -214,9 +214,9 @@ def test_a_heavy_library_is_imported_in_one_place():
     )
 
 
-def test_code_for_cpus_alone_lies_in_one_folder():
+def test_our_own_c_is_called_from_one_folder():
     callers = {path for path, nodes in sources().items() if any(module == "ctypes" for _, module in imported(nodes))}
-    assert {path for path in callers if not path.startswith("models/kernels/")} == CALLS_C
+    assert {path for path in callers if not path.startswith("models/cpu/")} == CALLS_C
 
 
 def test_light_modules_import_nothing_heavy():

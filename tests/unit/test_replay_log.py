@@ -28,7 +28,7 @@ def play(replay_log):
     replay_log.updated(0)
     replay_log.stepped((A, B))
     replay_log.stepped(())
-    replay_log.batched(0, BatchGroups([[1, 0]], []))
+    replay_log.record_batch(0, BatchGroups([[1, 0]], []))
     replay_log.stepped(())
     replay_log.updated(1)
     replay_log.stepped((A,))
@@ -72,7 +72,7 @@ def test_a_batch_that_came_in_parts_is_followed_in_these_parts(path):
     batches = [BatchGroups([[3], [0, 2], []], [4]), BatchGroups([[1]], []), BatchGroups([[]], [5, 6])]
     with closing(ReplayLog(path)) as replay_log:
         for step, batch in enumerate(batches):
-            replay_log.batched(step, batch)
+            replay_log.record_batch(step, batch)
     again = ReplayLog(recorded=path)
     assert [again.batch(step) for step in range(3)] == batches
 
@@ -103,11 +103,11 @@ def test_a_validation_that_the_record_does_not_hold_whole_is_its_end(path):
         replay_log.begin({"threads": 2})
         replay_log.begin_validation()
         replay_log.validated()
-        replay_log.batched(0, BatchGroups([[0]], []))
+        replay_log.record_batch(0, BatchGroups([[0]], []))
         replay_log.begin_validation()
     again = ReplayLog(recorded=path)
     again.begin_validation()
-    again.batched(0, BatchGroups([[0]], []))
+    again.record_batch(0, BatchGroups([[0]], []))
     with pytest.raises(DataError, match="no complete validation after 1 batches: its run ended there, or had another"):
         again.begin_validation()
 

@@ -135,7 +135,7 @@ def _assemble(
     source: RolloutSource,
     num_steps: int,
     log: RunLog,
-    free_for_transfer: FreeForTransfer,
+    freeing: FreeForTransfer,
 ) -> AgenticPipeline:
     actor_train, critic = roles["actor_train"], roles.get("critic")
     weights = partial(actor_train.gather, "weights")
@@ -160,7 +160,7 @@ def _assemble(
         weight_transfer=ManagerTransfer(
             policy.servers,
             weights,
-            free_for_transfer=free_for_transfer,
+            free_for_transfer=freeing,
             share=Written().share if config.num_replicas > 1 else None,
             on_weight_update=config.on_weight_update,
             watchdog=policy.event_loop.watchdog,

@@ -17,7 +17,7 @@ from turnwise.cluster.process import unsendable_part
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.errors import ConfigError, DataError, WorkerError
-from turnwise.models.kernels.build import load_kernels
+from turnwise.models.cpu.build import load_kernels
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster
 from turnwise.replay_log import ReplayLog

@@ -54,7 +54,7 @@ def asked_parts(parameters: Collection[inspect.Parameter], offered: Mapping[str,
 
 
 def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
-    """Yields `(config key, check)` for each plug-in. A check raises TurnwiseError if it fails. `may_miss` allows missing files."""
+    """Yields `(key, check)` for each plug-in; a check that fails raises TurnwiseError. `may_miss` allows missing files."""
     yield ("group_filter",), partial(load_group_filter, config.group_filter)
     if config.adv_estimator not in ESTIMATORS or config.pg_variant not in PG_VARIANTS:
         from turnwise.build.agentic import build_algorithm  # imports torch, as a user's own loss does

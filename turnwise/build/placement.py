@@ -74,7 +74,7 @@ def _num_accelerators() -> int:
 
 def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
     """Numbers of threads for training and for rollouts, by `cpu_split`. If one is missing, it is what the other leaves, at
-    least one; if both are missing, each is half. In synchronous runs, where the two never overlap, each has them all."""
+    least one; if both are missing, each is half. In synchronous runs, which never do both at once, each has all of them."""
     if isinstance(config, SFTConfig) or not config.plays_ahead:
         return CpuThreads(num_threads, num_threads, num_threads)
     train, rollout = config.cpu_split.train, config.cpu_split.rollout
@@ -114,9 +114,9 @@ def share_devices(
     shared = SharedDevices(residents)
 
     def claim_devices(role: str, kinds: Collection[MemoryKind] | None) -> None:
-        policy.event_loop.run(shared.onload(role, kinds))
+        policy.event_loop.run(shared.claim(role, kinds))
 
     for role in roles.values():
         role.claim_devices = claim_devices
-    policy.servers.claim_devices = lambda: shared.onload("actor_infer")
+    policy.servers.claim_devices = lambda: shared.claim("actor_infer")
     return shared.free_for_transfer

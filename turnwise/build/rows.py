@@ -310,7 +310,7 @@ def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
 def build_reward_manager(
     config: AgenticConfig, tokenizer: PreTrainedTokenizerBase | None, event_loop: WatchedRunner
 ) -> RewardManager | None:
-    """The stage that scores groups by `data.reward`; None if that is unset. If episodes have no tokens, `tokenizer` is None."""
+    """A manager that scores by `data.reward`; None if that is unset. `tokenizer` is None if episodes have no tokens."""
     if not config.data.reward:
         return None
     rewards = load_rewards(config, tokenizer)

@@ -10,7 +10,7 @@ from turnwise.config.problems import Path as KeyPath
 from turnwise.config.schema import AgenticConfig
 from turnwise.package_tables import read_table
 
-Reaction = Literal["", "warn", "nothing to do", "refuse"]
+AnswerKind = Literal["", "warn", "nothing to do", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Retired:
     harmless: Sequence[Any] = ()
     idle: Sequence[str] = ()
 
-    def answer_to(self, value: Any) -> Reaction:
+    def answer_to(self, value: Any) -> AnswerKind:
         """How to answer one of these keys if it has this value; empty if no answer is needed."""
         if value is None or any(type(value) is type(known) and value == known for known in self.harmless):
             return ""

@@ -15,7 +15,7 @@ from turnwise.types import Media, Observation, Reduction, Trajectory
 PROMPT_KEYS = ("env_instruction", "suffix")
 """Keys of `info` whose texts go into prompts."""
 
-LARGEST = 1e30
+MAX_ABS = 1e30
 """The largest absolute value of a reward or metric. A float32 holds it, and a float64 holds sums of its squares."""
 
 _REDUCTIONS: dict[Reduction, Callable[[list[float]], float]] = {
@@ -165,9 +165,9 @@ def _check_text(value: Any, what: str) -> None:
 def _number(value: Any, what: str) -> float:
     # Unlike math.isfinite, a comparison takes integers of any length. It is false for NaN.
     size: Any = abs(value) if isinstance(value, (numbers.Real, np.bool_)) else float("nan")
-    if not size <= LARGEST:
+    if not size <= MAX_ABS:
         raise EnvironmentFault(
-            f"{what} is {reprlib.repr(value)} ({type(value).__name__}); it must be a finite number, at most {LARGEST:g} in size"
+            f"{what} is {reprlib.repr(value)} ({type(value).__name__}); it must be a finite number, at most {MAX_ABS:g} in size"
         )
     return float(value)
 
@@ -183,7 +183,7 @@ def _metrics(values: Any, where: str, reductions: Mapping[str, Reduction]) -> di
             )
     # The quick check comes first, since building the text of an error takes longer.
     return {
-        name: value if type(value) is float and -LARGEST <= value <= LARGEST else _number(value, f"{where}: metric {name!r}")
+        name: value if type(value) is float and -MAX_ABS <= value <= MAX_ABS else _number(value, f"{where}: metric {name!r}")
         for name, value in values.items()
     }
 

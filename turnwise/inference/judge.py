@@ -186,7 +186,7 @@ async def _all(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of the requests, which run at the same time. The first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(request, name="judge") for request in requests]
+            tasks = [group.create_task(request, name=f"judge {number}") for number, request in enumerate(requests)]
     except ExceptionGroup as faults:
         raise faults.exceptions[0] from None
     return [task.result() for task in tasks]

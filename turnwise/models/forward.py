@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnwise.errors import NotAvailableError
-from turnwise.models.kernels.layers import use_native_layers
+from turnwise.models.cpu.layers import use_native_layers
+from turnwise.models.cpu.prefix_tree import merge_prefixes
 from turnwise.models.logprobs import RaggedIds, logprobs_of, token_logprobs
 from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
-from turnwise.models.prefix_tree import merge_prefixes
 from turnwise.models.value_head import value_head
 from turnwise.protocols import Output
 from turnwise.runtime.stopwatch import TokenCounts

@@ -2,7 +2,7 @@
 
 The trainer still has the parameters `q_proj.weight`, `k_proj.weight` and `v_proj.weight`, but their storage is one tensor. So
 the engine needs one product instead of three, and reads what an in-place optimiser step or `load_state_dict` writes. Whether
-tensors are fused is read off their addresses. (`models.kernels.forward` reads a copy of the weights instead.)"""
+tensors are fused is read off their addresses. (`models.cpu.forward` reads a copy of the weights instead.)"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ import os
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from turnwise.models.kernels.layers import uses_native_layers
+from turnwise.models.cpu.layers import uses_native_layers
 from turnwise.models.load import DTYPES, load_model_config
 from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.runtime_info import LoadedModel, PolicyInfo

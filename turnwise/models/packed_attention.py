@@ -2,7 +2,7 @@
 
 transformers' attention registry lists it as `PACKED_ATTENTION`, for architectures that use that registry. Lengths are passed to
 the model's forward call as `sequences`. A call without `sequences` (a padded batch, a cache) is plain SDPA. If sequences
-share prefixes (`models.prefix_tree`), only the distinct tokens are packed, and each branch attends to its path."""
+share prefixes (`models.cpu.prefix_tree`), only the distinct tokens are packed, and each branch attends to its path."""
 
 import inspect
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from turnwise.errors import ModelError
-from turnwise.models.kernels.attention import BranchAttention, Branches, attention_kernels
-from turnwise.models.prefix_tree import PrefixTree
+from turnwise.models.cpu.attention import BranchAttention, Branches, attention_kernels
+from turnwise.models.cpu.prefix_tree import PrefixTree
 
 PACKED_ATTENTION = "turnwise_packed"
 _PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})

@@ -32,7 +32,7 @@ class SharedDevices:
         self._residents = residents
         self._lock = asyncio.Lock()
 
-    async def onload(self, role: str, kinds: Collection[MemoryKind] | None = None) -> None:
+    async def claim(self, role: str, kinds: Collection[MemoryKind] | None = None) -> None:
         """Leaves only these `kinds` of the role's memory (default: all) on its devices. Call it before the role computes."""
         own = self._residents.get(role)
         if own is not None:

@@ -7,10 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnwise.config.roles import Dtype
 from turnwise.config.rules import holds
-from turnwise.config.section import Fraction, NonNegative, Positive, PositiveCount
+from turnwise.config.section import Fraction, NonNegative, Positive
 from turnwise.errors import ConfigError, nearest
 from turnwise.package_tables import read_table
 
+PositiveInt = Annotated[int, Field(ge=1)]
 PYTHON_ONLY = ("custom_reward",)
 """Parameters that JSON can't hold. `function_schema` leaves them out."""
 _UNREAD: dict[str, list[dict[str, Any]]] = read_table(__file__, "unread.yaml")
@@ -36,7 +37,7 @@ class RowChoice(Action):
     [GSM8K if it lies in ./gsm8k or ./data/gsm8k or the hub gives it, else `generated`]."""
     split: Literal["train", "test"] | None = None
     """The split to read, if the data set has splits [train; test for evaluate]."""
-    max_samples: PositiveCount | None = None
+    max_samples: PositiveInt | None = None
     """Number of rows to take, from the first on [all of them; 1,000 generated ones; 100 for load_dataset and evaluate]."""
 
 
@@ -49,15 +50,15 @@ class Train(RowChoice):
     """How the model is trained."""
     preset: Literal["quick", "small", "medium", "full"] | None = None
     """Sizes, from a quick trial to a full training run; parameters given explicitly take precedence."""
-    num_epochs: PositiveCount = 3
+    num_epochs: PositiveInt = 3
     """Passes over the rows."""
-    batch_size: PositiveCount = 4
+    batch_size: PositiveInt = 4
     """Rows per training step; for grpo and ppo, prompts, each with num_generations answers."""
     output_dir: str = "./output"
     """The folder of the result; the run itself is in output_dir/run."""
     use_lora: bool = True
     """Train LoRA adapters instead of all parameters."""
-    lora_rank: PositiveCount = 16
+    lora_rank: PositiveInt = 16
     """Rank of the adapters."""
     lora_alpha: Positive | None = None
     """Scale of the adapters [2 × lora_rank]."""
@@ -77,13 +78,13 @@ class Train(RowChoice):
     """Share of the steps in which the learning rate rises."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
-    num_generations: PositiveCount | None = None
+    num_generations: PositiveInt | None = None
     """Answers to each prompt [grpo 8, ppo 1]."""
     kl_coef: NonNegative = 0.001
     """Weight of the KL to the initial model in the loss; 0 = off."""
     clip_range: Positive = 0.2
     """Clip of the probability ratio."""
-    max_new_tokens: PositiveCount | None = None
+    max_new_tokens: PositiveInt | None = None
     """Maximum tokens per answer [512, at most half of the model's context]."""
     temperature: Positive = 1.0
     """Temperature of the answers that are trained on."""
@@ -132,11 +133,11 @@ class Evaluate(RowChoice):
     """Folder of a model or of a LoRA adapter, or a name of the hub."""
     use_lora: bool | None = None
     """Whether the adapter of model_path is used; false measures its base model [true]."""
-    k: PositiveCount = 1
+    k: PositiveInt = 1
     """Answers to each prompt, for pass@k and majority@k; 1 = one greedy answer."""
     temperature: Positive = 1.0
     """Temperature of the answers if k is more than 1."""
-    max_new_tokens: PositiveCount | None = None
+    max_new_tokens: PositiveInt | None = None
     """Maximum tokens per answer [512, at most half of the model's context]."""
     return_details: bool = False
     """Return every answer too."""

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from turnwise.completion import SamplingParams
-from turnwise.envs.contract import LARGEST
+from turnwise.envs.contract import MAX_ABS
 from turnwise.rollout.source import Rejection
 from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun, join_kept_ids
 
@@ -134,8 +134,8 @@ class Record(BaseModel):
 
 
 def _bounded(value: float) -> float:
-    if abs(value) > LARGEST:
-        raise ValueError(f"it is {value:g}, and must be at most {LARGEST:g} in size")
+    if abs(value) > MAX_ABS:
+        raise ValueError(f"it is {value:g}, and must be at most {MAX_ABS:g} in size")
     return value
 
 

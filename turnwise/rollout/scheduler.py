@@ -202,7 +202,7 @@ class RolloutScheduler:
         if self._is_fixed:
             self._all_splits_log.validated()
         rejected = [group.index for group in self.rejected if group.rejected != "stale"]
-        self._replay_log.batched(self._buffer.step, BatchGroups(parts, rejected))
+        self._replay_log.record_batch(self._buffer.step, BatchGroups(parts, rejected))
         self._say_what_is_missing()
         self._admit()
 

@@ -55,8 +55,8 @@ class LoopIteration(Wait):
 
 class WatchedRunner:
     """An `asyncio.Runner` whose event loop is watched from its first `run` to its `close`. A task that blocks the loop for
-    `iteration_s` seconds and has no deadline of its own ends the run (None = no limit). `asyncio.to_thread` has daemon threads.
-    The `stopwatch` records how long the loop ran and how long it was idle."""
+    `iteration_s` seconds and has no deadline of its own ends the run (None = no limit). The `stopwatch` records how long the
+    loop ran and how long it was idle. Threads of `asyncio.to_thread` are daemons."""
 
     def __init__(
         self, watchdog: Watchdog | None = None, iteration_s: float | None = None, stopwatch: Stopwatch | None = None

@@ -37,8 +37,10 @@ def of(function, **arguments) -> FunctionReward:
 
 def scored(group: Group, *rewards: tuple[object, float], timeout_s: float = 5.0) -> list[Trajectory]:
     with Watchdog() as watchdog:
-        stage = RewardManager([WeightedReward(reward.name, weight, reward) for reward, weight in rewards], timeout_s, watchdog)
-        return asyncio.run(stage(group))
+        manager = RewardManager(
+            [WeightedReward(reward.name, weight, reward) for reward, weight in rewards], timeout_s, watchdog
+        )
+        return asyncio.run(manager(group))
 
 
 def test_weighted_parts_add_up_to_the_score_and_metrics_are_raw() -> None:

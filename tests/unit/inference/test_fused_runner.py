@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from turnwise.inference.embedded import cache, fused_runner
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.runner import PackedStep
-from turnwise.models.kernels.build import load_kernels
+from turnwise.models.cpu.build import load_kernels
 from turnwise.types import IntArray
 
 CONTEXTS = np.random.default_rng(0).integers(0, 40, (6, 60))

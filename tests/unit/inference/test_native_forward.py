@@ -13,7 +13,7 @@ from turnwise.errors import ModelError
 from turnwise.inference.embedded import fused_runner
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.runner import PackedStep
-from turnwise.models.kernels.build import load_kernels
+from turnwise.models.cpu.build import load_kernels
 from turnwise.types import IntArray
 
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no C compiler")

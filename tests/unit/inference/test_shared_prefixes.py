@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from turnwise.inference.embedded.shared_prefixes import SharedPrefixes
+from turnwise.models.cpu.shared_prefixes import SharedPrefixes
 
 SLOTS, LENGTH = 5, 64
 ACTIONS = st.lists(

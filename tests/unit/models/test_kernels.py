@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from turnwise.errors import ConfigError
-from turnwise.models.kernels import build
+from turnwise.models.cpu import build
 
 kernels = build.load_kernels()
 needs_kernels = pytest.mark.skipif(kernels is None, reason="no C compiler")

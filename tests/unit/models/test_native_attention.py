@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from turnwise.models import packed_attention
-from turnwise.models.kernels.attention import BranchAttention, attention_kernels
-from turnwise.models.kernels.build import load_kernels
+from turnwise.models.cpu.attention import BranchAttention, attention_kernels
+from turnwise.models.cpu.build import load_kernels
+from turnwise.models.cpu.prefix_tree import merge_prefixes
 from turnwise.models.packed_attention import PackedSequences
-from turnwise.models.prefix_tree import merge_prefixes
 
 kernels = load_kernels()
 pytestmark = pytest.mark.skipif(kernels is None, reason="no C compiler")

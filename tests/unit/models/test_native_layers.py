@@ -21,8 +21,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from turnwise.models.kernels import build
-from turnwise.models.kernels.layers import Gate, Norm, SplitHeads, use_native_layers
+from turnwise.models.cpu import build
+from turnwise.models.cpu.layers import Gate, Norm, SplitHeads, use_native_layers
 from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
 
 kernels = build.load_kernels()

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, strategies as st
 from toy_model import VOCAB_SIZE, toy_batches, toy_model, toy_samples
 
+from turnwise.models.cpu.prefix_tree import merge_prefixes
 from turnwise.models.forward import make_forward
-from turnwise.models.prefix_tree import merge_prefixes
 from turnwise.types import Media, Sample
 
 OUTPUTS = frozenset({"logprobs", "entropy"})

@@ -22,7 +22,7 @@ from turnwise.build.run_table import settings_table
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.errors import ConfigError, DataError, DeadlineError, WorkerError
 from turnwise.inference.embedded.engine import Engine
-from turnwise.models.kernels.build import load_kernels
+from turnwise.models.cpu.build import load_kernels
 from turnwise.tracking.jsonl import read_metrics
 
 

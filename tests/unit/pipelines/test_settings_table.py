@@ -16,7 +16,7 @@ from turnwise.build.run_table import settings_table
 from turnwise.build.saved import evaluate_model
 from turnwise.build.sft import build_sft
 from turnwise.config import AgenticConfig, SettingsTable, parse_config
-from turnwise.models.kernels.build import load_kernels
+from turnwise.models.cpu.build import load_kernels
 
 
 @pytest.fixture

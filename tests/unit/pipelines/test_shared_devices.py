@@ -151,13 +151,13 @@ def test_memory_leaves_before_other_memory_comes_and_other_devices_are_left_alon
                 "actor_infer": resident(ledger, "infer", {1}, {"weights", "kv_cache"}),
             }
         )
-        await shared.onload("actor_infer")
-        await shared.onload("actor_infer")
-        await shared.onload("actor_train", ["weights"])
-        await shared.onload("actor_train")
+        await shared.claim("actor_infer")
+        await shared.claim("actor_infer")
+        await shared.claim("actor_train", ["weights"])
+        await shared.claim("actor_train")
         await shared.free_for_transfer()
-        await asyncio.gather(*(shared.onload("actor_infer") for _ in range(3)))
-        await shared.onload("nobody")
+        await asyncio.gather(*(shared.claim("actor_infer") for _ in range(3)))
+        await shared.claim("nobody")
         return ledger
 
     assert asyncio.run(scenario()) == [

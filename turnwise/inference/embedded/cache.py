@@ -7,8 +7,8 @@ from torch import Tensor
 
 from turnwise.errors import ConfigError
 from turnwise.inference.embedded.rows import power_of_two
-from turnwise.inference.embedded.shared_prefixes import SharedPrefixes
-from turnwise.models.kernels.build import LANES
+from turnwise.models.cpu.build import LANES
+from turnwise.models.cpu.shared_prefixes import SharedPrefixes
 
 _FIRST_SLOTS = 8
 _FIRST_LENGTH = 256

@@ -14,9 +14,9 @@ from turnwise.errors import ModelError
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.decoder_layer import TorchOps
 from turnwise.inference.embedded.runner import PackedStep
+from turnwise.models.cpu.build import LANES, load_kernels
+from turnwise.models.cpu.forward import NativeForward
 from turnwise.models.fused import FusedLinear, HeadShape, LayerWeights, fuse_projections, fused, gate_up, qkv
-from turnwise.models.kernels.build import LANES, load_kernels
-from turnwise.models.kernels.forward import NativeForward
 from turnwise.spec import MAX_PACKED_BYTES
 
 _BLOCK_TOKENS = 1024  # tokens that pass all layers together on a CPU, so that a layer's output stays in the CPU's caches

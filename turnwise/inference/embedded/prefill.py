@@ -8,7 +8,7 @@ import numpy as np
 from turnwise.inference.embedded.rows import Rows
 from turnwise.inference.embedded.runner import Runner
 from turnwise.inference.request import Request
-from turnwise.models.kernels.build import LANES
+from turnwise.models.cpu.build import LANES
 from turnwise.types import IntArray
 
 

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.models.kernels.build import load_kernels
-from turnwise.models.kernels.sampler import draw_natively
+from turnwise.models.cpu.build import load_kernels
+from turnwise.models.cpu.sampler import draw_natively
 from turnwise.types import FloatArray, IntArray, KeptIds
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

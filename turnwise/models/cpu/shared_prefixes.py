@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from turnwise.models.kernels.build import LANES
+from turnwise.models.cpu.build import LANES
 from turnwise.types import IntArray
 
 Copy = Callable[[int, int, int, int], None]

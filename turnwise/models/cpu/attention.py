@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from turnwise.models.kernels.build import LANES, load_kernels
+from turnwise.models.cpu.build import LANES, load_kernels
 from turnwise.types import IntArray
 
 _MOST_NUMBERS = 2**15

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from turnwise.models.cpu.build import load_kernels
 from turnwise.models.fused import fuse_projections, has_plain_body, joined, supports_fast_path
-from turnwise.models.kernels.build import load_kernels
 from turnwise.models.packed_attention import PACKED_ATTENTION, packed_attention
 
 

@@ -1,1 +1,0 @@
-"""Kernels in C for a CPU, compiled on the machine where they run."""
