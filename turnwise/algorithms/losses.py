@@ -81,8 +81,8 @@ class PolicyLoss:
     """pg + `kl_loss_coef`·KL(lp ‖ ref) − `entropy_loss_coef`·entropy: a `Loss` that is also `NeedsWholeStep` and `StreamsStep`.
 
     Returns a micro-batch's part of its optimiser step's loss; the parts of a step add up. If the batch has no `old_logprobs`,
-    old is the current log-prob without its gradient. The ratio is then 1, which is right only while the weights are those that
-    sampled. Ratio and policy loss are over a token's kept ids (after top-k, top-p, min-p) if it has some, KL and entropy over
+    old is the current log-prob without its gradient. The ratio is then 1, which is exact for the first optimiser step of an
+    update. Ratio and policy loss are over a token's kept ids (after top-k, top-p, min-p) if it has some, KL and entropy over
     the whole vocabulary.
 
     On every batch with `rollout_logprobs` the mismatch between the sampler's log-probs and old is measured. With

@@ -32,7 +32,7 @@ def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
     """Checks that the server can treat running requests as `on_weight_update` asks and, with `top_k`, report which tokens were
     left to draw from. Raises NotAvailableError if it can't; only warns if just the loss would use those tokens."""
     if config.on_weight_update == "keep" and not ("keep" in server.suspensions and server.weight_versions):
-        lacks = "say which weights sampled which token" if "keep" in server.suspensions else "let responses stand still"
+        lacks = "say which weights sampled which token" if "keep" in server.suspensions else "pause running responses"
         raise NotAvailableError(
             f"on_weight_update is keep, and the server ({server.engine}) can't {lacks}; take finish or abort_continue"
         )

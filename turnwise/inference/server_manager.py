@@ -52,7 +52,7 @@ class LLMServerManager:
         self.claim_devices: Callable[[], Awaitable[None]] | None = None
         """Awaited before each request, if roles share devices."""
         self._in_flight: set[str] = set()  # conversations with a request that its caller hasn't aborted
-        self._interrupted: OnWeightUpdate = "finish"
+        self._on_weight_update: OnWeightUpdate = "finish"
         """What happens to the requests that the last weight update interrupted."""
 
     @property
@@ -74,9 +74,9 @@ class LLMServerManager:
                 partial = join(pieces).token_ids.tolist() if pieces else []
                 pieces.append(await self._piece(prompt_ids, sampling, request_id, media, partial))
                 is_interrupted = pieces[-1].finish_reason == "aborted" and request_id in self._in_flight
-                if not is_interrupted or self._interrupted == "finish":
+                if not is_interrupted or self._on_weight_update == "finish":
                     return join(pieces)
-                if self._interrupted == "abort_restart":
+                if self._on_weight_update == "abort_restart":
                     pieces.clear()
         finally:
             self._in_flight.discard(request_id)
@@ -123,7 +123,7 @@ class LLMServerManager:
         fates: dict[OnWeightUpdate, Suspension] = {"finish": "finish", "keep": "keep"}
         how = fates.get(on_weight_update, "abort")
         if how == "abort":
-            self._interrupted = on_weight_update
+            self._on_weight_update = on_weight_update
         await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(how))
 
     async def receive(self, weights: NamedTensors) -> int:
@@ -161,7 +161,8 @@ class LLMServerManager:
         try:
             async with self._watchdog.waiting(who, f"inference replica {replica} to {what}", self._request_s, _SETTING):
                 return await ask(self._servers[replica])
-        except DeadlineError:
+        except DeadlineError as error:
+            self._last_error = error
             # The replica gets no more calls: otherwise the end of the run would wait for it once per conversation.
             self._servers.pop(replica, None)
             raise

@@ -62,9 +62,9 @@ class AgenticPipeline:
             pass
 
     def steps(self) -> Iterator[StepReport]:
-        """Makes steps: plays, assigns credit and trains. Yields a report of each finished step, and a last report if the run
-        validates, or has no step left to do and saves the checkpoint that it continues from in its own folder. A step trains
-        nothing if the group filter drops all its groups."""
+        """Makes steps: plays, assigns credit and trains. Yields a report of each finished step. Yields a last one if the run
+        validates, or if it was resumed with no step left and saves that checkpoint into its own folder. A step trains nothing
+        if the group filter drops all its groups."""
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
         if self.train_rollout_scheduler.is_exhausted:  # the run that is continued has ended with its last row
             self.checkpoints.end_here()
@@ -109,7 +109,7 @@ class AgenticPipeline:
             self.log.add(self.parity_gate.check(version=step))
 
     def validate(self, step: int) -> None:
-        """Plays the fixed validation tasks on the servers, every `eval_steps` steps (0 = never) and after the last step."""
+        """Plays the fixed validation tasks on the servers, every `eval_steps` steps and after the last; never if it is 0."""
         every = self.pipeline_config.eval_steps
         if self.val_rollout_scheduler is None or not every or (step % every and step != self.checkpoints.num_steps):
             return

@@ -42,7 +42,7 @@ class PolicyUpdate:
         if lacks_advantages and not is_last:
             self._waiting = samples
             return []
-        if lacks_advantages and not self._parts:
+        if lacks_advantages and not self._num_sent:
             return [*self.role.named([Metric("grad_norm", 0.0)], has_stepped=False), self._left_out(1.0)]
         is_one_step = self.role.plan.num_optimizer_steps(len(samples)) <= 1
         if is_last and not self._parts and (is_one_step or not self.is_streamed):
@@ -71,8 +71,8 @@ class PolicyUpdate:
         samples, measured = self.role.prepare(samples, self.loss, seed)
         self._metrics += measured
         self._parts.append(denominators(samples, plan.max_length))
-        step = Denominators(*map(sum, zip(*self._parts, strict=True)))._replace(max_length=plan.max_length)
-        divisor = self.loss.divisor(step) if is_last and step.num_tokens else None
+        whole = Denominators(*map(sum, zip(*self._parts, strict=True)))._replace(max_length=plan.max_length)
+        divisor = self.loss.divisor(whole) if is_last and whole.num_tokens else None
         if divisor or any(sample.num_trained for sample in samples):
             part, ones = StepPart(self._num_sent, divisor), Denominators(1.0, 1.0, plan.max_length, 1.0)
             position = plan.position(self.step, number=0, num_samples=1)
@@ -80,8 +80,8 @@ class PolicyUpdate:
             self._num_sent += 1
         if not is_last:
             return []
-        metrics = self.loss.whole(self._metrics, step) if step.num_tokens else self._metrics
-        return self.role.named(metrics, has_stepped=step.num_tokens > 0)
+        metrics = self.loss.whole(self._metrics, whole) if whole.num_tokens else self._metrics
+        return self.role.named(metrics, has_stepped=whole.num_tokens > 0)
 
 
 class StepRollout:

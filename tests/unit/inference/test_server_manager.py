@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.errors import DeadlineError, ServerError
+from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError
 from turnwise.inference import server_manager
 from turnwise.inference.server_manager import AsyncLLMServerManager, AsyncServer, LLMServerManager
 from turnwise.protocols import InferenceServer, OnWeightUpdate
@@ -174,6 +174,8 @@ async def test_a_replica_that_does_not_answer_is_not_waited_for_again() -> None:
     with pytest.raises(DeadlineError):
         await ask(manager, "c")
     await asyncio.gather(manager.release("c"), manager.close())
+    with pytest.raises(ReplicasDeadError, match="the last one failed with DeadlineError"):
+        await ask(manager, "c")
     assert server.num_calls == 1
 
 

@@ -192,7 +192,7 @@ def test_a_server_that_returns_no_kept_ids_is_refused_where_they_are_needed(tiny
 @pytest.mark.parametrize(
     ("lacks", "said"),
     [
-        ({"suspensions": frozenset({"finish", "abort"})}, r"the server \(embedded, .*\) can't let responses stand still"),
+        ({"suspensions": frozenset({"finish", "abort"})}, r"the server \(embedded, .*\) can't pause running responses"),
         ({"weight_versions": False}, "can't say which weights sampled which token; take finish or abort_continue"),
     ],
 )

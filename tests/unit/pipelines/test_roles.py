@@ -250,11 +250,13 @@ class TestUpdate:
         assert [(m.name, m.value) for m in metrics] == [("actor/backward_steps", 0.0), ("actor/updates_left_out", 0.0)]
         assert worker.steps == []
 
-    @pytest.mark.parametrize("is_streamed", [False, True])
-    def test_a_step_without_an_advantage_is_left_out_and_counted(self, is_streamed):
+    @pytest.mark.parametrize(("is_streamed", "is_trained"), [(False, True), (True, True), (True, False)])
+    def test_a_step_without_an_advantage_is_left_out_and_counted(self, is_streamed, is_trained):
         update, worker = updating(AdvantageLoss(), is_streamed=is_streamed)
         if is_streamed:
-            assert update.add(credited(3, 0.0), is_last=False) == []
+            first = credited(1, 0.0)
+            first[0].response_mask &= is_trained
+            assert update.add(first, is_last=False) == []
         metrics = {m.name: m.value for m in update.add(credited(3, 0.0), is_last=True)}
         assert metrics == {"actor_train/grad_norm": 0.0, "actor/backward_steps": 0.0, "actor/updates_left_out": 1.0}
         assert worker.steps == []

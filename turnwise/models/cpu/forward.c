@@ -1,7 +1,7 @@
 /* A whole forward pass over packed tokens, products included, in float32 for a CPU.
  *
- * One thread takes a block of rows through a whole layer, so that the block stays in the caches of its core. Threads wait for
- * each other twice per layer, since all keys and values of a layer must be there before a token attends to them.
+ * One thread takes a block of rows through half a layer, so that the block stays in the caches of its core. Threads wait for
+ * each other after each half, since all keys and values of a layer must be there before a token attends to them.
  */
 
 #include "products.h"
