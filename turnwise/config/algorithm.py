@@ -32,9 +32,9 @@ class RewardNormalizationArgs(Section):
     """How scores are centred and scaled. The defaults of `grouping` and `method` depend on the estimator."""
 
     grouping: Annotated[Grouping, aliased(GROUPING_ALIASES)] = derived()
-    """Scores are grouped by task (`traj_group_id`, `state`) or tag (`tags`, `inductive`), or not at all (`batch`, `global`)."""
+    """Group scores by task (`traj_group_id`/`state`), tag (`tags`/`inductive`) or not (`batch`/`global`) [the estimator's]."""
     method: NormalizationMethod = derived()
-    """What a score s becomes: `identity` s, `mean` s − μ, `mean_std` (s − μ)/σ, `asym_clip` the same, clamped to [−1, 3]."""
+    """Score s becomes: `identity` s, `mean` s − μ, `mean_std` (s − μ)/σ, `asym_clip` that clamped to −1…3 [the estimator's]."""
     norm_mean_type: Statistic | None = None
     """Scores over which the mean μ is taken; `running` = all since training began [the method's default]."""
     norm_std_type: Statistic | None = None
@@ -57,7 +57,7 @@ class ImportanceWeightArgs(Section):
     enabled: bool = True
     """False leaves the loss as it is."""
     weight_type: Granularity = "token"
-    """The weight: ratio of a `token`; geometric mean of a turn (`segment`) or sequence (`geometric`); product (`sequence`)."""
+    """Ratio of a `token`, geometric mean over a turn (`segment`) or sequence (`geometric`), or product over a `sequence`."""
     upper_bound: Positive = 2.0
     """Larger weights are replaced by this value."""
     detach: Literal[True] = True
@@ -65,12 +65,12 @@ class ImportanceWeightArgs(Section):
 
 
 class RatioFilter(Section):
-    """Takes tokens out of the loss if their ratio exp(old log-prob − sampler's log-prob) lies outside a band."""
+    """Removes tokens from the loss if their ratio exp(old log-prob − sampler's log-prob) lies outside a band."""
 
     enabled: bool = True
-    """False takes nothing out."""
+    """False leaves all tokens in the loss."""
     agg_type: Granularity = "token"
-    """The ratio compared: of a token; geometric mean of a turn (`segment`) or sequence (`geometric`); product (`sequence`)."""
+    """Ratio of a `token`, geometric mean over a turn (`segment`) or sequence (`geometric`), or product over a `sequence`."""
     ratio_low: NonNegative = 0.5
     """Lower end of the band."""
     ratio_high: Positive = 2.0
@@ -97,7 +97,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     pg_variant: Annotated[str, AfterValidator(OneOf(PG_VARIANTS, own="module:function"))] = "ppo"
     """The policy loss."""
     pg_args: dict[str, Any] = derived()
-    """Parameters of the pg_variant by name. The resolved config lists all of them, clips included."""
+    """The pg_variant's parameters by name [its own defaults; its clips as pg_clip… and dual_clip_loss say]."""
     ratio_type: Literal["token", "segment"] | None = None
     """What one probability ratio covers: a token, or a turn (`segment`) [the variant's default]."""
     ppo_epochs: PositiveCount = 1
@@ -125,7 +125,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     """PPO's value clip: the critic's loss doesn't reward moving a value further than this from its old one."""
 
     add_token_level_kl: bool = False
-    """Subtract β·KL(old, reference) of each token from the reward."""
+    """Subtract each token's β·KL(old, reference) from its reward."""
     init_kl_coef: NonNegative = 0.0
     """β of the KL in the reward."""
     kl_penalty: Annotated[KLEstimator, aliased(KL_ALIASES)] = "k1"
@@ -166,12 +166,12 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     max_grad_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
     critic_warmup: Count = 0
-    """Number of first steps in which only the critic is trained."""
+    """Number of steps at the start in which only the critic is trained."""
 
     train_infer_correction: TrainInferCorrection | None = None
     use_rollout_log_probs: bool = False
     """Use the sampler's log-probs as the old ones, which saves a forward pass."""
     group_filter: Annotated[str, AfterValidator(OneOf(["non_zero_variance"], own="module:function"))] | None = None
-    """`non_zero_variance` or your own `module:function`: groups that it rejects are replaced."""
+    """Groups are replaced if this function returns False: `non_zero_variance` (scores differ) or your own `module:function`."""
     max_refill_factor: Positive = 3.0
     """Maximum number of groups played to replace rejected ones, as a multiple of the groups in a batch."""

@@ -187,7 +187,7 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _placed(prefix: str, role: PlacedModel, kinds: Sequence[str], is_active: bool = True) -> Iterator[Problem]:
-    """Problems of one role, which needs a strategy of one of the `kinds`."""
+    """Problems of one role. Its strategy must be of one of the `kinds`."""
     strategy = role.strategy_args.strategy_name
     if STRATEGIES[strategy].kind not in kinds:
         allowed = ", ".join(name for name, spec in STRATEGIES.items() if spec.kind in kinds)

@@ -137,7 +137,7 @@ def _shapes_the_defaults(override: str, folder: Path) -> bool:
 
 def _assign(tree: Any, override: str) -> None:
     """Parses an override by Hydra's grammar, and sets its value in the composed tree. If a section around the key is an
-    interpolation, the section is copied first. Hydra's own override would replace the whole section by the one key."""
+    interpolation, a copy of its target replaces it first. Hydra's own override would leave only this key in the section."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf

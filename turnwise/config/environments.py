@@ -71,14 +71,14 @@ class CustomEnv(Section):
     agent_template: str = derived()
     """User message of a turn [the mode's template in turnwise/spec.yaml]. {observation} {turn_idx} {actions_left}
     {max_response_length} {suffix} are filled in, and in mode step also {history} {history_length} {step_count} {current_step}
-    {current_observation}. The environment's rules replace {env_instruction}; without it they open a context's first message."""
+    {current_observation}. {env_instruction} places the environment's rules, which otherwise open a context's first message."""
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
-    """Regular expression whose last group is the action; `null` takes all outside `<think>`."""
+    """Regular expression whose last group is the action; `null` = the action is all text outside `<think>`."""
     encode_special_tokens: bool | None = None
     """Whether special tokens that a user message or an observation spells out become those tokens; false = they stay ordinary
     text, so that no environment can forge a turn [true; false for environments that relay foreign text]."""
     use_thread_lock: bool = False
-    """For environments that block and can't be called at the same time: each gets a thread, and one is called at a time."""
+    """For environments that block and can't be called at the same time: each gets a thread, and only one is called at once."""
     tools: list[str] | None = None
     """Refused: this version has tools for rows of data, not for environments."""
 
@@ -148,7 +148,7 @@ class Data(Section):
     val_files: Names | None = None
     """Validation rows, in the same forms."""
     num_epochs: PositiveCount | None = None
-    """Number of times that each training row is played; the run ends after that, unless max_steps ends it before."""
+    """How often each training row is played before the run ends, if max_steps doesn't end it first; unset = no limit."""
     curriculum: bool = False
     """Draw rows and environment tags more often if their success rate is near one half."""
     prompt_key: str = "prompt"
@@ -162,7 +162,7 @@ class Data(Section):
     reward_timeout_s: Seconds = 60.0
     """Time limit of one call of a reward, which scores a group."""
     max_prompt_length: PositiveCount | None = None
-    """Rows whose prompt has more tokens are left out; the log counts them [sequence_length − max_new_tokens]."""
+    """Maximum prompt tokens; other rows are left out [sequence_length − max_new_tokens; sequence_length / 2 if that is ≤ 0]."""
     shuffle: bool = True
     """Training rows come in a new order each epoch."""
 
@@ -183,12 +183,12 @@ class Agent(Section):
     max_assistant_turns: PositiveCount | None = None
     """Maximum responses per episode [as many as fit into sequence_length]."""
     max_user_turns: PositiveCount | None = None
-    """Maximum messages of a simulated user [as many as fit into sequence_length]."""
+    """Maximum messages of a simulated user per episode [as many as fit into sequence_length]."""
     max_parallel_calls: PositiveCount = 1
     """Maximum tool calls of one response that run, all at the same time; the model is told that further ones weren't run."""
     max_tool_response_length: PositiveCount = 1024
     """Maximum characters of a tool's result that the model is shown."""
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
-    """The part that is removed from a longer result."""
+    """The part of a longer result that is removed."""
     tool_timeout_s: Seconds = 60.0
     """Time limit of each call of a tool or a simulated user, and of creating and releasing its state."""

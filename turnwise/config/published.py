@@ -145,7 +145,7 @@ def _unplayed(translation: Translation) -> frozenset[str]:
 
 
 def _tags(translation: Translation, manager: str) -> list[str] | None:
-    """The tags that a manager names. None if it names none, or has anything but a name or a list, which validation refuses."""
+    """The tags that a manager names. None if `tags` is missing, or is neither a name nor a list, which validation refuses."""
     names = translation.section(manager).get("tags")
     names = [names] if isinstance(names, str) else names
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else None
@@ -260,7 +260,7 @@ def _translate_env(translation: Translation, path: tuple[str, ...]) -> None:
 
 
 def _translate_built_in(translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]) -> None:
-    """Drops keys of `env_config` that the framework decides on. The smaller of `env_config.max_steps` and `max_steps` holds."""
+    """Drops `env_config` keys that the framework decides on. The smaller of `env_config.max_steps` and `max_steps` applies."""
     for key, reason in vocabulary()["built_in_env_config"].items():
         if config.pop(key, None) is not None:
             translation.ineffective.append(Problem((*path, "env_config", key), f"has no effect: {reason}"))

@@ -224,7 +224,7 @@ class StrategyArgs(Section):
         return self.strategy_name == "deepspeed_train"
 
     def degree(self, *names: str) -> int:
-        """The value in `strategy_config` of the first of these names that it has; 1 without a whole number above 0 there."""
+        """The value of the first of these options in `strategy_config`; 1 if there is none, or it isn't a whole number > 0."""
         value = next((self.strategy_config[name] for name in names if name in self.strategy_config), 1)
         return value if isinstance(value, int) and value > 0 else 1
 
@@ -236,7 +236,7 @@ class PlacedModel(Section):
     training_args: TrainingArgs = Field(default_factory=TrainingArgs)
     strategy_args: StrategyArgs = Field(default_factory=StrategyArgs)
     device_mapping: DeviceRanks | None = None
-    """Device ranks, or text like `list(range(0,8))` [one per process; critic, reference: actor_train's; servers: its first]."""
+    """Ranks (`list(range(0,8))`) [one per process; critic, reference: actor_train's; servers, reward: actor_train's first]."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
     """Maximum tokens of a micro-batch with use_dynamic_batching_in_train [2 × sequence_length, at least 4096]."""
 
@@ -267,7 +267,7 @@ class Role(PlacedModel):
     use_dynamic_batching_in_train: bool = False
     """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
     use_dynamic_batching_in_infer: bool = False
-    """Fill the micro-batches of forward passes by tokens, too."""
+    """Fill the micro-batches of forward passes (no training) by tokens instead of by samples."""
     max_tokens_per_microbatch_in_infer: PositiveCount = derived()
     """Maximum tokens of a micro-batch with use_dynamic_batching_in_infer [2 × sequence_length, at least 4096]."""
     use_sequence_packing: bool = True

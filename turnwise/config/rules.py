@@ -49,7 +49,7 @@ def phrases(row: str, config: Section) -> list[str]:
 
 
 def without_effect(rows: Iterable[Requirement], section: Section, *prefix: str) -> Iterator[Problem]:
-    """A problem for each key of a section that departs from its default without effect. `prefix` is the section's path."""
+    """A problem for each key of a section whose value isn't the default and has no effect. `prefix` is the section's path."""
     for row in rows:
         if not any(holds(condition, section) for condition in row.needs):
             for key in filter(section.departs, row.keys):

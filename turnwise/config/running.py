@@ -31,7 +31,7 @@ class CheckpointConfig(Section):
     type: Literal["file_system"] = "file_system"
     """Kind of storage. A folder is the only kind."""
     output_dir: Name | None = None
-    """Folder of the checkpoints [the run's own]."""
+    """Checkpoints go to exp_name/time in this folder [checkpoints in the run's folder]."""
 
 
 class Trace(Section):
@@ -49,24 +49,24 @@ class Deadlines(Section):
     """Seconds after which a wait ends with an error that names who waits for whom."""
 
     request_s: Seconds = 600.0
-    """One call of an inference server: the answer to a request, an abort, a pause."""
+    """Deadline of one call of an inference server: the answer to a request, an abort, a pause."""
     start_s: Seconds = 1800.0
-    """The start of an inference server with its engine."""
+    """Deadline of the start of an inference server with its engine."""
     env_s: Seconds = 600.0
-    """Blocking of the event loop by code without its own deadline, or a wait until a blocking environment may be called."""
+    """Deadline of code that blocks the event loop, if it has no other, and of the wait for a blocking environment's turn."""
     train_s: Seconds = 3600.0
-    """One call of the trainer, the reference or the critic: a forward pass, an optimiser step, saving, loading."""
+    """Deadline of one call of the trainer, reference or critic: a forward pass, an optimiser step, saving, loading."""
     weights_s: Seconds = 600.0
-    """One weight update of the inference servers."""
+    """Deadline of one weight update of the inference servers."""
 
 
 class CpuSplit(Section):
     """CPU threads of training and of rollouts in asynchronous runs, where both compute at once."""
 
     train: PositiveCount | None = None
-    """Threads of the trainer."""
+    """Threads of the trainer [what rollouts leave; half if `rollout` is unset too]."""
     rollout: PositiveCount | None = None
-    """Threads of the inference servers."""
+    """Threads of the inference servers [what training leaves; half if `train` is unset too]."""
 
 
 class ClusterArgs(Section):
@@ -91,7 +91,7 @@ class SaveBest(ValidationMetric):
 
 
 class EarlyStopping(ValidationMetric):
-    """When a run ends because it no longer gets better."""
+    """When a run ends early, because its validations no longer improve."""
 
     patience: PositiveCount = 5
     """The run ends after this many validations in a row that don't improve on the best value."""
@@ -108,13 +108,13 @@ class RunKeys(Section):
     """Variables that the policy's chat template reads at every render (`enable_thinking: false`, `date_string: "26 Jul 2024"`);
     a variable that the template never reads is an error."""
     exp_name: Annotated[str, AfterValidator(_folder_name)] = "turnwise"
-    """Name of the experiment [the name of the config file]."""
+    """Name of the experiment [the config file's name without .yaml; turnwise without a file]."""
     seed: Count = 42
     """Seed of all random numbers."""
     output_dir: Name = "runs"
     """A run writes to the folder output_dir/exp_name/time."""
     logging_dir: Name | None = None
-    """Folder of the run's readable log file [the run's own]."""
+    """Folder of the log file [the run's folder]."""
 
     save_steps: Count = 50
     """Write a checkpoint every so many steps, and at the end; 0 = only at the end."""
@@ -146,7 +146,7 @@ class RunKeys(Section):
 
     @property
     def is_examined(self) -> bool:
-        """Whether the user's own classes that the config names were checked when it was read."""
+        """Whether the user's own classes that the config names were checked when the config was read."""
         return self._is_examined
 
     def note_examined(self) -> None:
@@ -163,7 +163,7 @@ class LimitKeys(Section):
     on_weight_update: Literal["finish", "abort_continue", "abort_restart", "keep"] = "finish"
     """Whether running requests finish before a weight update, are aborted and continue or restart, or pause (`keep`)."""
     stale_groups: Literal["wait", "drop"] = "wait"
-    """What a step does with groups that would be too old for the next one: it waits (`wait`) or drops them (`drop`)."""
+    """What happens to a late group in the last step that may train on it: the step waits (`wait`) or drops it (`drop`)."""
     stream_training: bool = derived()
     """Accumulate gradients as each group of a step ends, with one optimiser step after the last [true if training is
     asynchronous and no setting needs the whole batch]."""

@@ -37,7 +37,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     max_steps: Count = 200
     """Number of steps, each of which plays a batch and trains on it."""
     render_save_dir: Name | None = None
-    """Folder for animated pictures of validation episodes, which go to exp_name/time/step-N in it; unset = no pictures."""
+    """Folder for animated pictures of validation episodes, in its subfolders exp_name/time/step-N; unset = no pictures."""
     reward_pretrain: Name = derived()
     """Model of the critic and of the `reward` role [pretrain]."""
 
@@ -46,9 +46,9 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     val_batch_size: PositiveCount = 128
     """Trajectories per validation."""
     prompt_length: PositiveCount | None = None
-    """With response_length, another way to give sequence_length: it is their sum."""
+    """Together with response_length: sequence_length is the sum of the two, unless it is set itself."""
     response_length: PositiveCount | None = None
-    """With prompt_length, another way to give sequence_length: it is their sum."""
+    """Together with prompt_length: sequence_length is the sum of the two, unless it is set itself."""
     turn_journal_mb: Count = 0
     """Maximum size in megabytes of turns.jsonl, which records every turn as soon as it is sampled; 0 = no such file."""
     async_generation_ratio: Annotated[Count, BeforeValidator(_whole)] = 0
@@ -97,7 +97,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def trains_apart(self) -> bool:
-        """Whether training runs in processes other than this one. A launcher that started this one isn't considered."""
+        """Whether the config makes training run in processes other than this one. A launcher such as torchrun doesn't count."""
         has_several = any(len(mapping or ()) > 1 for mapping in self.device_mappings.values())
         return self.plays_ahead or self.cluster.name == "process" or has_several or self.actor_train.strategy_args.is_sharded
 
@@ -108,7 +108,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def staleness(self) -> str:
-        """A text: how many steps samples may be older than the policy that they train, with the arithmetic."""
+        """A text that says by how many steps samples may be older than the policy that they train, with the arithmetic."""
         ratio, every = self.async_generation_ratio, self.actor_train.model_update_frequency
         return f"{ratio} steps" if every == 1 else f"{ratio + every - 1} steps ({ratio} + model_update_frequency {every} − 1)"
 
@@ -118,7 +118,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def num_task_versions(self) -> int:
-        """Number of newest curriculum states to keep: a group may still be drawn or restarted with any of them."""
+        """Number of curriculum states to keep. A group may still be drawn or restarted with any of these newest states."""
         return self.async_generation_ratio + 2
 
     @property
@@ -143,7 +143,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def is_reference_in_policy(self) -> bool:
-        """Whether the policy without its LoRA adapter is the reference, since model, dtype and attention are the same."""
+        """Whether the policy without its LoRA adapter serves as the reference. Model, dtype and attention must be the same."""
         policy, reference = self.actor_train.model_args, self.reference.model_args
         same = ("model_name_or_path", "dtype", "attn_implementation")
         return policy.has_adapter and all(policy.__dict__[key] == reference.__dict__[key] for key in same)
@@ -203,7 +203,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return GeneratingArgs(**shared.model_dump(exclude_unset=True) | own.model_dump(exclude_unset=True))
 
     def max_new_tokens(self, split: Split, tag: str) -> int:
-        """Maximum tokens of a response: min(max_new_tokens, tag's max_tokens_per_step); if unset, min(128, sequence_length)."""
+        """Maximum response tokens: min(max_new_tokens, max_tokens_per_step); if both are unset, min(128, sequence_length)."""
         env = self.custom_envs.get(tag)
         limits = (self.sampling(split).max_new_tokens, env.max_tokens_per_step if env else None)
         given = [limit for limit in limits if limit is not None]

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from turnwise.errors import nearest
 
 LARGEST = 2**63 - 1
-"""The largest whole number that a key may have: torch, numpy and files hold 64 bits."""
+"""The largest whole number in a config, since torch, numpy and saved files store integers in 64 bits."""
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveCount = Annotated[int, Field(ge=1, le=LARGEST)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -96,7 +96,7 @@ class Section(BaseModel):
                 object.__setattr__(self, name, value)
 
     def is_set(self, key: str) -> bool:
-        """Whether the user set the dotted `key` of this section."""
+        """Whether the user set the dotted `key` of this section. Keys in a plain mapping count as set if the mapping is set."""
         first, _, rest = key.partition(".")
         if first not in self.model_fields_set:
             return False

@@ -18,7 +18,7 @@ S = TypeVar("S", bound=Section)
 
 
 def _entry_point(known: Mapping[str, str], aliases: Mapping[str, str], name: Any) -> Any:
-    """The name as `module:Class`, also if it is written `module.Class`; a known name stays as it is."""
+    """A known name or the one that an alias stands for; else the name as `module:Class`, even if written `module.Class`."""
     if not isinstance(name, str) or name in known:
         return name
     if name in aliases:

@@ -166,7 +166,7 @@ _INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}")
 
 
 def display(path: Path) -> str:
-    """The path, made relative to the working directory if it lies inside that."""
+    """The path, relative to the working directory if it lies in that directory."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
