@@ -72,7 +72,7 @@ def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: 
 
 
 def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, policy: ServedPolicy, device: torch.device) -> None:
-    """Records the machine, kernels and threads of the run. Raises DataError if the run to repeat was recorded with others."""
+    """Records the machine, kernels and threads of the run. Raises DataError if those of the run to repeat were different."""
     threads = cpu_threads(config, torch.get_num_threads())
     replay_log.begin(
         {

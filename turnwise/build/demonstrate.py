@@ -1,4 +1,4 @@
-"""Plays demonstrations of a config's environments or rows, by a player that needs no model on this machine."""
+"""Plays demonstrations in a config's environments or on its rows, with a player that needs no model on this machine."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -29,7 +29,7 @@ from turnwise.types import Split, Task
 
 
 def offered_parts(config: AgenticConfig, split: Split, watchdog: Watchdog, stopwatch: Stopwatch) -> dict[str, Any]:
-    """Objects by parameter name. An agent's constructor gets those that it has parameters for."""
+    """The objects that an agent's constructor may ask for, by parameter name. It gets those that it has parameters for."""
     agent = config.agent
     return {
         "split": split,
@@ -41,7 +41,7 @@ def offered_parts(config: AgenticConfig, split: Split, watchdog: Watchdog, stopw
 
 
 def named_parameters(called: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that can be given by name."""
+    """The parameters of `called` that can be passed by name."""
     parameters = inspect.signature(called).parameters.values()
     return [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 

@@ -73,8 +73,8 @@ def _num_accelerators() -> int:
 
 
 def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
-    """Numbers of threads for training and for rollouts, by `cpu_split`. If one is missing, it is what the other leaves, at
-    least one; if both are missing, each is half. In synchronous runs, which never do both at once, each has all of them."""
+    """Numbers of threads for training and for rollouts. If `cpu_split` sets only one number, the other is the rest, at least 1;
+    if it sets neither, each is half of `num_threads`. In synchronous runs, where the two never overlap, each is all of them."""
     if isinstance(config, SFTConfig) or not config.plays_ahead:
         return CpuThreads(num_threads, num_threads, num_threads)
     train, rollout = config.cpu_split.train, config.cpu_split.rollout
@@ -86,7 +86,7 @@ def set_torch_threads(num_threads: int) -> None:
     """Sets the number of threads of torch operators that this thread calls."""
     import torch
 
-    # At its first use of torch, a thread takes over the number that any thread has set last. So that use must come first.
+    # At its first use of torch, a thread adopts the number that any thread has set last. So torch is used before it is set.
     torch.get_num_threads()
     torch.set_num_threads(num_threads)
 

@@ -39,7 +39,7 @@ class Onlooker(Protocol):
     def response(self, prompt: ShownPrompt, answer: Completion | TextAnswer) -> None: ...
 
     def outcome(self, turn_idx: int, turn: Turn) -> None:
-        """Called when the agent has written the action, the reward and the rest into turn `turn_idx` (from 1)."""
+        """Called when the agent has written the action, the reward and the metrics into turn `turn_idx` (from 1)."""
         ...
 
 
@@ -144,8 +144,8 @@ async def play_episode(
     printer: EpisodePrinter,
     score: Callable[[Group], Awaitable[Any]] | None = None,
 ) -> PlayedEpisode:
-    """Plays a task, and scores the episode with `score`. If a player stops the episode, it is returned truncated and unscored.
-    Raises a TurnwiseError of the agent as it is, and RolloutError for its other exceptions."""
+    """Plays a task, and scores the episode with `score`. An episode that the player stops is returned unscored, with the status
+    `truncated`. A TurnwiseError of the agent is raised unchanged; any other exception of the agent becomes a RolloutError."""
     episode = agent.run(task, 0, printer, sibling_sampling(sampling, task, 0))
     [outcome] = await asyncio.gather(episode, return_exceptions=True)
     if isinstance(outcome, PlayStopped):

@@ -18,7 +18,7 @@ from turnwise.types import Completion, Media, Message, SamplingParams, VersionRu
 
 PLAYERS = ("human", "random", "scripted")
 OPENAI = "openai:"
-"""A policy that starts with this is the URL of a model that answers in text."""
+"""Prefix of a policy that is a model behind a URL; the URL follows the prefix. Such a model answers in text."""
 QUIT, VERBATIM = "q", "!"
 
 
@@ -62,7 +62,7 @@ def player(choose: Callable[[], str], pattern: str | None) -> Say:
 
 
 def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
-    """A player that draws from `actions`, or if they are empty from the environment's. Raises ConfigError if both are empty."""
+    """A player that draws from `actions` or, if that is empty, from the environment's. Raises ConfigError if both are empty."""
     player = RandomPlayer(env, derive_seed(seed, "random player"), actions)
     if not player.actions:
         raise ConfigError(f"{type(env).__name__} has no `actions` to draw from: name them with --actions a,b,c")

@@ -19,7 +19,7 @@ from turnwise.runtime.rank import launched
 
 
 def prepare_run(config: AgenticConfig | SFTConfig) -> None:
-    """If this process will start others to train or serve, starts their fork server now. Both then import in parallel."""
+    """Starts the fork server now if this process will start others to train or serve, so that both import in parallel."""
     has_replicas = config.num_replicas > 1
     if (config.trains_apart or has_replicas) and launched() == (0, 1):
         from turnwise.cluster.fork_server import prepare_processes
@@ -28,7 +28,7 @@ def prepare_run(config: AgenticConfig | SFTConfig) -> None:
 
 
 def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """In each file of demonstrations, the first fault that shows without a tokenizer. `may_miss` allows missing files."""
+    """Yields, per file of demonstrations, the first fault that shows without a tokenizer. `may_miss` allows missing files."""
     for key, names in _files(config).items():
         for index, name in enumerate(names):
             if may_miss and not os.path.exists(os.path.expanduser(name)):
@@ -52,7 +52,7 @@ def problems_here(config: AgenticConfig | SFTConfig, may_miss: bool = True) -> I
 
 
 def _template_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Faults of the model's chat template with the rows, tools and variables, if all of these are on this machine."""
+    """Yields the first fault of the chat template with the config's variables, rows and tools, if all are on this machine."""
     arguments = config.model_args if isinstance(config, SFTConfig) else config.actor_train.model_args
     folder = folder_here(arguments.model_name_or_path)
     if folder is None:

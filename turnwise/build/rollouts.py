@@ -98,8 +98,8 @@ def serve(
     config: AgenticConfig, policy: Policy, needs: frozenset[str] = frozenset(), neighbours: Mapping[str, Any] | None = None
 ) -> ServedPolicy:
     """The policy with its inference servers. `needs` are the algorithm's, and `neighbours` this process's workers by role. A
-    server in this process reads the trainer's own parameters if they are here in the server's dtype, each update is sent to the
-    server, and no adapter has to be merged. Otherwise it loads a copy in the dtype of actor_infer."""
+    server in this process reads the trainer's own parameters if the trainer runs here too, both have the same dtype,
+    `model_update_frequency` is 1 and there is no adapter. Otherwise the server loads a copy in the dtype of actor_infer."""
     settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
     num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
     is_shared = config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
@@ -187,7 +187,7 @@ def agents_of(
 
 
 def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str] = frozenset()) -> SchedulerSettings:
-    """How the episodes of a split are scheduled. Each group has a greedy sibling if the algorithm `needs` one."""
+    """The settings of a split's scheduler. Each group has a greedy sibling if the algorithm `needs` one."""
     manager = config.env_manager(split)
     return SchedulerSettings(
         group_size=manager.group_size,

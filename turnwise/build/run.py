@@ -96,7 +96,7 @@ def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
 
 def seed_process(config: AgenticConfig | SFTConfig) -> None:
     """Seeds torch in a process of a run. If `deterministic`, also seeds Python's and numpy's generators, which a user's code
-    may draw from, and makes torch refuse kernels that add up in no fixed order."""
+    may draw from, and makes torch refuse kernels that sum in no fixed order."""
     torch.manual_seed(derive_seed(config.seed, "torch"))
     torch.use_deterministic_algorithms(config.deterministic)
     if config.deterministic:
@@ -106,8 +106,8 @@ def seed_process(config: AgenticConfig | SFTConfig) -> None:
 
 
 def set_profile(config: AgenticConfig | SFTConfig) -> None:
-    """Seeds the process, and logs whether the run is deterministic. On a CPU, two synchronous runs with the embedded server
-    and no threads for environments are bit-identical without `deterministic: true`, if torch has the same number of threads."""
+    """Seeds the process, and logs whether the run is deterministic. Even without `deterministic: true`, two synchronous runs on
+    a CPU are bit-identical if both have the embedded server, no environment threads, and the same number of torch threads."""
     seed_process(config)
     profile = "deterministic" if config.deterministic else "not asked to be deterministic"
     logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)

@@ -82,7 +82,7 @@ def evaluate_modes(
 
 
 def _evaluation_settings(config: AgenticConfig, num_samples: int | None, mode: Mode) -> SchedulerSettings:
-    """Validation's settings with the mode's group size. No more episodes run at once than there, unless a group has more."""
+    """Validation's settings, but the mode's group size. No more episodes run at once than validation runs, or one group has."""
     own = scheduler_settings(config, "val")
     group_size = 1 if mode == "greedy" else num_samples or own.group_size
     return replace(own, group_size=group_size, max_concurrent_groups=max(1, own.num_concurrent_episodes // group_size))
@@ -110,7 +110,7 @@ def collect_rollouts(
     on_start: OnStart = log_settings,
 ) -> None:
     """Plays batches of a split with a saved model, like the first steps of training or a validation, and writes them to the
-    collection. After an error or Ctrl-C the collection has the groups that ended before."""
+    collection. After an error or Ctrl-C, the collection has the groups that ended before it."""
     needs = build_algorithm(config).needs if split == "train" else frozenset[str]()
     size = config.rollout_batch_size if split == "train" else config.val_batch_size
     with _saved_policy(config, split, model_path, needs) as policy:

@@ -28,7 +28,7 @@ def build_source(
     rollouts: Path | None = None,
     tasks: TaskSource | None = None,
 ) -> tuple[RolloutSource, int]:
-    """The source of training batches, and the number of steps that it can fill. Plays `tasks`, or reads the file `rollouts`."""
+    """The source of batches, which plays `tasks` or reads the file `rollouts`, and how many of `max_steps` it can fill."""
     if rollouts is None:
         settings = replace(
             scheduler_settings(config, "train", needs),

@@ -106,7 +106,7 @@ def agent_name(config: AgenticConfig, row: TableRow) -> str:
 
 
 def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Raises DataError if a row names an unknown user or wrong arguments, or a built-in agent would play without the users."""
+    """Raises DataError if a row names an unknown user or wrong arguments, or a built-in agent's row names none of the users."""
     users = build_interactions(config).by_name
     names = list(users)
     for row in rows:
@@ -152,7 +152,7 @@ def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
 
 
 def _named_by(row: TableRow) -> list[str]:
-    """The tools that a row names in its extra_info. Raises DataError if that has a wrong form."""
+    """The names of tools in a row's `extra_info`. Raises DataError if `extra_info` has a wrong form."""
     extra = row.columns.get("extra_info") or {}
     found = extra if isinstance(extra, Mapping) else {"tool_selection": extra}
     kwargs, selection = found.get("tools_kwargs") or {}, found.get("tool_selection") or []

@@ -21,8 +21,8 @@ P = TypeVar("P", AgenticPipeline, SFTPipeline)
 
 @contextmanager
 def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P], is_quiet: bool = False) -> Iterator[P]:
-    """Yields the pipeline that `build` makes, in a `session`. Prints where the model and curve are, and unless `is_quiet` the
-    run's folder and settings. In a launcher's other processes, serves the calls of the first, and exits when the run ends."""
+    """Yields the pipeline that `build` makes, in a `session`. Prints where the model and curve are and, unless `is_quiet`, the
+    run's folder and settings. In a launcher's other processes, serves the calls of rank 0, and exits when the run ends."""
     rank, num_processes = launched()
     if rank > 0:
         from turnwise.cluster.launched import serve_launched

@@ -138,7 +138,7 @@ def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
 
 
 def _is_step(row: Mapping[str, float]) -> bool:
-    """Whether the row is that of a training step. A run's last row may hold only the final validation."""
+    """Whether the row is a training step's. A run's last row may hold only the final validation."""
     return "rollout/score/mean" in row or "sft/loss" in row or "actor/lr" in row
 
 

@@ -24,7 +24,7 @@ _TIMERS = ("SIGALRM", "SIGVTALRM", "SIGPROF")
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ECHO_S = 0.5  # within this time a signal to the whole process group reaches both processes
 _NUDGE, _NUDGES_S = signal.Signals.__members__.get("SIGURG", 0), (0.5, 2.0, 10.0)
-"""A signal that wakes the child's main thread, and the seconds after any other signal at which it is sent. Otherwise a signal
+"""A signal that wakes the child's main thread, and the seconds after any other signal at which it is sent. Without it, a signal
 that arrives just before the main thread begins to wait, or in another thread, would be handled only after the wait."""
 _SET_PARENT_DEATH_SIGNAL = 1
 _LOOK_S = 1.0

@@ -30,7 +30,7 @@ MENDABLE = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
     **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), "name another place"),
 }
-"""Advice by errno, for errors of files that a user can fix."""
+"""Advice by errno, for file errors that a user can fix."""
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -54,7 +54,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def open_standard_streams(is_command: bool) -> None:
-    """Opens standard streams that the shell has closed (`>&-`), or files opened later would get their descriptors. Escapes
+    """Opens standard streams that the shell has closed (`>&-`), so that no file opened later gets their descriptors. Escapes
     characters that stdout can't encode. A command whose locale has only ASCII (`LC_ALL=C PYTHONUTF8=0`) restarts in UTF-8."""
     if is_command and sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])

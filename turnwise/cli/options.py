@@ -23,8 +23,8 @@ def read_config(options: argparse.Namespace, kind: type[C], examine: Examine, pu
 
 
 def check_policy(options: argparse.Namespace, draws: bool, who_draws: str, more: Iterable[tuple[str, bool, bool, str]]) -> None:
-    """Raises ConfigError if openai:URL has no --model-name, or an option has no effect with this --policy. `draws`: whether the
-    policy draws from --actions; `who_draws` says which do, for the error; `more`: (option, is given, applies, what it does)."""
+    """Raises ConfigError if openai:URL has no --model-name, or an option has no effect with this --policy. `draws`: whether it
+    draws from --actions; `who_draws`: which policies do, for the error; `more`: (option, is given, applies, what it does)."""
     policy, is_url = options.policy, options.policy.startswith(OPENAI)
     if is_url and options.model_name is None:
         raise ConfigError(f"{policy} serves models by name: say which with --model-name NAME")

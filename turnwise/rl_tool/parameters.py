@@ -30,15 +30,15 @@ class Action(BaseModel):
 
 
 class RowChoice(Action):
-    """Base class of the parameters of actions that take rows."""
+    """Base class of the parameters of actions that work on rows."""
 
     dataset: Any = None
     """`gsm8k`, `generated` (word problems made here), a registered name, a file or folder of rows, or rows in Python
-    [GSM8K if it lies in ./gsm8k or ./data/gsm8k or the hub gives it, else `generated`]."""
+    [gsm8k if it is in ./gsm8k or ./data/gsm8k or can be read from the hub, else `generated`]."""
     split: Literal["train", "test"] | None = None
     """The split to read, if the data set has splits [train; test for evaluate]."""
     max_samples: PositiveInt | None = None
-    """Number of rows to take, from the first on [all of them; 1,000 generated ones; 100 for load_dataset and evaluate]."""
+    """Maximum rows, from the first on [all rows; 1,000 generated ones; 100 rows for load_dataset and evaluate]."""
 
 
 class Train(RowChoice):
@@ -71,9 +71,9 @@ class Train(RowChoice):
     learning_rate: Positive | None = None
     """The optimiser's learning rate [sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]."""
     critic_learning_rate: Positive | None = None
-    """Learning rate of ppo's value model, all of which is trained [learning_rate; without LoRA 10 × that, up to 1e-3]."""
+    """Learning rate of ppo's value model, which is trained in full [learning_rate; without LoRA 10 × that, up to 1e-3]."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up: constant, or linear or cosine to 0 at the last step."""
+    """Learning rate after the warm-up: constant, or a linear or cosine decay to 0 at the last step."""
     warmup_ratio: Fraction = 0.0
     """Share of the steps in which the learning rate rises."""
     weight_decay: NonNegative = 0.0
@@ -83,7 +83,7 @@ class Train(RowChoice):
     kl_coef: NonNegative = 0.001
     """Weight of the KL to the initial model in the loss; 0 = off."""
     clip_range: Positive = 0.2
-    """Clip of the probability ratio."""
+    """The probability ratio is clipped to 1 ± clip_range."""
     max_new_tokens: PositiveInt | None = None
     """Maximum tokens per answer [512, at most half of the model's context]."""
     temperature: Positive = 1.0
@@ -103,7 +103,7 @@ class Train(RowChoice):
     seed: Annotated[int, Field(ge=0)] = 42
     """Seed of everything random."""
     resume: bool = False
-    """Go on from the newest checkpoint in output_dir/run."""
+    """Continue from the newest checkpoint in output_dir/run."""
     overwrite: bool = False
     """Replace the result that is in output_dir."""
 
@@ -130,7 +130,7 @@ class Evaluate(RowChoice):
     """Measures a model on rows with true answers."""
 
     model_path: str
-    """Folder of a model or of a LoRA adapter, or a name of the hub."""
+    """Folder of a model or of a LoRA adapter, or its name on the hub."""
     use_lora: bool | None = None
     """Whether the adapter of model_path is used; false measures its base model [true]."""
     k: PositiveInt = 1
@@ -140,9 +140,9 @@ class Evaluate(RowChoice):
     max_new_tokens: PositiveInt | None = None
     """Maximum tokens per answer [512, at most half of the model's context]."""
     return_details: bool = False
-    """Return every answer too."""
+    """Also return every answer, not only the metrics."""
     output_dir: str | None = None
-    """Folder of worst_samples.jsonl [model_path/evaluation, or ./output/evaluation for a model of the hub]."""
+    """Folder of worst_samples.jsonl [model_path/evaluation, or ./output/evaluation for a model on the hub]."""
     seed: Annotated[int, Field(ge=0)] = 42
     """Seed of everything random."""
 

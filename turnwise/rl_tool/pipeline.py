@@ -20,7 +20,7 @@ THRESHOLD = "sft_accuracy_threshold"
 
 
 class StageError(TurnwiseError):
-    """A stage ended with an error, or the model after SFT isn't accurate enough."""
+    """A stage failed or was recorded with other parameters, or the model after SFT isn't accurate enough."""
 
 
 class AgenticRLPipeline:
@@ -130,7 +130,7 @@ class AgenticRLPipeline:
 
 
 def _sections(found: Any, file: str) -> dict[str, Any]:
-    """The sections of a config file. Raises ConfigError for any fault, except in keys that are parameters of an action."""
+    """The sections of a config file. Raises ConfigError for a fault. Doesn't check keys that are parameters of an action."""
     if not isinstance(found, Mapping):
         raise ConfigError(f"{file} holds a {type(found).__name__}; it has the sections {', '.join(SECTIONS)}")
     for name, section in found.items():

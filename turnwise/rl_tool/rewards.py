@@ -49,7 +49,7 @@ def reward_sections(
     defaults: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """The entries of `data.reward`; `defaults` holds default arguments by the reward's name. The first entry decides what a
-    success is, so accuracy comes first. It is added with weight 0 if only `length_penalty`, `step` or `combined` are asked for.
+    success is, so accuracy comes first. Accuracy is added with weight 0 if only `length_penalty`, `step`, `combined` are given.
     Raises ConfigError for wrong names or arguments."""
     if custom is not None:
         if not callable(custom):
@@ -97,7 +97,7 @@ def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[s
 def _on_its_columns(
     function: Callable[..., Any], arguments: Mapping[str, Any], completions: Sequence[str], **columns: Any
 ) -> Any:
-    """The rewards of completions. The function gets only the columns of the rows that it has parameters for."""
+    """The rewards of completions. Of the rows' columns, the function gets only those that it has parameters for."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return function(completions, **{k: v for k, v in columns.items() if takes_all or k in parameters}, **arguments)

@@ -1,4 +1,4 @@
-"""`RLTrainingTool` answers an action, a dict, with JSON. Agents call it as a function, people as `turnwise tool`."""
+"""`RLTrainingTool` runs an action (a dict) and answers in JSON. Agents call it as a function; people use `turnwise tool`."""
 
 import json
 import re
@@ -35,12 +35,12 @@ class RLTrainingTool:
         return function_schema()
 
     def register_dataset(self, name: str, dataset: Any) -> None:
-        """Makes rows (a list of dicts, or a `datasets.Dataset`) known to actions, whose `dataset` may be this name."""
+        """Registers rows (a list of dicts, or a `datasets.Dataset`) under a name, for the parameter `dataset` of actions."""
         self._datasets[name] = dataset
 
     def register_reward_function(self, name: str, function: Callable[..., Any]) -> None:
-        """Makes a function `(completions, **columns) -> numbers` known to actions, whose `reward_type` may be this name. Raises
-        ConfigError if a built-in reward has the name."""
+        """Registers a function `(completions, **columns) -> numbers` under a name, for the parameter `reward_type` of actions.
+        Raises ConfigError if a built-in reward has this name."""
         if name in BUILT_IN:
             raise ConfigError(f"reward {name!r} is built in; register yours under another name")
         self._rewards[name] = function
@@ -52,7 +52,7 @@ class RLTrainingTool:
         return json.dumps(plain, ensure_ascii=False, indent=2, default=str)
 
     def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs an action. `status` is `success`, but `error` on a TurnwiseError or OSError, with `code`, `message`, `hint`."""
+        """Runs an action. `status` is `success`, or `error` with `code`, `message`, `hint` after a TurnwiseError or OSError."""
         given = dict(parameters)
         action = given.pop("action", None)
         try:

@@ -260,7 +260,7 @@ def _number(checkpoint: Path) -> int:
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of `train`. Those that aren't given come from the preset. Raises ConfigError for an unknown preset."""
+    """The parameters of `train`: the given ones, and the preset's for the rest. Raises ConfigError for an unknown preset."""
     name = given.get("preset")
     if name is None:
         return dict(given)
@@ -273,7 +273,7 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> float:
     """Roughly how many seconds a training run takes here if all answers are as long as they may be. Assumes 6 operations per
     parameter and token to train, 2 to sample, 2 for a reference and 8 for ppo's critic, at a third of a matrix product's speed,
-    and four characters per token. 0 if the model's size is unknown."""
+    and four characters per token. Returns 0 if the model's size is unknown."""
     import torch
 
     shape = read_model_shape(asked.model_name)

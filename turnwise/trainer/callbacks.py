@@ -12,7 +12,7 @@ STOP = "stop"
 
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Raises ConfigError if this isn't a list of callbacks."""
+    """Raises ConfigError if `callbacks` isn't a list or tuple, or if one of them has no method of `EVENTS`."""
     if not isinstance(callbacks, list | tuple):
         raise ConfigError(f"callbacks: got {callbacks!r}; it is a list of objects, if only of one: callbacks=[…]")
     for callback in callbacks:

@@ -43,7 +43,7 @@ class Objects:
         return text
 
     def install(self) -> None:
-        """Adds the modules. Each run does so, since another Trainer may have replaced objects in them."""
+        """Adds the modules. Each run calls this, since another Trainer may have replaced objects in them."""
         for text, value in self._by_text.items():
             module, _, name = text.partition(":")
             vars(sys.modules.setdefault(module, ModuleType(module)))[name] = value
@@ -75,7 +75,7 @@ def _digest(value: Any) -> str:
 
 
 def _named(value: Any) -> Any:
-    """The object whose name and source stand for the value: itself, the function that a cache wraps, or its class."""
+    """The object whose name and source stand for the value: the value, the function that it wraps (a cache), or its class."""
     match value:
         case type() | FunctionType() | MethodType() | BuiltinFunctionType():
             return value

@@ -34,7 +34,7 @@ class Trainer:
 
     Args:
         model: folder of the model, or its name on the Hugging Face hub (`pretrain` of the config).
-        env: a class, a registered name or `module:Class`, a section of `custom_envs`, or several of these by tag.
+        env: a class, a registered name, `module:Class`, or a section of `custom_envs`; for several, a dict of these by tag.
         algorithm: a name (`adv_estimator` of the config) or your own class.
         train_dataset: rows to train on: a list of dicts, a `datasets.Dataset`, or names of files.
         eval_dataset: rows for validation, in the same forms.
@@ -44,7 +44,7 @@ class Trainer:
         config_file: a YAML file; the other arguments replace its settings (`from_config`).
         config: every other key of the config; a section is a dict.
 
-    Raises ConfigError for what `turnwise train` would refuse, with the same message."""
+    Raises ConfigError or NotAvailableError if `turnwise train` would refuse the config, with the same message."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class Trainer:
     def steps(self, max_steps: int | None = None) -> "Iterator[StepReport]":
         """Trains, and yields a report after each finished step and after the final validation. If the loop is left early
         (`break`, an exception, Ctrl-C), the finished steps are saved. The next call continues after the newest checkpoint, up
-        to `max_steps` in total (default: the config's). Raises NotAvailableError if a Trainer of this process is at work
-        already, EnvironmentFault if a callback raises anything; the finished steps are saved before."""
+        to `max_steps` in total (default: the config's). If a callback raises anything, saves the finished steps, then raises
+        EnvironmentFault. Raises NotAvailableError if a Trainer of this process is at work already."""
         done = self.checkpoint
         config = self.config
         if done is not None or max_steps is not None:
@@ -146,7 +146,7 @@ class Trainer:
 
     @property
     def best(self) -> Path | None:
-        """The model that `save_best` keeps, None if there is none yet."""
+        """Folder of the model that `save_best` keeps, None if there is none yet."""
         from turnwise.pipelines.by_validation import read_best
         from turnwise.pipelines.run_folder import RunFolder
 
@@ -154,8 +154,8 @@ class Trainer:
         return folder if folder and read_best(folder) else None
 
     def save(self, folder: str | Path, best: bool = False) -> Path:
-        """Writes the model of the newest checkpoint, or with `best` the one that `save_best` kept, as a plain model folder with
-        the tokenizer and merged adapters. Prints its step. A model that is already in the folder is replaced. Raises
+        """Writes a plain model folder, with the tokenizer and merged adapters: the model of the newest checkpoint, or with
+        `best` the one that `save_best` kept. Prints the model's step. Replaces a model that is already in the folder. Raises
         ConfigError if there is no model to save yet, or the folder holds anything but a model."""
         from turnwise.models.load import export_model
         from turnwise.pipelines.by_validation import read_best
@@ -192,7 +192,7 @@ class Trainer:
 
         Args:
             model: folder of the model, or its name on the Hugging Face hub.
-            messages: rows `{"messages": [{"role": …, "content": …}, …]}`, lists of messages alone, or names of JSONL files.
+            messages: rows `{"messages": [{"role": …, "content": …}, …]}`, plain lists of messages, or names of JSONL files.
             is_quiet: True prints no steps.
             config: every other key of the config of `turnwise sft`.
         """
