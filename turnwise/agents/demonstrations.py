@@ -99,7 +99,7 @@ def played_by(
 ) -> Iterator[Episode]:
     """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the tasks. Up to
     `_NUM_AHEAD` short episodes are played before the first is yielded, since starting the event loop takes a fifth of an
-    episode's time. If an episode fails, the finished batches (of `num_at_once` episodes) are yielded before the error."""
+    episode's time. If an episode fails, the batches of `num_at_once` before it are yielded, and then its error is raised."""
     remaining = iter(tasks)
     waiting: list[Task] = []
     while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):
@@ -131,7 +131,7 @@ def outcome_of(trajectory: Trajectory) -> DemonstrationResult:
 async def _play_some(
     play_one: Callable[[Task], Awaitable[Episode]], waiting: list[Task], num_at_once: int, played: list[Episode]
 ) -> None:
-    """Plays tasks, which it takes out of `waiting`, for about a tenth of a second. Appends the episodes to `played`."""
+    """Removes tasks from `waiting` and plays them, for about a tenth of a second. Appends the episodes to `played`."""
     end = time.monotonic() + 0.1
     while waiting and time.monotonic() < end:
         some, waiting[:num_at_once] = waiting[:num_at_once], []

@@ -28,7 +28,7 @@ class EnvAgentSettings:
     system_template: str = ""
     turn_template: str = DEFAULT_TURN_TEMPLATE
     action_pattern: str | None = DEFAULT_ACTION_PATTERN
-    """Regular expression whose last group is the action; None takes the whole response outside `<think>`."""
+    """Regular expression whose last group is the action; None = the whole response outside think blocks is the action."""
     mode: ContextMode = "trajectory"
     """`trajectory`: one context that grows. `step`: each turn has a context and a prompt of its own."""
     history_length: int | None = None

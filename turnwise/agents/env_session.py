@@ -28,7 +28,7 @@ class CallSettings:
     max_in_threads: int = 0
     """Maximum concurrent calls of blocking environments; 0 = environments are cooperative."""
     use_thread_lock: bool = False
-    """Environments may block, and only one is called at a time. While a call is stuck, no other call starts."""
+    """Whether environments may block and are called one at a time. While a call is stuck, no other call starts."""
     place_timeout_s: float | None = None
     """Maximum seconds that a call of a blocking environment waits for other calls to end; None = no limit."""
     watchdog: Watchdog = field(default_factory=Watchdog)
@@ -94,7 +94,7 @@ class EnvSession:
         return self.env.step(action)
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a call, which may be a coroutine. If the call tries to end the process, only its episode fails."""
+        """The result of a call; a coroutine is awaited. If the call tries to end the process, only its episode fails."""
         stopwatch = self.settings.stopwatch
         with Foreign(name, self._episode):
             started = stopwatch.now()
@@ -130,7 +130,7 @@ class ThreadSession(EnvSession):
         self._thread.end()
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls in the environment's thread once the limit on calls allows it; a coroutine runs on the event loop."""
+        """Calls `function` in the thread once `places` allows it. If it returns a coroutine, this runs on the event loop."""
         waiter, its_turn, timeout_s = f"an episode of {self.tag}", f"its turn to call {name}", self.settings.place_timeout_s
         async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
             await self._places.acquire()

@@ -1,4 +1,4 @@
-"""Runs an agent so that text of its environment can't contain special tokens, and so can't forge a turn."""
+"""Runs an agent so that special tokens spelt out in its environment's text can't forge a turn."""
 
 from dataclasses import dataclass
 from functools import partial

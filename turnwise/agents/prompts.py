@@ -46,7 +46,7 @@ class EnvPrompt:
         suffix: str = "",
         earlier: Sequence[Turn] = (),
     ) -> list[Message]:
-        """The messages before the response of turn `turn_idx` (from 1). `earlier` are the turns before that one."""
+        """The messages before the response of turn `turn_idx` (from 1). `earlier` are the episode's turns before it."""
         values = {
             "observation": observation.text,
             "turn_idx": str(turn_idx),
@@ -96,7 +96,7 @@ def _history(turns: Sequence[Turn], first_step: int) -> str:
 
 
 def _content(text: str, observation: Observation) -> str | list[dict[str, Any]]:
-    """The text; with media, a list of content parts, as Hugging Face's processors take them."""
+    """The text; with media, a list of content parts as Hugging Face's processors expect it."""
     if not observation.media:
         return text
     images = [{"type": "image", "image": media.data} for media in observation.media]

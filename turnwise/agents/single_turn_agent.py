@@ -18,9 +18,9 @@ class RowAgentSettings:
     max_new_tokens: int = 512
     """Maximum tokens per response."""
     max_assistant_turns: int | None = None
-    """Maximum responses per episode; None = as many as the context holds."""
+    """Maximum responses per episode; None = as many as fit into the context."""
     max_user_turns: int | None = None
-    """Maximum messages of a simulated user per episode; None = as many as the context holds."""
+    """Maximum messages of a simulated user per episode; None = as many as fit into the context."""
 
 
 class SingleTurnAgent:

@@ -19,8 +19,8 @@ _TEST_SHARE = 5  # one pair of operands in five is kept for the test split
 
 
 def local_files(split: str, folder: str | Path | None = None) -> list[str]:
-    """Files of a split in `folder`, by default `gsm8k` or `data/gsm8k` in the working directory. Takes all that match the first
-    fitting pattern of `_FILES` (`main/train-00000-of-00001.parquet` as on the hub, `train.jsonl`, …). Empty if none fits."""
+    """Files of a split in `folder`, by default `gsm8k`, else `data/gsm8k`, in the working directory. Returns all that match the
+    first fitting pattern of `_FILES` (`main/train-00000-of-00001.parquet` as on the hub, `train.jsonl`, …), else []."""
     folders = _FOLDERS if folder is None else (folder,)
     found = (sorted(Path(place).glob(pattern.format(split))) for place in folders for pattern in _FILES)
     return [str(file) for file in next(filter(None, found), [])]
@@ -32,8 +32,8 @@ def prompt_of(question: str) -> str:
 
 
 def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Makes a demonstration from `question` and `answer`, or from `prompt` and `completion`, or takes `messages` as they are.
-    Raises DataError if the row has none of these."""
+    """Makes a demonstration of a row: its `messages` (and `tools`) as they are, else from `question` and `answer`, else from
+    `prompt` and `completion`. Raises DataError if the row has none of these."""
     if "messages" in row:
         return {name: row[name] for name in ("messages", "tools") if row.get(name) is not None or name == "messages"}
     if {"question", "answer"} <= row.keys():
@@ -50,8 +50,8 @@ def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def rl_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Makes `prompt` and `ground_truth` from `question` and `answer`, or takes a row with a `prompt` as it is. Raises DataError
-    if the row has neither."""
+    """Makes `prompt` and `ground_truth` from `question` and `answer`. A row without these but with a `prompt` stays as it is.
+    Raises DataError for any other row."""
     if {"question", "answer"} <= row.keys():
         more = {"question": row["question"], "full_answer": row["answer"]}
         truth = stated_answer(str(row["answer"])) or str(row["answer"])

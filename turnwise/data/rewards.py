@@ -1,4 +1,4 @@
-"""Rewards of whole groups: functions of completions and columns. A slow or broken one delays or fails only its group."""
+"""Rewards of whole groups: functions of completions and columns. A slow or broken reward delays or fails only its group."""
 
 import asyncio
 import inspect
@@ -56,8 +56,8 @@ def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
 
 
 def prompt_of(columns: Mapping[str, Any], prompt_key: str) -> list[Message]:
-    """The messages of a row's prompt; a string is one user message. Null keys other than `content` are left out: Parquet writes
-    them into a message if only other messages have these keys."""
+    """The messages of a row's prompt; a string is one user message. Keys with null, except `content`, are left out: Parquet
+    gives a message a null for a key that only other messages have."""
     prompt = columns[prompt_key]
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
@@ -92,7 +92,7 @@ class FunctionReward:
         self._given = tuple(name for name in GIVEN if name in parameters or takes_all)
 
     def check(self, rows: Sequence[TableRow]) -> None:
-        """Raises DataError if a row lacks a column, the function's `check_row` refuses it, or an argument hides a column."""
+        """Raises DataError if a row lacks a column, `function.check_row` refuses the row, or an argument hides a column."""
         self.wanted.check(rows, f"data.reward {self.name}")
         function: object = self.function
         if isinstance(function, ChecksRows):

@@ -232,7 +232,7 @@ class Wanted:
         )
 
     def choose(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments for one row. Where a column is null, a parameter keeps its default."""
+        """The arguments for one row. If a column is null, a parameter that has a default keeps it."""
         found = arguments_of(columns)
         names = found if self.takes_all else (*self.required, *self.optional)
         return {name: found[name] for name in names if name in found and (found[name] is not None or name not in self.optional)}

@@ -49,7 +49,7 @@ def words_by_number(
     name: str, lookup: Mapping[Any, str], numbers: Sequence[int], *, is_case_sensitive: bool = False
 ) -> tuple[str, ...]:
     """The stripped words of `lookup`, in the order of `numbers`. Keys of `lookup` are numbers, or numbers as text. Each number
-    must have its own word; case alone tells words apart only if `is_case_sensitive`.
+    must have its own word; words that differ in case alone count as the same unless `is_case_sensitive`.
 
     >>> words_by_number("action_lookup", {"2": "Down ", 1: "Up"}, (1, 2))
     ('Up', 'Down')

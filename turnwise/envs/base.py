@@ -27,7 +27,7 @@ class TextEnv(ABC):
 
     @abstractmethod
     def step(self, action: str) -> Step:
-        """`(observation, reward, terminated, truncated, info)` after one action; "" stands for an unparsed action."""
+        """Plays an action; "" means that none could be parsed. Returns `(observation, reward, terminated, truncated, info)`."""
 
     def render(self) -> Any:
         """What people see: a picture (uint8 [H, W, 3]), a string, or None."""

@@ -16,7 +16,7 @@ PROMPT_KEYS = ("env_instruction", "suffix")
 """Keys of `info` whose texts go into prompts."""
 
 MAX_ABS = 1e30
-"""The largest absolute value of a reward or metric. A float32 holds it, and a float64 holds sums of its squares."""
+"""The largest absolute value of a reward or metric. It fits into a float32, and sums of its squares fit into a float64."""
 
 _REDUCTIONS: dict[Reduction, Callable[[list[float]], float]] = {
     "mean": lambda values: sum(values) / len(values),
@@ -107,7 +107,7 @@ def is_picture(value: Any) -> bool:
 
 
 def check_numbers(trajectory: Trajectory, where: str) -> None:
-    """Turns rewards and metrics of an agent's trajectory into floats. Raises EnvironmentFault if one isn't a finite number."""
+    """Turns a trajectory's rewards and metrics into floats. Raises EnvironmentFault unless all are numbers up to ±`MAX_ABS`."""
     for number, turn in enumerate(trajectory.turns, start=1):
         turn.reward = _number(turn.reward, f"{where}, turn {number}: the reward")
         turn.metrics = {

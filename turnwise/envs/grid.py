@@ -28,12 +28,12 @@ y, x = np.mgrid[0:TILE, 0:TILE] / (TILE - 1) - 0.5
 
 
 def disc(left: float, top: float, radius: float) -> NDArray[np.bool_]:
-    """The pixels of a tile in a disc around (`left`, `top`), bool [TILE, TILE]. A tile's side is 1, its middle (0, 0)."""
+    """The pixels of a tile that lie in a disc around (`left`, `top`): bool [TILE, TILE]. A tile has side 1, middle (0, 0)."""
     return (x - left) ** 2 + (y - top) ** 2 <= radius**2
 
 
 def box(left: float, top: float, right: float, bottom: float) -> NDArray[np.bool_]:
-    """The pixels of a tile in a rectangle, bool [TILE, TILE], in the coordinates of `disc`."""
+    """The pixels of a tile that lie in a rectangle: bool [TILE, TILE]. The coordinates are those of `disc`."""
     return (x >= left) & (x <= right) & (y >= top) & (y <= bottom)
 
 
@@ -54,7 +54,7 @@ def fewest_actions(
     start: StateT, is_goal: Callable[[StateT], bool], moves: Callable[[StateT], Iterable[StateT]], max_states: float = math.inf
 ) -> list[int] | None:
     """The shortest list of action numbers from `start` to a goal, by breadth-first search; among equals, the lexicographically
-    first. `moves(state)` gives the next state for each action. None if no goal is found within `max_states` states."""
+    first. `moves(state)` yields the next state of each action. None if no goal is found within `max_states` states."""
     seen = {start}
     queue: deque[tuple[StateT, list[int]]] = deque([(start, [])])
     while queue and len(seen) <= max_states:
@@ -130,7 +130,7 @@ class GridEnv(TextEnv):
 
     def _rules(self, goal: str, symbols: Iterable[tuple[str, str]], unnamed: str, moves: str) -> str:
         """The rules that open the first prompt. `unnamed` follows the sentence on coordinates: it says what is in the cells
-        that an observation doesn't list. `moves` follows the sentence on actions. Both bring their punctuation."""
+        that an observation doesn't list. `moves` follows the sentence on actions. Both texts include their punctuation."""
         lines = [goal]
         if not self.shows_pictures:
             lines.append("Symbols: " + ", ".join(f"{symbol} {meaning}" for symbol, meaning in symbols) + ".")

@@ -18,15 +18,15 @@ MAX_DRAWS = 64
 
 
 class HeldOutEnv(TextEnv):
-    """An environment whose tasks can only be chosen by a seed. It plays only starts of its `split`, or any if none is found."""
+    """An environment whose tasks can only be chosen by a seed. It plays only starts of its `split`, unless it finds none."""
 
     plays_all = False
     """Whether the current episode may belong to the other split, because no start of the right split was found."""
     _seed = 0
 
     def _start(self, name: str, seed: int | None, split: Split | None, begin: Callable[[int], str]) -> None:
-        """Calls `begin(seed)`, which starts an episode and returns its content, until the content belongs to `split`; after
-        `MAX_DRAWS` calls plays the first seed. That is `seed` or derived from the last episode's; the others derive from it."""
+        """Calls `begin(seed)`, which starts an episode and returns its content, with new seeds until the content is in `split`.
+        The first seed is `seed`; None derives it from the last episode's. It is played if none of `MAX_DRAWS` seeds fits."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         for draw in range(MAX_DRAWS):
             content = begin(derive_seed(self._seed, draw) if draw else self._seed)
@@ -39,7 +39,7 @@ class HeldOutEnv(TextEnv):
 
 
 def fingerprint(value: Any) -> str:
-    """A hash, the same in every process, of numbers, texts, arrays, mappings, sequences, sets, and objects made of these.
+    """A hash of numbers, texts, arrays, mappings, sequences, sets, and objects made of these; the same in every process.
 
     A numpy number counts as its value. An object whose class has no `__repr__` counts as its class and attributes.
 
@@ -50,7 +50,7 @@ def fingerprint(value: Any) -> str:
 
 
 def content_hash(text: str) -> int:
-    """A hash in [0, 2⁶⁴), the same in every process."""
+    """A hash of the text, in [0, 2⁶⁴) and the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

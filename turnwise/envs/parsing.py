@@ -5,7 +5,7 @@ import re
 from turnwise.errors import ConfigError
 
 ANSWERS = ("{action}", "<answer>{action}</answer>", "<think></think><answer>{action}</answer>")
-"""Templates that make a response of an action; the first one whose response `action_pattern` can read is used."""
+"""Templates that turn an action into a response. The first from which `action_pattern` reads the same action is used."""
 _FLAGS = re.IGNORECASE | re.DOTALL
 _THOUGHT = re.compile(r"<think>.*?</think>", _FLAGS)
 _CLOSE = re.compile(r"</think>", _FLAGS)

@@ -30,7 +30,7 @@ class ReasoningGymEnv(HeldOutEnv):
     The episode ends with a perfect answer or after `num_attempts`. The reward of an attempt is its improvement over the best
     score before it, so an episode's rewards without penalties add up to its best score. An answer that couldn't be parsed is an
     attempt too: its only reward is `format_penalty` (≤ 0). Raises EnvironmentFault if the dataset is unknown, `composite`, in
-    `UNREPEATABLE` or not allowed by `runs_answers`, or doesn't take `dataset_config`; NotAvailableError without reasoning-gym.
+    `UNREPEATABLE` or not allowed by `runs_answers`, or refuses `dataset_config`; NotAvailableError without reasoning-gym.
 
     Args:
         dataset: a name of `reasoning_gym.factory.DATASETS`.
@@ -39,7 +39,7 @@ class ReasoningGymEnv(HeldOutEnv):
         format_penalty: reward of an answer that couldn't be parsed.
         runs_answers: allows the datasets of `RUNS_ANSWERS`.
         env_instruction: opens the first prompt; "" leaves it out.
-        split: `train` or `val`: asks only questions whose text belongs to this split. None: asks all questions.
+        split: `train` or `val`: asks only questions whose text hashes into this split, unless none is found. None: asks all.
     """
 
     relays_foreign_text: ClassVar[bool] = True

@@ -19,7 +19,7 @@ _signature = lru_cache(inspect.signature)
 
 
 def register(env_type: str, entry_point: str) -> None:
-    """Makes `env_type` a name of the class at `entry_point` (`module:Class`). Raises EnvironmentFault if the name is taken."""
+    """Registers `entry_point` (`module:Class`) as `env_type`. Raises EnvironmentFault if another class has this name."""
     if not all(entry_point.partition(":")):
         raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
     known = _entry_points.get(env_type, entry_point)
@@ -31,7 +31,7 @@ def register(env_type: str, entry_point: str) -> None:
 
 
 def env_class(env_type: str) -> type:
-    """The class of a name or `module:Class`. Raises EnvironmentFault if unknown, NotAvailableError if a name has no class."""
+    """The class of a name or `module:Class`. Raises EnvironmentFault for an unknown, NotAvailableError for a reserved name."""
     if env_type in _entry_points:
         entry_point = _entry_points[env_type]
         if not entry_point:
@@ -48,8 +48,8 @@ def env_class(env_type: str) -> type:
 
 
 def takes_split(env_type: str) -> bool:
-    """Whether the constructor of the class, or of a base class, has a parameter `split`. If it is a base class's, all
-    constructors before it must take `**options`, which they are assumed to pass on."""
+    """Whether the constructor of the class, or of a base class, has a parameter `split`. A base class's counts only if all
+    constructors before it have `**options`, which they are assumed to pass on."""
     return _takes_split(env_class(env_type))
 
 
@@ -71,8 +71,8 @@ def relays_foreign_text(env_type: str) -> bool:
 
 
 def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
-    """An environment with the arguments of `env_config`, plus `split` if it takes one and the config has none. Raises
-    EnvironmentFault if the class doesn't take the arguments."""
+    """Makes an environment with the arguments of `env_config`, plus `split` if the class has this parameter and the config
+    doesn't set it. Raises EnvironmentFault if the class doesn't accept the arguments."""
     cls = env_class(env_type)
     arguments = {"split": split, **env_config} if takes_split(env_type) else dict(env_config)
     signature = _signature(cls)

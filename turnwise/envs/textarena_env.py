@@ -1,4 +1,4 @@
-"""Single-player games of the package textarena (Guertler et al. 2025, arXiv:2504.11442) that play offline."""
+"""Single-player games of the package textarena (Guertler et al. 2025, arXiv:2504.11442) that need no download."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ class TextArenaEnv(HeldOutEnv):
         kwargs: arguments of the game's own constructor.
         format_penalty: reward of an action that couldn't be parsed.
         env_instruction: replaces the game's rules, which open the first prompt; "" leaves them out.
-        split: `train` or `val`: plays only starts that belong to this split. None: plays all starts.
+        split: `train` or `val`: plays only starts that hash into this split, unless none is found. None: plays all starts.
     """
 
     relays_foreign_text: ClassVar[bool] = True
@@ -117,7 +117,7 @@ class TextArenaEnv(HeldOutEnv):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Surrounds a call of the game. It gives Python's global random generator the state that the last such call left."""
+        """Surrounds a call of the game: Python's global random generator continues from the state that the last call left."""
         with alone():
             random.setstate(self._random)
             try:

@@ -24,7 +24,7 @@ LOADED_EARLY: tuple[ModuleType, ...] = (linecache, tokenize)
 
 STDLIB = os.path.dirname(os.__file__)
 FIRST_UID, NUM_UIDS = 61184, 4096
-"""User ids of no account, one per process (systemd uses them, too). They give no rights to files or processes of others."""
+"""User ids without an account, one per process (systemd uses them, too). They grant no rights to others' files or processes."""
 OPTIONAL = ("/dev/null", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 """Further paths that the code may read, where they exist."""
 MIN_LANDLOCK = 3
@@ -85,7 +85,7 @@ def readable_files() -> list[tuple[str, int]]:
 
 
 def become_nobody() -> str:
-    """Gives a process of root a user id from `FIRST_UID` on, drops all capabilities, and returns the user as text."""
+    """Changes the user id, if it is root's, to one from `FIRST_UID` on. Drops all capabilities. Returns the user as text."""
     if os.geteuid() == 0:
         uid = FIRST_UID + os.getpid() % NUM_UIDS
         try:
@@ -133,7 +133,7 @@ def rules_of_files() -> int:
 
 
 def filter_of_calls(column: int) -> bytes:
-    """The seccomp filter for a value of `MACHINES`: classic BPF (code, jump if true, jump if false, operand)."""
+    """The seccomp filter in classic BPF (code, jump if true, jump if false, operand). `column` is a value of `MACHINES`."""
     program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[column]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     for numbers in CALLS["allowed"].values():
         if (number := numbers[column]) is not None:

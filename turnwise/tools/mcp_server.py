@@ -1,4 +1,4 @@
-"""The registered tool `mcp`: the tools of an MCP server (Model Context Protocol), called by the official client."""
+"""The registered tool `mcp`: the tools of an MCP server (Model Context Protocol), called through the official client."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ NO_CONNECTION = (-32000, -32600, -32700)
 
 
 class McpServer:
-    """The tools of one server. A tool file names an McpServer like a single tool; iterating over it gives the offered tools.
+    """The tools of one server. A tool file names an McpServer like a single tool; iterating over it yields the offered tools.
 
     Its config has `command`, the words that start a server on stdin and stdout (with `env`, variables of its environment), or
     `url`, the address of a server on streamable HTTP (with `headers`). `tools` names the tools to offer; without it all are
@@ -70,8 +70,8 @@ class McpTool(StatelessTool):
 
 
 class _Connection:
-    """Keeps a client open across episodes, on an event loop and a thread of its own. One asyncio task both opens and closes a
-    client. After a lost connection the next call makes a new one."""
+    """Keeps a client open across episodes, on an event loop and a thread of its own. The asyncio task that opens a client also
+    closes it. After the connection is lost, the next call opens a new client."""
 
     def __init__(self, how: Mapping[str, Any]) -> None:
         self._how, self._loop = how, asyncio.new_event_loop()

@@ -34,11 +34,11 @@ class Limits:
     timeout_s: float = 10.0
     """Maximum seconds from the start of the program."""
     memory_mb: int = 512
-    """Address space in MiB, at least 64; Python itself takes about 30."""
+    """Maximum address space in MiB. Python itself needs about 30; a value below 64 is refused."""
     max_output: int = 20_000
     """Maximum bytes of output that are kept: half from its beginning, half from its end."""
     disk_mb: int = 64
-    """MiB of all files in the program's folder; a single file may take a quarter of them."""
+    """Maximum MiB of all files in the program's folder together. A single file may have a quarter of this."""
     threads: int = 32
 
     def __post_init__(self) -> None:

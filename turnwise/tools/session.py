@@ -55,7 +55,7 @@ class OfferedTool:
     """Maximum calls of `execute` at the same time; None = any number."""
     name: str = field(init=False)
     places: AbstractAsyncContextManager[Any] = field(init=False, default_factory=nullcontext)
-    """Entering waits until fewer than `max_concurrency` calls run."""
+    """A call enters this first, and waits there until fewer than `max_concurrency` calls run."""
     _arguments: Draft202012Validator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolBox:
-    """The tools that episodes may use; `open` gives those of one episode. Raises ConfigError if two have the same name."""
+    """The tools that episodes may use. `open` selects those of one episode. Raises ConfigError if two have the same name."""
 
     tools: Sequence[OfferedTool]
     timeout_s: float | None = None
@@ -177,7 +177,7 @@ class ToolSession:
         return result
 
     async def rewards(self) -> dict[str, float]:
-        """Name → reward of the tools whose reward for this episode isn't 0. Raises ToolFault if a reward isn't finite."""
+        """Name → reward of each tool whose reward for this episode isn't 0. Raises ToolFault unless all are finite numbers."""
         found: dict[str, float] = {}
         for name, offered in self._tools.items():
             found[name] = finite(await self._answer(offered, "calc_reward", self._states[name]), f"{name}.calc_reward")
@@ -302,10 +302,10 @@ class InteractionSession:
             logger.warning("%s: %s", self._id, later)
 
     async def reply(self, messages: Sequence[Message], turn: Turn) -> list[Message]:
-        """The user's next message after the model's answer in `turn`, as a list. Adds the user's score to the turn's reward and
-        the numbers in the user's metadata to its metrics. The list is empty if there is no user, the user ends the conversation
-        or has sent `max_turns` messages (this sets `limit`). Raises ToolFault if the user takes too long or answers in a wrong
-        form; EnvironmentFault if the user raises an exception."""
+        """The user's next message after the model's answer in `turn`, as a list. The list is empty if there is no user, if the
+        user ends the conversation, or if the user had already sent `max_turns` messages (this sets `limit`). Adds the user's
+        score to the turn's reward, and the numbers in the user's metadata to the turn's metrics. Raises ToolFault if the user
+        takes too long or answers in a wrong form; EnvironmentFault if the user raises an exception."""
         if not self.is_there:
             return []
         said = await self._ask("generate_response", self._state, list(messages), **self._kwargs)

@@ -34,7 +34,7 @@ class CheckSettings:
     """How an environment is examined."""
 
     num_episodes: int = 64
-    """Number of episodes of each player (random and scripted), and of starts in each split."""
+    """Maximum episodes of each player (random and scripted), and maximum starts in each split."""
     max_steps: int = 10
     """Maximum actions per episode."""
     timeout_s: float = 20.0
@@ -288,7 +288,7 @@ class _Examination:
                 yield findings.player(check, episodes, self._reductions, beaten=beaten)
 
     def _replayable(self) -> list[CheckedEpisode]:
-        """Up to `NUM_REPLAYED` episodes of a player. If nobody played, new episodes of one step, whose action is unparsed."""
+        """Up to `NUM_REPLAYED` episodes of one player. If nobody has played, new episodes of one step, with the action ""."""
         if not self.played:
             with self._opened() as env:
                 seeds = [_seed("train", index) for index in range(NUM_REPLAYED)]

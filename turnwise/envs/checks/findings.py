@@ -75,8 +75,8 @@ def starts(call_results: Sequence[CallResult]) -> Finding:
 def splits(
     train: Sequence[CallResult], val: Sequence[CallResult], takes_split: bool, is_given: bool = False, plays_all: bool = False
 ) -> Finding:
-    """Whether the starts of validation occur among those of training, by content. `is_given`: the arguments fix one `split` for
-    both. `plays_all`: the environment has too few tasks to hold any out."""
+    """Whether any start of validation has the same content as a start of training. `is_given`: the arguments fix one `split`
+    for both. `plays_all`: the environment has too few tasks to hold any out."""
     known = {call_result.content for call_result in train}
     num_shared = sum(call_result.content in known for call_result in val)
     result = f"{num_shared} of {len(val)} validation starts occur among {len(train)} of training"
@@ -105,7 +105,7 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
-    """Whether a text that is no action earns more than most actions, and so is learned. `answers`: (name of text, result)."""
+    """Whether a text that is no action earns more than most actions, so that models learn it. `answers`: (its name, result)."""
     result = ", ".join(f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers)
     if not episodes:
         return judged("no action", f"{result}; what actions get wasn't examined")
@@ -122,7 +122,7 @@ def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[Che
 
 
 def metrics(episodes: Sequence[CheckedEpisode], reductions: Mapping[str, Reduction]) -> Finding:
-    """Which metrics are declared, and which of them are ever reported."""
+    """The declared metrics, and those of them that are never reported."""
     reported = {name for episode in episodes for step in episode.steps for name, _ in step.metrics}
     result = ", ".join(f"{name} ({reduction})" for name, reduction in reductions.items()) or "none"
     if silent := [name for name in reductions if name not in reported]:

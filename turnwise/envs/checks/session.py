@@ -66,7 +66,7 @@ def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) 
 
 
 def _shown(first: object, second: object) -> list[str]:
-    """The texts of two different values, cut to the part where they first differ if they are long."""
+    """The `repr` of each value. If one is longer than `_MAX_SHOWN`, both are cut to the part around their first difference."""
     texts = [repr(first), repr(second)]
     num_same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
     start = 0 if max(map(len, texts)) <= _MAX_SHOWN else max(num_same - _MAX_SHOWN // 2, 0)
@@ -158,7 +158,7 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
         self._thread.end()
 
     def call(self, method: str, function: Callable[[], Any], read: Callable[[Any], Any] = lambda result: result) -> Any:
-        """Calls `function` in the thread, awaits its result if that is a coroutine, and returns what `read` makes of it."""
+        """Calls `function` in the thread, awaits the result if it is a coroutine, and returns `read(result)`."""
         line = CALLS.begin(f"{method} of the environment that is examined")
         call = self._thread.start(self._timed, self._clock[method], function)
         try:
@@ -197,7 +197,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def play(envs: Sequence[CheckedEnv], seed: int, actions: Iterable[str]) -> list[list[CallResult]]:
-    """Plays the same actions in each environment, one step in all of them at a time. Returns the results by environment."""
+    """Plays the same actions in all environments, each action everywhere before the next. Returns results by environment."""
     episodes = [[env.reset(seed)] for env in envs]
     for action in actions:
         for env, call_results in zip(envs, episodes, strict=True):

@@ -96,8 +96,8 @@ def read_map(rows: Sequence[str]) -> Map:
 def best_blind_path(maps: Sequence[Sequence[str]]) -> tuple[list[int], float]:
     """The sequence of right and down that solves the most maps if the ice isn't slippery, and the share of maps that it solves.
 
-    A player reaches this share without looking at the maps, so a learnt policy must beat it. All C(2n−2, n−1) sequences of n×n
-    maps are tried, so n should be at most 8. Raises ValueError unless all maps have one size, and S and G in the corners.
+    A player reaches this share without looking at the maps, so a learnt policy must beat it. For n×n maps, C(2n−2, n−1)
+    sequences are tried, so n should be at most 8. Raises ValueError unless all maps have one size, S first and G last.
 
     >>> best_blind_path([("SF", "HG"), ("SF", "HG"), ("SH", "FG")])
     ([2, 1], 0.6666666666666666)

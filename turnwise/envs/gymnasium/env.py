@@ -33,7 +33,7 @@ class GymnasiumEnv(HeldOutEnv):
     needs, isn't installed.
 
     Args:
-        id: as `gymnasium.make` takes it, with its version; `package:id` for a package that registers its own.
+        id: a name in gymnasium's registry, with its version; `package:id` if another package registers the environment.
         kwargs: arguments of the environment's own constructor.
         action_names: the words of actions. A mapping number → word, or a list of names that turnwise knows for this
             environment, allows these actions only. A list of other words names all actions in the order of their numbers.
@@ -47,7 +47,7 @@ class GymnasiumEnv(HeldOutEnv):
             value of this key, which the last info must have, is true). None: what turnwise knows, else `reward`.
         format_penalty: reward of an invalid action.
         env_instruction: replaces the rules that open the first prompt; "" leaves them out.
-        split: `train` or `val`: plays only starts whose state is hashed into this split, or any if none is found. None: all.
+        split: `train` or `val`: plays only starts whose state hashes into this split, unless none is found. None: plays all.
     """
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(

@@ -26,7 +26,7 @@ class Known:
 
 
 def known_class(env: Any) -> Known:
-    """The entry of the environment's class (without wrappers) or its first known base class; defaults if there is none."""
+    """What is known about the environment's class (without wrappers), else about its first known base class, else defaults."""
     table: dict[str, dict[str, Any]] = known_of("gymnasium")
     names = (f"{cls.__module__}:{cls.__qualname__}" for cls in type(env.unwrapped).__mro__)
     return Known(**next((table[name] for name in names if name in table), {}))

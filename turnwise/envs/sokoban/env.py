@@ -40,8 +40,8 @@ class SokobanEnv(GridEnv):
     """A solvable room, drawn from the seed. The episode ends when every box is on a target. Raises EnvironmentFault if an
     argument is out of range.
 
-    Each step gives −0.1, +1 for a box that comes onto a target, −1 for a box that leaves one, and +10 when all are on targets.
-    An action that isn't one of the four words (case doesn't matter) moves nothing and gives −0.1 plus `format_penalty` (≤ 0);
+    Rewards: −0.1 per step, +1 for a box that comes onto a target, −1 for a box that leaves one, +10 when all are on targets.
+    An action that isn't one of the four words (case doesn't matter) moves nothing and earns −0.1 plus `format_penalty` (≤ 0);
     the episode continues. The environment has no step limit of its own; the agent has `max_steps`.
 
     Args:
@@ -146,7 +146,7 @@ class SokobanEnv(GridEnv):
         return f"{self._room_id}:{self.state.player}:{','.join(map(str, sorted(self.state.boxes)))}"
 
     def expert_action(self) -> str:
-        """The first action of a shortest solution. The first of `actions` if none is found, as with a stuck box."""
+        """The first action of a shortest solution; `actions[0]` if no solution is found, as with a stuck box."""
         if self.state not in self._plan:
             state = self.state
             for number in shortest_solution(self.layout, state) or [0]:
