@@ -35,7 +35,7 @@ class TextCodec:
         return self._ids(text)
 
     def decode(self, token_ids: Sequence[int], skips_special: bool = True) -> str:
-        """Text, by default without special tokens. Encoding it again need not give the same ids."""
+        """The text of the ids, by default without special tokens. Encoding this text may yield other ids."""
         if self._backend is None:
             return _decode(self._tokenizer, token_ids, skips_special)
         return str(self._backend.decode(token_ids, skip_special_tokens=skips_special))
@@ -54,7 +54,7 @@ class TextCodec:
 
     @cached_property
     def _begins_texts(self) -> bool:
-        """Whether a text's ids differ if another text comes before it (legacy SentencePiece adds a space at the start)."""
+        """Whether a text has other ids at the start than after another text (legacy SentencePiece adds a leading space)."""
         return self._ids("\nx") != [*self._ids("\n"), *self._ids("x")]
 
     def _ids(self, text: str) -> list[int]:

@@ -25,7 +25,7 @@ _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class TokenConversation:
-    """A Conversation over a PolicyServer. Ids are only appended, and each response is a Turn. One `generate` runs at a time.
+    """A Conversation over a PolicyServer. Ids are only appended. Each response adds a Turn. `generate` calls mustn't overlap.
 
     `max_length` is the size of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
     `sampling.seed` and k, so no response depends on what else the server is doing. If an agent rewrote history, `parent` is
@@ -75,9 +75,9 @@ class TokenConversation:
         self._media: list[Media] = []
 
     async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
-        """Adds the messages, samples a response and returns it as an assistant message. With tools and a parser it has
-        `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call that can't be read. If `options` names other
-        tools than before, a new context starts, whose prompt is the whole conversation.
+        """Adds the messages, samples a response and returns it as an assistant message. With tools and a parser, this message
+        has `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call that can't be read. If `options` names
+        other tools than before, a new context starts, whose prompt is the whole conversation.
 
         Returns None if the context has no room for the messages and one sampled token; then nothing is added or sampled.
         Nothing is added either if the server refuses the request. Raises ChatTemplateError if the template refuses the
@@ -240,7 +240,7 @@ def _parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
 @dataclass(frozen=True)
 class TokenContexts:
     """Opens the conversations of one episode over one server. `episode_id` must be unique among running episodes, since servers
-    keep KV caches by request ids made from it. The `parser` reads tool calls in contexts that are opened with tools."""
+    keep KV caches under request ids that begin with it. The `parser` reads tool calls in contexts opened with tools."""
 
     template: ChatTemplate
     server: PolicyServer
@@ -276,7 +276,7 @@ class TokenContexts:
         return conversation
 
     def verify(self) -> None:
-        """Raises RolloutError unless the turns of every context, closed or not, hold the ids that the server saw."""
+        """Raises RolloutError unless the turns of every context have the ids that the server saw. Call it before `close`."""
         for conversation in self._conversations:
             conversation.verify()
 
@@ -296,11 +296,11 @@ class TextAnswer(NamedTuple):
 
 
 Complete = Callable[[Sequence[Message], SamplingParams, Tools], Awaitable[TextAnswer | None]]
-"""Answers a whole conversation; gets the schemas of the tools that may be called. Returns None if there are no more answers."""
+"""Called with all messages so far, the sampling parameters and the tools' schemas. Returns None if no answer is left."""
 
 
 class TextConversation:
-    """A Conversation with a model that takes and returns text. Its turns hold no tokens, and its context length is unknown.
+    """A Conversation with a model that reads and writes text. Its turns have no tokens, and its context length is unknown.
 
     >>> import asyncio
     >>> async def echo(messages, sampling, tools):
@@ -349,4 +349,4 @@ class TextConversation:
         return _NO_LIMIT
 
     async def close(self) -> None:
-        """Does nothing: no server keeps anything for it."""
+        """Does nothing: no server keeps state for this conversation."""

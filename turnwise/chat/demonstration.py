@@ -17,11 +17,11 @@ _PROMPT_ROLES = ("system", "user", "tool")
 def encode_demonstration(
     template: ChatTemplate, messages: Sequence[Message], tools: Tools = (), max_length: int | None = None
 ) -> Sample:
-    """Encodes a conversation as a Sample [N]. The response mask is True on each assistant's text, calls and end-of-turn token.
+    """Encodes a conversation as a Sample [N]. The response mask is True on the assistant's texts, calls and end-of-turn tokens.
 
     The conversation is encoded turn by turn, like a rollout whose model samples exactly these texts. Raises ChatTemplateError
     if the template refuses the messages. Raises DataError if a role is unknown, or the last message isn't an assistant's; if an
-    assistant message comes first, follows another one, or holds anything but a text and tool calls; or if the texts have more
+    assistant message comes first, follows another one, or has anything but a text and tool calls; or if the texts have more
     characters than fit into `max_length` tokens.
 
     >>> from turnwise.testing.fakes import byte_tokenizer

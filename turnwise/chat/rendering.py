@@ -69,12 +69,12 @@ class Renderer:
         return {**self._tokenizer.special_tokens_map, **self._kwargs}
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, opens_answer: bool = True) -> str:
-        """The messages as text, with the next response's header if `opens_answer`. A refusal raises ChatTemplateError."""
+        """Renders the messages and, if `opens_answer`, the next response's header. Raises ChatTemplateError on failure."""
         return self._render(messages, list(tools) or self._no_tools, opens_answer)
 
     def shown(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools = ()) -> str:
-        """The text of the messages and the next response's header. With a `prefix`, whose last message holds the sentinel, only
-        what follows the sentinel. Raises ChatTemplateError if the template refuses messages, or drops texts, calls or tools."""
+        """The messages and the next response's header as text. With a `prefix`, whose last message has the sentinel, the text
+        begins after the sentinel. Raises ChatTemplateError if the template refuses messages, or drops texts, calls or tools."""
         if self._takes_parts_here(prefix, messages, tools):
             messages = [_as_parts(message) for message in messages]
         text = self._after(prefix, messages, tools)
@@ -92,7 +92,7 @@ class Renderer:
         return SENTINEL in text and "'type'" not in text
 
     def _takes_parts_here(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> bool:
-        """Whether such messages must hold texts as lists of parts, not strings. Raises ChatTemplateError if both forms fail."""
+        """Whether texts in such messages must be lists of parts, not strings. Raises ChatTemplateError if both forms fail."""
         key = (bool(prefix), tuple(map(_shape, messages)), json.dumps(tools, default=str) if tools else "")
         if key not in self._shapes:
             if len(self._shapes) >= _MAX_SHAPES:
@@ -183,7 +183,7 @@ class Renderer:
 
 
 def key_of(messages: Sequence[Message]) -> tuple[tuple[str, str], ...] | None:
-    """A cache key for messages that each hold only a role and a text; None if one of them holds more.
+    """A cache key for messages that each have only a role and a text; None if one of them has more.
 
     >>> key_of([{"role": "user", "content": "Where to?"}])
     (('user', 'Where to?'),)
@@ -222,7 +222,7 @@ def num_characters_of(messages: Sequence[Message]) -> int:
 
 
 def with_texts(message: Message, change: Callable[[str], str]) -> Message:
-    """The message with each text of its content changed."""
+    """The message with `change` applied to each text of its content."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": change(content)}
@@ -251,8 +251,8 @@ def _shape(message: Message) -> tuple[Any, ...]:
 
 
 def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dict[str, Any]:
-    """A message or schema with made-up words for everything that must show. Adds each word and the kind of
-    text that it replaces to `words`."""
+    """A message or schema with made-up words in place of everything that must show. Adds each word, and the kind of text that
+    it replaces, to `words`."""
 
     def word(_: str, what: str = what) -> str:
         made = f"turnwiseword{len(words)}x"

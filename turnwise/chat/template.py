@@ -47,7 +47,7 @@ class _Ends(NamedTuple):
 
 
 class ChatTemplate:
-    """The chat template of a Hugging Face tokenizer, for contexts whose ids are only appended to.
+    """The chat template of a Hugging Face tokenizer, for contexts to which ids are only appended.
 
     `chat_template` replaces the tokenizer's own Jinja text. `template_kwargs` are variables that the template reads at every
     render (`enable_thinking=False`, `date_string="26 Jul 2024"`). `eos_token_ids` are additional tokens that end a response,
@@ -176,11 +176,11 @@ class ChatTemplate:
         )
 
     def decode(self, token_ids: Sequence[int], skips_special: bool = True) -> str:
-        """Text, by default without special tokens, for parsing and reading. Encoding it again need not give the same ids."""
+        """The text of the ids, by default without special tokens, for parsing and reading. Encoding it may yield other ids."""
         return self._codec.decode(token_ids, skips_special)
 
     def max_characters(self, num_tokens: int) -> int:
-        """The most characters that this number of tokens can hold: no token is longer than the vocabulary's longest entry."""
+        """The maximum number of characters in `num_tokens` tokens: none is longer than the vocabulary's longest entry."""
         return num_tokens * self._codec.longest_token
 
     @cached_property
@@ -193,7 +193,7 @@ class ChatTemplate:
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Whether rendering a whole conversation gives another text than appending to it: thinking is stripped, an empty think
+        """Whether rendering a whole conversation yields another text than appending to it: thinking is stripped, an empty think
         block is added to answers without thinking, or the system prompt is moved. Tested on made-up conversations."""
         user, sentinel = self._prefix
         form = _TEXT_FORMS[isinstance(user["content"], list)]

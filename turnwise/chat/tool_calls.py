@@ -312,7 +312,7 @@ def _allowed(wanted: Any, root: Mapping[str, Any]) -> set[str]:
 
 
 def _parts(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """The schema, and those that it is composed of. A `$ref` names a place in `root`, and may lead around in a circle."""
+    """The schema and all schemas that it combines. A `$ref` names a place in `root`; references may form a circle."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return
     yield schema
@@ -330,8 +330,8 @@ _WORDS = {"True": ("boolean", True), "False": ("boolean", False), "None": ("null
 
 
 def _typed(text: str, wanted: set[str]) -> Any:
-    """Converts an unquoted value to one of its schema's types, `wanted`. `True`, `False`, `None` and `null` become these values
-    if boolean or null is wanted. Other values stay text if string is wanted; else they are read as JSON if they can be."""
+    """Converts an unquoted value to one of the schema types `wanted`. `True` and `False` become booleans if boolean is wanted,
+    `None` and `null` become None if null is wanted. Other JSON is decoded unless string is wanted; the rest stays text."""
     kind, value = _WORDS.get(text.strip(), ("", None))
     if kind in wanted:
         return value

@@ -57,7 +57,7 @@ class _Running:
     """A request in the engine."""
 
     engine_id: str
-    """An id of this request alone. The conversation's id recurs with each turn."""
+    """Unique to this request, whereas the conversation's id recurs with each turn."""
     version: int
     ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     is_aborted: bool = False

@@ -1,5 +1,5 @@
-"""The plain reference server: transformers' own `generate`, one request after another. Each call of `generate` samples one
-token. So the event loop keeps running, aborts and deadlines work without a thread, and every token has its own seed."""
+"""The plain reference server. It serves one request after another. Each call of transformers' `generate` samples one token, so
+the event loop keeps running between tokens, aborts and deadlines work without a thread, and every token has its own seed."""
 
 import asyncio
 from typing import Any
@@ -103,7 +103,7 @@ class HFServer(HoldsModel, RequestServer):
 
 
 def _generation_config(sampling: SamplingParams) -> GenerationConfig:
-    """The config for one token. It also sets parameters that are off, since transformers takes unset ones from the model's own
+    """The config for one token. It also sets parameters that are off, since transformers reads unset ones from the model's own
     generation config."""
     cuts = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
     drawn = {} if sampling.is_greedy else {"temperature": sampling.temperature, **cuts}

@@ -29,9 +29,9 @@ class NotAllowedError(ServerError):
 
 
 class HttpJson:
-    """A client of a server that takes and gives JSON. `timeout_s` is the limit in seconds for a connection and for each read,
+    """A client of a server that reads and writes JSON. `timeout_s` is the limit in seconds for a connection and for each read,
     None for no limit. An `api_key` is sent as a bearer token, without the white space around it. `key_name` is the key's
-    environment variable, for error messages about the key. Raises ConfigError if `base_url` isn't http(s), or the key holds
+    environment variable, for error messages about the key. Raises ConfigError if `base_url` isn't http(s), or the key has
     other characters than printable ASCII."""
 
     def __init__(self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = "") -> None:

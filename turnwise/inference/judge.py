@@ -1,4 +1,4 @@
-"""A language model that gives rewards: it grades answers by a rubric, or compares the answers of a group."""
+"""Rewards from a language model, which grades each answer by a rubric, or compares the answers of a group."""
 
 import asyncio
 import hashlib
@@ -36,10 +36,10 @@ class Judge:
     """Rewards in [0, 1] from a language model. The mode `pointwise` grades each answer alone: reward = score / max_score. In
     the mode `pairwise` the reward is the share of the group's other answers that the answer beats; a tie counts ½.
 
-    The model reads the rubric, the conversation before the first response, and the rest of the conversation, between marks that
-    no response can guess. Its reply must hold a line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`; the last such
-    line counts. Requests to the `base_url` carry the key in OPENAI_API_KEY, if there is one. Without a `base_url` the model of
-    the `reward` role is asked. Raises ConfigError if an argument is out of range, or `base_url` or `model` is given alone.
+    The model reads the rubric and then, between marks that no response can guess, the conversation before the first response
+    and the rest of it. The model's reply must have a line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`; the last
+    such line counts. Requests to the `base_url` carry the key in OPENAI_API_KEY, if there is one. Without a `base_url`, the
+    `reward` role's model is asked. Raises ConfigError if an argument is out of range, or `base_url` or `model` is given alone.
 
     Args:
         rubric: says what a good answer is.
@@ -52,7 +52,7 @@ class Judge:
         temperature: 0 is greedy.
         max_new_tokens: maximum tokens per reply.
         timeout_s: seconds that a reply from the `base_url` may take.
-        max_retries: how often a request is repeated if nobody answers, or the answer is 429 or 5xx.
+        max_retries: maximum repetitions of a request that nobody answers, or that is answered with 429 or 5xx.
         max_concurrency: maximum requests at the same time.
     """
 

@@ -38,7 +38,7 @@ class OpenAIChat:
             return
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
-        """Returns the model's answer, which may call `tools`. Raises ServerError for pictures or an invalid answer."""
+        """Returns the model's answer, which may call `tools`. Raises ServerError for pictures, or without a valid answer."""
         if not all(isinstance(message.get("content") or "", str) for message in messages):
             raise ServerError(f"{self.url} takes no pictures from turnwise; use an environment that renders text")
         started = time.perf_counter()
@@ -78,7 +78,7 @@ def _read(arguments: str) -> Any:
 
 
 def _sent(message: Message) -> Message:
-    """A message as the API takes it, with the arguments of calls as text."""
+    """A message as the API expects it, with the arguments of calls as text."""
     if not (calls := message.get("tool_calls")):
         return message
     functions = [(call, call["function"]["arguments"]) for call in calls]

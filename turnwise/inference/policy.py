@@ -1,4 +1,4 @@
-"""Loads a policy for a server in this process, and holds the common part of such servers."""
+"""Loads a policy for a server in this process, and defines the base class of such servers."""
 
 from collections.abc import Iterable
 from functools import cache

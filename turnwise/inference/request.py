@@ -30,7 +30,7 @@ class Request:
     kept_ids: list[KeptIds] = field(default_factory=list)
     """For each sampled token, the ids that it was drawn from; empty unless `sampling.keeps_ids`."""
     versions: tuple[VersionRun, ...] = ()
-    """The weight versions of the first tokens, as far as they are recorded. `completion` is told the version of the rest."""
+    """The weight versions of the first sampled tokens. `completion` receives the version of the rest as an argument."""
 
     @property
     def context_ids(self) -> IntArray:
@@ -43,7 +43,7 @@ class Request:
         return np.concatenate((self.partial_ids, self.token_ids)) if len(self.partial_ids) else self.token_ids
 
     def hits_stop_string(self, response_ids: IntArray, decode: Decode | None) -> bool:
-        """Whether the text of a response holds one of this request's stop strings."""
+        """Whether the text of a response contains one of this request's stop strings."""
         if not self.sampling.stop_strings:
             return False
         assert decode is not None, "checked with the request"
@@ -51,11 +51,11 @@ class Request:
         return any(stop in text for stop in self.sampling.stop_strings)
 
     def versions_with(self, version: int, num_tokens: int) -> tuple[VersionRun, ...]:
-        """The version runs of the first `num_tokens` sampled tokens. `version` sampled the tokens after those of `versions`."""
+        """The version runs of the first `num_tokens` sampled tokens. Tokens that `versions` doesn't cover get `version`."""
         return append_run(self.versions, version, num_tokens - sum(run.num_tokens for run in self.versions))
 
     def completion(self, reason: FinishReason, version: int, generate_s: float) -> Completion:
-        """The sampled tokens as a completion. `version` sampled the tokens after those of `versions`."""
+        """The sampled tokens as a completion. Tokens that `versions` doesn't cover get `version`."""
         versions = self.versions_with(version, len(self.token_ids))
         kept_ids, kept_offsets = join_kept_ids((ids, np.array([0, len(ids)]), 1) for ids in self.kept_ids)
         return Completion(self.token_ids, self.logprobs, reason, versions, generate_s, kept_ids, kept_offsets)

@@ -178,7 +178,7 @@ class LLMServerManager:
         self._servers[index], self._tokens_in_flight[index] = server, 0
 
     async def leave(self, server: InferenceServer) -> None:
-        """Takes a replica out. The replica finishes its requests; their conversations continue elsewhere."""
+        """Removes a replica, and waits until it has finished its requests. Its conversations continue elsewhere."""
         self._servers = {index: other for index, other in self._servers.items() if other is not server}
         await server.suspend()
 

@@ -95,7 +95,7 @@ class VLLMServer(EngineServer):
             ) from error
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """With vLLM's `enable_sleep_mode`, frees the GPU memory of the cache, and of the weights if `kinds` holds `weights`.
+        """With vLLM's `enable_sleep_mode`, frees the GPU memory of the cache, and of the weights if `kinds` contains `weights`.
         Without this option, it only drops cached prefixes."""
         if not self._sleeps:
             await self._engine.reset_prefix_cache()

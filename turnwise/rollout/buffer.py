@@ -10,11 +10,11 @@ from turnwise.rollout.source import Rejection
 
 
 class GroupBuffer:
-    """Holds groups from their admission until a step takes them. `docs/design/asynchronous.md` proves the bounds below.
+    """Keeps groups from their admission until a step trains on them. `docs/design/asynchronous.md` proves the bounds below.
 
     A group's index is the number of groups admitted before it. While a step of G groups is collected, the buffer has at most
-    (1 + ratio)·G groups, and during training at most ratio·G, where ratio is `async_generation_ratio`. A group admitted in step
-    s has the last step s + ratio: no later step may train on it. At most `num_tasks` groups are admitted (None = no limit).
+    (1 + ratio)·G groups, and during training at most ratio·G, where ratio is `async_generation_ratio`. The last step of a group
+    admitted in step s is s + ratio: no later step may train on it. At most `num_tasks` groups are admitted (None = no limit).
 
     >>> buffer = GroupBuffer(SchedulerSettings(group_size=4, max_concurrent_groups=8, async_generation_ratio=1))
     >>> buffer.begin(num_groups=2)
@@ -124,8 +124,8 @@ class GroupBuffer:
         return True
 
     def close_step(self) -> list[int]:
-        """Removes the selected groups, which the step trains on. Also removes and returns stale groups, which no later step may
-        train on. Without `drops_stale`, only a run that was resumed with smaller batches has stale groups."""
+        """Removes the selected groups, which the step trains on, and stale groups, which no later step may train on. Returns
+        the indices of stale groups. Without `drops_stale`, only a run that was resumed with smaller batches has any."""
         for index in self.selected:
             del self._finished[index]
         stale = [index for index, last_step in (*self._playing.items(), *self._finished.items()) if last_step <= self.step]

@@ -11,7 +11,7 @@ from turnwise.errors import ConfigError, RolloutError
 from turnwise.types import Group
 
 MIN_SPREAD = 1e-6
-"""Scores closer than this count as equal."""
+"""Scores count as equal if they differ by at most this much."""
 
 
 def non_zero_variance(group: Group) -> bool:

@@ -9,8 +9,8 @@ from turnwise.types import Group, Metric, Sample, Trajectory, samples_of
 def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> list[Metric]:
     """Scores, lengths and environment metrics of a training batch, and what was lost to failed episodes and to the filter.
 
-    `rollout/failed`, `rollout/rejected` and `rollout/filtered` count episodes: those that failed after their retries, these and
-    their siblings, and those of groups that the filter dropped. `rollout/stale_groups` counts groups dropped as too old.
+    `rollout/failed` counts episodes that failed after their retries, `rollout/rejected` these and their siblings, and
+    `rollout/filtered` the episodes of groups that the filter dropped. `rollout/stale_groups` counts groups dropped as too old.
     All scores leave filtered groups out, except `rollout/unfiltered_score`.
 
     `rollout/parsed` covers only agents with the metric `num_actions`, since others may parse no actions. `rollout/log_prob`

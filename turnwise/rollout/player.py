@@ -44,7 +44,7 @@ class EpisodeContexts(OpenConversation, Protocol):
 @dataclass(frozen=True)
 class GroupPlayer:
     """Plays groups on the run's event loop. `agents` returns a task's agent; `contexts` takes an episode's id and returns the
-    episode's contexts. `watchdog` ends late episodes. `on_end` gets a group's index whenever one of its episodes ends."""
+    episode's contexts. `watchdog` ends late episodes. `on_end` is called with a group's index when one of its episodes ends."""
 
     agents: Callable[[Task], AgentLoop]
     contexts: Callable[[str], EpisodeContexts]
@@ -54,9 +54,8 @@ class GroupPlayer:
     on_end: Callable[[int], None]
 
     async def play(self, task: Task, index: int, note_failure: Callable[[list[Trajectory]], None]) -> Group:
-        """Plays the task's group `index`. If cancelled, it leaves no episode running. An episode that fails after its
-        retries is passed to `note_failure` (which may raise to end the run) at once, unless a redundant sibling can replace
-        it."""
+        """Plays the task as group `index`. If cancelled, ends all episodes first. If an episode fails after its retries and no
+        redundant sibling can replace it, calls `note_failure` at once, which may raise an error to end the run."""
         size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
         samplings = [self.sampling] * (size + redundancy)
         if self.settings.has_greedy_sibling:

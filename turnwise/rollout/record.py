@@ -40,8 +40,8 @@ class RecordKey(NamedTuple):
 
 
 class StateKeyWriter:
-    """Writes the state keys of one group. Keys are only compared within a group, and equal keys stay equal. A key that JSON
-    can't hold is written as a number, which stands for it in this group, with a text for readers.
+    """Writes the state keys of one group. Keys are only compared within a group, and equal keys stay equal. A key that isn't
+    text, a number or None is written as a number, which stands for it in this group, with its `repr` for readers.
 
     >>> keys = StateKeyWriter()
     >>> keys.encode(7), keys.encode((1, b"door")), keys.encode(frozenset({3})), keys.encode((1, b"door"))["object"]
@@ -109,7 +109,7 @@ def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter
 
 
 def _written_sampling(sampling: SamplingParams) -> dict[str, Any]:
-    """The temperature, and the parameters of `_USUAL` that aren't the default."""
+    """The temperature, and those parameters of `_USUAL` that differ from their defaults."""
     values = {name: getattr(sampling, name) for name in _USUAL}
     return {name: value for name, value in values.items() if name == "temperature" or value != _USUAL[name]}
 
@@ -145,7 +145,7 @@ _TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 class TurnRecord(Record):
-    """The JSON object that `written_turn` writes. `made` gives the turn."""
+    """The JSON object that `written_turn` writes. `made` converts it into a Turn."""
 
     prompt_ids: _TokenIds
     response_ids: _TokenIds

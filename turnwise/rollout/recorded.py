@@ -80,9 +80,9 @@ async def replay(
     is_whole: bool = True,
 ) -> str:
     """Plays a trajectory again with its agent. `contexts` takes a server and an episode's id, and returns the episode's
-    contexts. Without `is_whole`, the trajectory is only the beginning of an episode, without what an agent notes after sampling
-    (observations, actions, rewards, outcome); a fault after its last turn is returned as text. Otherwise returns "". Raises
-    RolloutError at the first difference."""
+    contexts. Raises RolloutError at the first difference, EnvironmentFault if the agent fails. If `is_whole` is False, only the
+    beginning of the episode was recorded, without what an agent notes after sampling (observations, actions, rewards, outcome);
+    then a failure after the last recorded turn is returned as text instead. Otherwise returns ""."""
     task, server = trajectory.task, RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
     own_sampling = sibling_sampling(sampling, task, trajectory.sibling)

@@ -12,7 +12,7 @@ from turnwise.types import Group
 
 @dataclass
 class RolloutReplay:
-    """A `RolloutSource` that hands out recorded groups once, in their order. `name` is the file's name, for messages.
+    """A `RolloutSource` that hands out each of the recorded `groups` once, in order. `name` is the file's name, for messages.
     `get_batch` raises RolloutError if too few groups are left."""
 
     groups: Sequence[Group]
@@ -22,7 +22,7 @@ class RolloutReplay:
     score: ScoreGroup | None = None
     rejected: list[Group] = field(default_factory=list)
     batch_size: int = 0
-    """Number of trajectories of this run's batches."""
+    """Number of trajectories in each batch of this run."""
 
     @property
     def is_exhausted(self) -> bool:

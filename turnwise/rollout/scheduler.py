@@ -142,7 +142,7 @@ class RolloutScheduler:
         self._failures.allowed = min(allowed, num_episodes - 1) if self._is_fixed else allowed
 
     def num_trajectories(self, asked: int) -> int:
-        """How many trajectories a batch of `asked` has: `asked`, or fewer if there are too few tasks."""
+        """The size of a batch for which `asked` trajectories are requested: `asked`, or less if there are too few tasks."""
         most = self._tasks.num_tasks
         return asked if most is None else min(asked, most * self.group_size)
 
@@ -157,7 +157,7 @@ class RolloutScheduler:
         self._failing.clear()
 
     async def _collect(self, parts: list[list[int]], is_streamed: bool) -> Part:
-        """The next part of the batch; adds its groups' indices to `parts`. The last part removes the batch from the buffer.
+        """The batch's next part. Adds its groups' indices to `parts` and, if it is the last, removes the batch from the buffer.
         Unless streamed, the batch is ordered by index, so that a synchronous run doesn't depend on which group ends first."""
         self._stopwatch.work = self._work
         async with AsyncExitStack() as on_error:

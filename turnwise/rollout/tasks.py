@@ -63,8 +63,8 @@ class DataRow:
 
 
 class RowTasks(FixedTasks):
-    """Every row once per epoch; if shuffled, in a different order each epoch. Without `num_epochs`, the tasks never end. The
-    saved state is a hash of the rows and of `shuffle`; `load_state_dict` raises CheckpointError if either has changed.
+    """Hands out every row once per epoch; if shuffled, in a different order each epoch. Without `num_epochs`, the tasks never
+    end. The saved state is a hash of the rows and of `shuffle`; `load_state_dict` raises CheckpointError if either has changed.
 
     >>> rows = [DataRow("sums", "single_turn_agent", {"prompt": text}) for text in ("1+1", "1+2", "2+2")]
     >>> source = RowTasks(42, "train", rows, num_epochs=2)
@@ -201,7 +201,7 @@ class CurriculumTasks:
     rows: RowTasks | None = None
     rows_tag: str = ""
     num_versions: int = 2
-    """Number of newest versions that are kept. A group may still be admitted or restarted with any of them."""
+    """How many of the newest versions are kept. A group may still be admitted or restarted with any of these."""
     version: int = field(init=False, default=0)
 
     _FLOOR, _DECAY = 0.1, 0.9
