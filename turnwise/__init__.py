@@ -1,5 +1,5 @@
-"""turnwise: reinforcement learning of language-model agents, turn by turn. `Trainer` trains from Python; `RLTrainingTool` takes
-dicts, `AgenticRLPipeline` a file. They are imported at their first use, so that `import turnwise` takes no time."""
+"""turnwise: reinforcement learning of language-model agents, turn by turn. `Trainer` trains from Python, `RLTrainingTool` from
+dicts, and `AgenticRLPipeline` from a config file. Each is imported at its first use, so that `import turnwise` is fast."""
 
 import os
 
