@@ -26,7 +26,7 @@ class SamplingParams:
     top_k: int = 0
     """0 = off."""
     min_p: float = 0.0
-    """Excludes tokens that are less likely than this share of the likeliest one; 0 = off."""
+    """Excludes tokens whose probability is below `min_p` times that of the likeliest token; 0 = off."""
     repetition_penalty: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class VersionRun(NamedTuple):
 class Completion:
     """A server's answer: `R` sampled tokens with their log-probs under the distribution they were drawn from.
 
-    `versions` are runs that add up to R, because a weight update may come in the middle of a response. With
+    The runs of `versions` add up to R; there are several if weights were updated in the middle of the response. With
     `SamplingParams.keeps_ids`, a server that supports it returns the candidate ids that each token was drawn from, in
     `kept_ids` [K]. Those of token t are `kept_ids[kept_offsets[t]:kept_offsets[t + 1]]`; `kept_offsets` is [R + 1]. A token
     without kept ids was drawn from the whole vocabulary."""

@@ -29,8 +29,8 @@ def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
 def load_function(
     entry_point: str, key: str, error: type[TurnwiseError], arguments: Iterable[str], named: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """The function that an entry point names. Raises `error` if there is none, or if it can't take positional `arguments` and
-    keywords `named`.
+    """The function that an entry point names. Raises `error` if there is none, or if it can't be called with positional
+    `arguments` and keywords `named`.
 
     >>> load_function("textwrap:dedent", "pg_variant", TurnwiseError, ["text"])("  a")
     'a'
@@ -45,7 +45,7 @@ def load_function(
 
 
 def load_object(entry_point: str, key: str, error: type[TurnwiseError]) -> Any:
-    """Any object that an entry point names. Raises `error` as `load_class` does."""
+    """The object, of any kind, that an entry point names. Raises `error` as `load_class` does."""
     return _load(entry_point, key, error, object, "object", "names")
 
 

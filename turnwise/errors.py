@@ -1,4 +1,4 @@
-"""Errors of turnwise. Each message says what was got, what is allowed, and which setting or command changes it."""
+"""Errors of turnwise. Each message says what was found, what is allowed, and which setting or command changes it."""
 
 import difflib
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ class DeadlineError(TurnwiseError, TimeoutError):
 
 
 class ParityError(TurnwiseError):
-    """Sampler and trainer give the same tokens different log-probs. The message names what differs."""
+    """Sampler and trainer compute different log-probs for the same tokens. The message names what differs."""
 
 
 class CheckpointError(TurnwiseError):

@@ -33,7 +33,7 @@ def local_path(name: str | Path) -> Path:
 
 
 def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = False) -> Path | None:
-    """The folder of a hub name in the hub's cache, not downloaded; None if weights, or needed and allowed code, are missing."""
+    """The cached folder of a hub name, without a download; None if weights are missing, or code that is needed and allowed."""
     if Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return None
     from huggingface_hub import snapshot_download
@@ -66,7 +66,7 @@ def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool 
 
 
 def check_hub_name(name: str) -> None:
-    """Raises ModelError if a missing model can't be fetched: it has no hub name, or HF_HUB_OFFLINE is set. Sends no request."""
+    """Raises ModelError if a missing model can't be fetched: `name` isn't a hub name, or HF_HUB_OFFLINE is set. Asks no hub."""
     path = local_path(name)
     if looks_like_hub_name(name):
         from huggingface_hub import constants

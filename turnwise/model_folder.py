@@ -40,7 +40,7 @@ _RANGES = (
     ("initializer_range", float, 0, 1e3, "a number from 0 to 1,000"),
     ("rope_theta|factor|partial_rotary_factor", float, math.ulp(0), math.inf, "a number above 0"),
 )
-"""For a config's numbers: name pattern, type, lowest and highest value, and wording for messages."""
+"""Rules for a config's numbers: pattern of the name, type, lowest and highest value, and wording for messages."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EMBEDDING = "model.embed_tokens.weight"
 """Name of the embedding in models of the Llama family, of shape vocab_size × hidden_size."""
@@ -91,8 +91,8 @@ def has_weights(folder: Path) -> bool:
 
 
 def base_of_adapter(path: str | Path) -> str | None:
-    """The base that a LoRA adapter's folder names, maybe an adapter too; None if the path isn't an adapter's folder. Raises
-    ModelError if an adapter in the chain is incomplete, a base is neither here nor a hub name, or the chain is a circle."""
+    """The base that a LoRA adapter's folder names (it may be an adapter too); None if `path` isn't such a folder. Raises
+    ModelError if an adapter in this chain is incomplete, a base is neither here nor a hub name, or the chain is a circle."""
     bases: list[str] = []
     seen: list[Path] = []
     folder = folder_here(path)
@@ -147,7 +147,7 @@ def check_model(name: str, trust: Trust = NOTHING) -> None:
 
 
 def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
-    """Raises ModelError if the folder's file names, JSON files or weight headers show that the model can't or mustn't load."""
+    """Raises ModelError if the folder's file names, JSON files or weight headers show that it can't or mustn't be loaded."""
     if not (folder / "config.json").is_file():
         saved = sorted(folder.glob("checkpoints/checkpoint-*/config.json"), key=lambda file: file.stat().st_mtime)
         hint = f"one of its checkpoints, such as {saved[-1].parent}" if saved else "the folder of a Hugging Face model"

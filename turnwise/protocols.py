@@ -54,8 +54,8 @@ MakeEnv = Callable[[Task], "Env"]
 
 
 class Env(Protocol):
-    """Gymnasium's contract over text (or text and media), without tokens. `reset` and `step` may be coroutines. `step`'s info
-    may hold `"metrics"`, a dict of numbers named in `metric_reductions`."""
+    """Gymnasium's contract with text actions, and with observations of text or of text and images. Environments see no tokens.
+    `reset` and `step` may be coroutines. `step`'s info may have `"metrics"`, a dict of numbers named in `metric_reductions`."""
 
     @property
     def metric_reductions(self) -> Mapping[str, Reduction]:
@@ -81,7 +81,7 @@ class HasStateKey(Protocol):
 
 @runtime_checkable
 class HasExpert(Protocol):
-    """An environment that can play itself, as a baseline and as a teacher."""
+    """An environment that can name good actions, for a baseline and for demonstrations."""
 
     def expert_action(self) -> str:
         """A good action in the current state."""
@@ -135,10 +135,10 @@ class AgentLoop(Protocol):
 
 
 class RewardResult(NamedTuple):
-    """One score per episode of a group, failed ones left out, the greedy one last; optionally also a reward for each turn."""
+    """One score per episode of a group, in order: failed episodes are left out, the greedy one is last."""
 
     scores: Sequence[float]
-    turn_rewards: Sequence[Sequence[float]] | None = None
+    turn_rewards: Sequence[Sequence[float]] | None = None  # for each of these episodes, one reward per turn
 
 
 class Reward(Protocol):
@@ -161,7 +161,7 @@ class Loss(Protocol):
 
 
 class StepPart(NamedTuple):
-    """Says which part of an optimiser step a call of `train_step` makes, if the step's samples come in parts."""
+    """Says which part of an optimiser step a call of `train_step` computes, if the step's samples come in parts."""
 
     number: int = 0
     """Counts from 0. Part 0 discards what an unfinished earlier step left behind."""
@@ -178,8 +178,8 @@ class TrainStrategy(Protocol):
     def forward(
         self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
     ) -> list[dict[str, Any]]:
-        """Named numpy arrays [N] for each batch, without gradients. The strategy computes them itself, since the vocabulary may
-        be sharded. `without_adapter` uses the model under a LoRA adapter: a reference without a second model."""
+        """For each batch the `outputs` by name: numpy arrays [N], without gradients. No logits leave the strategy, since the
+        vocabulary may be sharded. `without_adapter` turns the LoRA adapter off, so that the base model serves as reference."""
 
     def train_step(
         self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
@@ -215,8 +215,8 @@ class Stateful(Protocol):
 
 
 class Algorithm(Protocol):
-    """Credit assignment and loss of one method. A new method needs a file of its own and an entry in `spec`. If a config names
-    a class as `module:Class`, it is called with `(settings, kl_controller)`."""
+    """Credit assignment and loss of one method. A new method needs a file of its own and an entry in `spec`. A class that
+    a config names as `module:Class` is called with `(settings, kl_controller)`."""
 
     needs: frozenset[str]
     """Which of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling` the method needs."""
@@ -233,9 +233,9 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class StreamsStep(Protocol):
-    """A loss whose optimiser step may come in parts. The loss is a sum of a term per sample, divided by *one* denominator of
-    the step. In a part all denominators but `max_length` are 1, since the step's aren't known yet. `NeedsWholeStep.prepare` is
-    called for each part."""
+    """A loss whose optimiser step may come in parts. The loss is a sum with one term per sample, divided by *one* denominator
+    of the step. In a part's batches all denominators but `max_length` are 1, since those of the step aren't known yet.
+    `NeedsWholeStep.prepare` is called for each part."""
 
     def divisor(self, denominators: Denominators) -> float:
         """The divisor of the summed gradients of the parts."""
@@ -246,11 +246,11 @@ class StreamsStep(Protocol):
 
 @runtime_checkable
 class NeedsAdvantages(Protocol):
-    """A loss whose gradient may be 0 if no token has an advantage."""
+    """A loss that tells whether an update in which all advantages are 0 would change anything."""
 
     @property
     def needs_advantages(self) -> bool:
-        """Whether its gradient is 0 if all advantages are 0. If True, an update whose advantages are all 0 is skipped."""
+        """Whether the gradient is 0 if all advantages are 0. If True, an update whose advantages are all 0 is skipped."""
 
 
 @runtime_checkable

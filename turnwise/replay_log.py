@@ -1,5 +1,5 @@
-"""Records what time decided in an asynchronous run, so that `turnwise train --replay` can repeat it: which requests each engine
-step admitted into which slot, between which steps the weights changed, which groups each batch took, and with which
+"""Records what timing decided in an asynchronous run, so that `turnwise train --replay` can repeat the run: which requests each
+engine step admitted into which slot, between which steps the weights changed, which groups each batch contained, and with which
 version of the tasks' state each group was admitted. The rest follows from the config (`docs/design/asynchronous.md`)."""
 
 import json
@@ -22,7 +22,7 @@ class EngineSteps(NamedTuple):
 
 
 class BatchGroups(NamedTuple):
-    """A batch's groups, one list per part handed out, and the groups that failed or were filtered out since the last batch."""
+    """Group indices: those of a batch, one list per part, and those that failed or were filtered out since the last batch."""
 
     parts: list[list[int]]
     rejected: list[int]
@@ -90,8 +90,8 @@ class ReplayLog:
             )
 
     def task_version(self, index: int) -> int | None:
-        """The version of the tasks' state with which group `index` was admitted; 0 if none is recorded. None without a
-        record, and above the last index with a version: versions rise, so the recorded run never admitted this group."""
+        """The version of the tasks' state with which group `index` was admitted; 0 if no version is recorded. None without a
+        record, or above the last index with a version: as versions only rise, the recorded run never admitted this group."""
         if not self.is_followed or index > max(self._task_versions, default=index):
             return None
         return self._task_versions.get(index, 0)

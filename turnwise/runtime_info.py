@@ -1,4 +1,4 @@
-"""Descriptions of what is really loaded and run, read from the objects, for the table at the start of a run."""
+"""Descriptions of the models and settings really in use, read from the objects, for the table at the start of a run."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -13,7 +13,7 @@ OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart", "keep"]
 
 
 class PolicyServer(Protocol):
-    """Samples from the policy, token in, token out: one replica, or the manager of several."""
+    """Samples from the policy: token ids in, token ids out. It is one replica, or the manager of several."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
@@ -56,8 +56,8 @@ class InferenceServer(PolicyServer, Protocol):
         partial_ids: Sequence[int] = (),
     ) -> Completion:
         """See `PolicyServer`. `partial_ids` are the response's tokens from before an interruption. They count towards
-        `max_new_tokens` and stop strings; the completion holds only the tokens after them. The server mustn't repeat the random
-        numbers of the partial tokens. A server with one random number for each token goes on with the next number."""
+        `max_new_tokens` and stop strings; the completion holds only the tokens after them. The server mustn't reuse the random
+        numbers of the partial tokens. A server that draws one random number per token continues with the next one."""
 
     async def suspend(self, how: Suspension = "finish") -> None:
         """Holds back new requests. Running requests are finished, or ended with finish reason `aborted`, before this returns;
@@ -69,7 +69,7 @@ class InferenceServer(PolicyServer, Protocol):
 
 
 class ServerFactory(Protocol):
-    """Makes a replica in the process that calls it, and loads its model there. Nobody else loads models for servers."""
+    """Makes a replica and loads its model, in the process that calls the factory. Nothing else loads models for servers."""
 
     def __call__(self, rank: RankContext, policy: PolicyInfo, **options: Any) -> InferenceServer: ...
 

@@ -1,6 +1,6 @@
-"""The names that config and registries share, with their parameters, defaults and needs (`spec.yaml`), without torch. A name is
-*available* if this version implements it. `turnwise config` accepts a valid name that isn't available; `turnwise train` refuses
-it and says so."""
+"""The names that config and registries share, with their parameters, defaults and needs, read from `spec.yaml`. Reading them
+imports no torch. A name is *available* if this version implements it. `turnwise config` accepts a valid name that isn't
+available; `turnwise train` refuses it and says so."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ METHOD_STATISTICS: dict[NormalizationMethod, tuple[Statistic, Statistic]] = {
     "mean_std": ("group", "group"),
     "asym_clip": ("group", "group"),
 }
-"""Method of `reward_normalization` → over which scores the mean and the standard deviation are taken by default."""
+"""Method of `reward_normalization` → the scores that the mean and the standard deviation are over by default, in this order."""
 
 OldLogProbs = Literal["if_needed", "always", "rollouts"]
 """The source of old log-probs: a forward pass if needed, always a forward pass, or the servers that sampled the tokens."""
@@ -166,7 +166,7 @@ INTERACTION_ALIASES: dict[str, str] = _TABLES["interaction_aliases"]
 MAX_KEPT = 256
 """A server returns the candidate ids of each token only if `top_k` is at most this number."""
 KV_CACHE_BYTES = 2**30
-"""Default size limit of the embedded server's KV cache, in bytes."""
+"""Default size limit in bytes of the KV cache of the embedded server, and of vLLM on a CPU."""
 MAX_PACKED_BYTES = 2**28
 """On a CPU the embedded server copies float32 models of up to this many bytes into its kernels' memory layout."""
 

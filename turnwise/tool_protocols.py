@@ -29,13 +29,13 @@ class ToolCallParser(Protocol):
     """Reads the tool calls from a response, in the format of one family of models."""
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedResponse:
-        """Parses `text`, the response as it was sampled. `tools` are the schemas of the tools that its context offers."""
+        """Parses `text`, the response as it was sampled. `tools` are the schemas of the tools that the context offers."""
 
 
 @runtime_checkable
 class Tool(Protocol):
-    """A function that a model may call. Each trajectory has a state of the tool, which is created once, gives the reward, and
-    is always released. A class in a tool file is called as `Class(config, tool_schema)`, with these two entries of the file."""
+    """A function that a model may call. Each trajectory has its own state of the tool: `create` makes it, `calc_reward` scores
+    it, `release` always frees it. A class in a tool file is called with two of the file's entries, `(config, tool_schema)`."""
 
     schema: Mapping[str, Any]
     """OpenAI's function schema: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
@@ -44,7 +44,7 @@ class Tool(Protocol):
         """Creates the state of one trajectory."""
 
     async def execute(self, state: Any, arguments: Mapping[str, Any]) -> str | Observation:
-        """The result of one call, whose arguments the schema allows. Raises ToolError if the model made a mistake; the model
+        """The result of one call, with `arguments` that fit the schema. Raises ToolError if the model made a mistake; the model
         reads the message. Any other exception fails the episode."""
 
     async def calc_reward(self, state: Any) -> float:
@@ -67,7 +67,7 @@ class ChecksRows(Protocol):
 class Interaction(Protocol):
     """A simulated user, who may reply to the model's final answer of each turn. One object serves all conversations. A class
     that an interaction file names is called as `Class(config)`, with the entry's `config` plus its `name`. The keyword
-    arguments of a conversation come from its row, `extra_info.interaction_kwargs`."""
+    arguments of a conversation are `extra_info.interaction_kwargs` of its row."""
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
         """Starts a conversation and returns its state for the other methods. If it returns None, the id is the state."""

@@ -1,4 +1,4 @@
-"""Trajectories and groups as a few lines of text, and as HTML for a notebook. `types` imports this, so both are `Any` here."""
+"""Trajectories and groups as a few lines of text, and as HTML for a notebook. `types` imports this: they are `Any` here."""
 
 from html import escape
 from typing import Any

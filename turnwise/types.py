@@ -40,7 +40,7 @@ PooledReduction = Literal["p99", "ess"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem, which all trajectories of a group play. Everything random about its start follows from `seed`."""
+    """One problem, which all trajectories of a group play. Everything random in its initial state follows from `seed`."""
 
     id: str
     tag: str
@@ -76,9 +76,9 @@ class Observation:
 class Turn:
     """One model response, with the prompt before it and the environment's result.
 
-    `prompt_ids` [P] are the ids that were *added* to the context before this response (the whole first prompt, later only
-    the new observation in its template), `response_ids` [R] the sampled ones. The context that the server saw concatenates
-    both over the turns since the last one with `starts_context`; where history branched, follow `parent`.
+    `prompt_ids` [P] are the ids that were *added* to the context before this response: the whole prompt in a context's first
+    turn, later only the new observation in its template. `response_ids` [R] were sampled. The context that the server saw
+    joins both, turn after turn, from the last turn with `starts_context` on; where history branched, follow `parent`.
 
     >>> turn = Turn(prompt_ids=np.array([1, 2, 3]), response_ids=np.array([7, 8]), logprobs=np.array([-0.5, -0.1]))
     >>> turn.num_tokens
@@ -213,7 +213,7 @@ class Trajectory(ViewedTrajectory):
     error: str | None = None
     role: str = "agent"
     weight: float = 1.0
-    """If one episode gives several trajectories (sub-agents, compaction), their weights sum to 1."""
+    """1 for a whole episode. If one episode is split into several trajectories (sub-agents, compaction), they add up to 1."""
     score_kl_penalty: float = 0.0
     """β times the sum of the tokens' KL. `credit` writes it, and estimators on trajectory scores subtract it."""
 
@@ -224,7 +224,7 @@ class Trajectory(ViewedTrajectory):
 
     @property
     def advantages_by_turn(self) -> dict[int, FloatArray]:
-        """The advantages [R] of each turn by its index, from the samples that have credit."""
+        """Turn index → the advantages [R] of the turn's sampled tokens. Turns of samples without credit are left out."""
         return {
             span.turn: sample.advantages[span.start : span.stop]
             for sample in self.samples
@@ -271,7 +271,7 @@ class TokenAnnotations(NamedTuple):
     computed before the step is split into micro-batches, so that no result depends on the split."""
 
     keep_mask: Any = None
-    """bool: False takes a token out of the loss and of its denominators. It stays in the ratios of its turn and sequence."""
+    """bool: False excludes a token from the loss and its denominators, but not from the ratios of its turn and sequence."""
     importance: Any = None
     """float32: constant factors of the tokens' policy losses."""
     selected_mask: Any = None
@@ -327,7 +327,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutputs:
-    """A strategy's input to a loss: tensors [N], aligned with the tokens of the batch, 0 where they don't apply."""
+    """A strategy's input to a loss: tensors [N], aligned with the tokens of the batch, 0 outside the response mask."""
 
     logprobs: Any = None
     """Log-probs, normalised over the kept ids of a token that has some, else over the whole vocabulary."""
@@ -343,7 +343,7 @@ class ModelOutputs:
 
 
 class Metric(NamedTuple):
-    """One measurement. Producers emit them; `tracking.metrics.reduce_metrics` alone combines them.
+    """One measurement. Any code may return measurements; only `tracking.metrics.reduce_metrics` combines them.
 
     >>> Metric("actor/pg_loss", 3.0, "sum")
     Metric(name='actor/pg_loss', value=3.0, reduction='sum', weight=1.0)
@@ -364,8 +364,8 @@ def samples_of(groups: Sequence[Group]) -> list[Sample]:
 
 
 def derive_seed(*parts: str | int) -> int:
-    """A seed in [0, 2⁶³) from a stable hash of the parts: the same in every process and version of Python. It seeds every
-    random choice of a run, so that no choice depends on the order of events.
+    """A seed in [0, 2⁶³) from a stable hash of the parts: the same in every process and version of Python. Every
+    random choice of a run is made with such a seed, so that no choice depends on the order of events.
 
     >>> derive_seed(42, "train", "FrozenLake", 7) == derive_seed(42, "train", "FrozenLake", 7)
     True

@@ -1,7 +1,7 @@
 """Chooses the tokens of an optimiser step that `clip_cov` leaves out of the loss, or to which `kl_cov` adds a penalty.
 Cov_t = (A_t − Ā)·(old_t − mean old) is a token's share of the covariance of advantage and log-prob. To first order, the entropy
-falls in proportion to it (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens that the step's loss
-counts."""
+falls in proportion to this covariance (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens that the step's
+loss counts."""
 
 from collections.abc import Callable
 

@@ -49,7 +49,7 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
 
 @dataclass(slots=True)
 class KLController:
-    """Holds β (`coef`), the coefficient of the KL in the reward. With a `target`, each batch of n trajectories adapts it:
+    """Controls β (`coef`), the coefficient of the KL in the reward. With a `target`, each batch of n trajectories adapts it:
 
     e = clip(KL / target − 1, −0.2, 0.2); β ← β·(1 + e·min(n / horizon, 4)) (Ziegler et al. 2019, arXiv:1909.08593,
     section 2.2). The bound 4 isn't in the paper; it keeps β positive.
@@ -83,9 +83,9 @@ class KLController:
 
 
 def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController) -> tuple[Array, list[Metric]]:
-    """β·KL_t(old ‖ ref) of each token [R], to be subtracted from its reward, and metrics; 0 without `add_token_level_kl`. If
-    that is set, a `controller` with a target then adapts β. Without old or ref log-probs no KL is logged, not even as 0.
-    Raises ValueError if `add_token_level_kl` is set and such log-probs are missing."""
+    """β·KL_t(old ‖ ref) of each token [R], to be subtracted from the token's reward, and metrics. Without `add_token_level_kl`
+    these penalties are 0, and without old or ref log-probs no KL is logged, not even as 0. With `add_token_level_kl`, a
+    `controller` with a target then adapts β, and missing log-probs raise ValueError."""
     full = [sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs for sample in tokens.samples]
     old = tokens.gather(full)
     ref = tokens.gather([sample.ref_logprobs for sample in tokens.samples])

@@ -98,7 +98,7 @@ class PolicyLoss:
 
     @property
     def needs_advantages(self) -> bool:
-        """Whether the gradient is 0 if all advantages are 0. A KL, an entropy bonus and some variants' own terms prevent it."""
+        """Whether the gradient is 0 if all advantages are 0. False with a KL, an entropy bonus or a term of the variant."""
         settings = self.settings
         has_own_term = settings.pg_variant not in VARIANTS or settings.pg_variant in ("kimi15", "kl_cov")
         has_kl = settings.use_kl_loss and settings.kl_loss_coef != 0

@@ -41,7 +41,7 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Standard deviation; 0 for fewer than two values."""
+        """Standard deviation; 0 if `count` is at most 1."""
         return float(np.sqrt(self.squares / (self.count - 1.0))) if self.count > 1.0 else 0.0
 
     def update(self, values: Array, weights: Array) -> None:
@@ -103,7 +103,7 @@ class Normalizer:
         return self.mean_type == self.std_type == "none"
 
     def __call__(self, scores: Array, group_ids: Index, weights: Array | None = None) -> Array:
-        """Normalised `scores` [T], given the number of each one's group [T] and `weights` [T], which default to 1."""
+        """Normalises `scores` [T]. `group_ids` [T] are the numbers of the scores' groups; `weights` [T] default to 1."""
         weight = np.ones(len(scores)) if weights is None else np.asarray(weights, dtype=np.float64)
         if self.running is not None:
             self.running.update(scores, weight)
@@ -161,8 +161,8 @@ def resolve_normalizer(
 
 
 def group_ids(groups: Sequence[Group], grouping: Grouping = "traj_group_id") -> Index:
-    """The number of each trajectory's group [T]: a group holds a task's siblings (`traj_group_id`), the trajectories of one
-    environment tag (`tags`), or the whole `batch`."""
+    """The number, from 0, of each trajectory's group [T]. A group is a task's siblings (`traj_group_id`), the trajectories of
+    one environment tag (`tags`), or the whole batch (`batch`)."""
     ids = np.arange(len(groups)) if grouping == "traj_group_id" else np.zeros(len(groups), np.int64)
     if grouping == "tags":
         ids = factorize(group.task.tag for group in groups)
@@ -170,7 +170,7 @@ def group_ids(groups: Sequence[Group], grouping: Grouping = "traj_group_id") -> 
 
 
 def factorize(keys: Iterable[Hashable]) -> Index:
-    """The number of each key; equal keys share one, and numbers count from 0 in the order of the keys' first appearance.
+    """Numbers the keys from 0 in the order of their first appearance. Equal keys get the same number.
 
     >>> factorize(["b", "a", "b"]).tolist()
     [0, 1, 0]

@@ -1,6 +1,6 @@
 """The response tokens of a batch in the order of sampling, their rewards, discounted sums and advantage estimation (GAE).
-Observations, template tokens and padding are left out, so no credit passes through them. `discounted_sums` and `gae` take
-arrays of steps (tokens or turns), trajectory after trajectory; `lengths` [T] has the number of steps of each."""
+Observations, template tokens and padding are left out, so no credit passes through them. Arrays in `discounted_sums` and `gae`
+have an entry per step (token or turn), trajectory after trajectory; `lengths` [T] counts the steps of each trajectory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Decisions(NamedTuple):
     """The S decisions (single tokens, or whole turns) of T trajectories."""
 
     of_token: Index  # [R] the index of each token's decision
-    first: Index  # [S] the first token of each decision, which is taken in the state before this token
+    first: Index  # [S] the first token of each decision; the decision is made in the state before that token
     lengths: Index  # [T] decisions of each trajectory
 
     def sums(self, values: Array) -> Array:
@@ -83,7 +83,7 @@ class ResponseTokens:
 
     @property
     def ends(self) -> Index:
-        """Index among the R tokens of each trajectory's last trained token; trajectories without one are left out."""
+        """For each trajectory with a trained token, in order: the index of its last one among the R tokens."""
         return np.cumsum(self.lengths)[self.is_trained] - 1
 
     @property
@@ -185,7 +185,7 @@ def gae(
 
     δ_t = r_t + γV_{t+1} − V_t,  A_t = δ_t + γλA_{t+1},  returns = A + V.
 
-    After a trajectory's last step V is its entry of `last_values` [T], 0 by default.
+    After a trajectory's last step, V is the trajectory's entry in `last_values` [T], by default 0.
 
     >>> rewards, values = np.array([0.0, 1, 0, 2]), np.array([0.2, 0.3, 0.5, 0.6])
     >>> advantages, returns = gae(rewards, values, np.array([4]), gamma=1.0, lambd=0.95)

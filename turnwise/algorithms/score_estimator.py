@@ -23,7 +23,7 @@ class TrajectoryScores:
     groups: Index
     """Number of the group in which scores are compared: by default a task's siblings (`reward_normalization.grouping`)."""
     weights: Array
-    """Weights. If one run of an agent returns several trajectories, their weights add up to 1."""
+    """Weights of the trajectories. If one run of an agent returns several trajectories, their weights add up to 1."""
     lengths: Index
     """Numbers of trained tokens."""
     runs: Index
@@ -55,8 +55,8 @@ class ScoreEstimator(Estimator):
 
 
 def run_index(groups: Sequence[Group]) -> Index:
-    """The number of each trajectory's agent run [T]. A trajectory of weight 1 is a run of its own. Trajectories of less weight
-    are one run if they share group and `sibling` number."""
+    """The agent run, numbered from 0, that each trajectory [T] belongs to. A trajectory of weight 1 is a run of its own.
+    Trajectories of less weight are one run if they share group and `sibling` number."""
     return factorize(
         (index, trajectory.sibling, number if trajectory.weight >= 1.0 else -1)
         for index, group in enumerate(groups)
@@ -129,8 +129,8 @@ class OPO(ScoreEstimator):
 
 
 class RLOO(ScoreEstimator):
-    """A = s minus the weighted mean score of the other siblings; 0 without others (Ahmadian et al. 2024, arXiv:2402.14740). The
-    baseline of a trajectory leaves out its whole agent run, since it would otherwise depend on what the run did."""
+    """A = s minus the weighted mean score of the other siblings; 0 without others (Ahmadian et al. 2024, arXiv:2402.14740). A
+    trajectory's baseline leaves out its whole agent run: otherwise the baseline would depend on what the run did."""
 
     spec = ESTIMATORS["rloo"]
 

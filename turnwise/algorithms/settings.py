@@ -58,7 +58,7 @@ class Correction:
 class AlgorithmSettings(NamesAlgorithm):
     """Every key of the config's algorithm section that appears in a formula, under the same name.
 
-    The config has checked them, and put the clip keys (`pg_clip`, `dual_clip_loss`, …) into `pg_args`. Where the
+    The config has checked the values, and put the clip keys (`pg_clip`, `dual_clip_loss`, …) into `pg_args`. Where the
     estimator or the variant has a default in `turnwise.spec`, None means that default.
 
     >>> AlgorithmSettings(pg_args={"clip_high": 0.28}).variant_parameters()

@@ -71,7 +71,7 @@ def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
 
 
 def bucket_metrics(tokens: ResponseTokens, groups: Index, buckets: Index) -> list[Metric]:
-    """Sizes of the buckets, the share that hold one turn, and the share of *aliased* turns. `buckets` [K] comes from
+    """Sizes of the buckets, the share of buckets with one turn, and the share of *aliased* turns. `buckets` [K] are those of
     `state_buckets`. An aliased turn has the same entry in `groups` [K] and the same observation as a turn of another bucket."""
     if not len(buckets):
         return []

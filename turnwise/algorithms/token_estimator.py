@@ -79,7 +79,7 @@ class Reinforce(TokenEstimator):
 
 
 class AgenticReinforce(TokenEstimator):
-    """REINFORCE on turns: A_k = Σ rewards inside turn k + γA_{k+1} is the advantage of every token of turn k."""
+    """REINFORCE on turns: every token of turn k has the advantage A_k = (Σ rewards inside turn k) + γA_{k+1}."""
 
     spec = ESTIMATORS["agentic_reinforce"]
 

@@ -168,7 +168,7 @@ VARIANTS: dict[str, Variant] = {variant.__name__: variant for variant in _BUILT_
 
 
 def find_variant(name: str, parameters: Mapping[str, Any]) -> Variant:
-    """The loss of a `pg_variant`, built in or `module:function`. Raises ConfigError if none takes these `parameters`."""
+    """The function of a `pg_variant`. Raises ConfigError if a `module:function` is missing or can't get these `parameters`."""
     if name in VARIANTS:
         return VARIANTS[name]
     return load_function(name, "pg_variant", ConfigError, ["inputs"], parameters)

@@ -58,7 +58,7 @@ def blank(sample: Sample) -> Sample:
 
 
 def unpack(array: np.ndarray[Any, Any], lengths: Sequence[int]) -> list[np.ndarray[Any, Any]]:
-    """The part of each sample in an array [N] of a batch. Parts are copies, so that none of them keeps the whole array alive.
+    """Splits an array [N] of a batch by sample. The parts are copies, so that none of them keeps the whole array alive.
     Raises ValueError if `lengths` don't add up to N.
 
     >>> [part.tolist() for part in unpack(np.arange(5), (3, 2))]

@@ -66,8 +66,8 @@ def micro_batches(
 ) -> list[list[int]]:
     """The indices of the sequences in each micro-batch, ascending. Each sequence is in exactly one micro-batch.
 
-    Takes sequences in `order` (default: longest first) and puts each into the first micro-batch with room. A sequence longer
-    than `max_tokens` gets its own micro-batch, since it can't be split. Without limits, all share one micro-batch.
+    Each sequence, in `order` (default: longest first), goes into the first micro-batch with room. A sequence longer than
+    `max_tokens` gets its own micro-batch, since it can't be split. Without limits, all share one micro-batch.
 
     >>> micro_batches([5, 3, 4, 2, 6], max_tokens=10)
     [[2, 4], [0, 1, 3]]

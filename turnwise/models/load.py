@@ -61,12 +61,12 @@ def load_model(
     attn_implementation: str = "auto",
     trust: Trust = NOTHING,
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode, from a folder or the hub, with weights of `dtype` on `device`. The folder of
-    a LoRA adapter gives its base model with the adapter merged in; merging is done in fp32.
+    """A causal language model in evaluation mode, from a folder or the hub, with weights of `dtype` on `device`. From the
+    folder of a LoRA adapter, it is the base model with the adapter merged in; the merge is computed in fp32.
 
     With `attn_implementation="auto"` sequences are packed without padding where the architecture allows it; `sdpa` and `eager`
-    pad; `fa2` is flash attention 2 and needs CUDA. Raises ModelError if there is no such folder, no causal language model in
-    it, its config is unreadable, weights are missing, or the attention can't run here."""
+    pad; `fa2` is flash attention 2 and needs CUDA. Raises ModelError if the folder is missing or holds no causal language
+    model, its config is unreadable, weights are missing, or the attention can't run here."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -245,9 +245,9 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """Gives an empty folder to write into, and afterwards renames it to `folder`, replacing an old one. If writing fails,
+    """Yields a new, empty folder to write into, and afterwards renames it to `folder`, replacing an old one. If writing fails,
     `folder` stays as it was and nothing else is left behind. The data reach the disk before the folder gets its name: otherwise
-    a power cut could leave empty files under it."""
+    a power cut could leave empty files under this name."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

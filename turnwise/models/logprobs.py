@@ -56,7 +56,7 @@ def token_logprobs(
 
     With z = hidden · weightᵀ / temperature, weight [V, H]: log p = z_target − logsumexp z, entropy = −Σ p log p. The product
     runs in autocast's dtype where autocast is on, everything after it in fp32 (or fp64). For log-probs over the `kept_ids`,
-    logsumexp runs over those ids only. Differentiable in all results. The temperature is one number, or one for each token [N].
+    logsumexp runs over those ids only. All results are differentiable. The temperature is one number, or one per token [N].
 
     >>> hidden, weight = torch.zeros(1, 2), torch.ones(4, 2)
     >>> logprobs, _, entropy = token_logprobs(hidden, weight, torch.tensor([3]), with_entropy=True)

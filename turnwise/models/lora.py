@@ -210,7 +210,7 @@ class Adapters:
 
 
 def is_value_adapter(folder: Path) -> bool:
-    """Whether the adapters in a folder are for a value model; then the folder also has its head."""
+    """Whether the adapters in a folder are for a value model. Such a folder also has the value head."""
     return bool(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("task_type") == _VALUE_TASK)
 
 
@@ -269,7 +269,7 @@ def _ending(name: str) -> str:
 
 
 def _may_be_base(folder: Path, fingerprint: str) -> bool:
-    """Whether a folder's adapters may belong to the model with this fingerprint: the folder holds the same one or none."""
+    """Whether a folder's adapters may belong to the model with this `fingerprint`: the folder has the same one or none."""
     file = folder / BASE_FINGERPRINT
     return not file.is_file() or file.read_text(encoding="utf-8").strip() == fingerprint
 

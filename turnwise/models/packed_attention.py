@@ -25,13 +25,13 @@ from turnwise.models.cpu.prefix_tree import PrefixTree
 PACKED_ATTENTION = "turnwise_packed"
 _PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
-"""Whether torch's varlen attention takes fewer key heads than query heads (from torch 2.12 on)."""
+"""Whether torch's varlen attention supports fewer key heads than query heads (from torch 2.12 on)."""
 
 
 @dataclass(frozen=True)
 class PackedSequences:
     """Where the S sequences of a packed batch are: their lengths and, on the model's device, their S + 1 boundaries (cumulative
-    lengths). With a tree the sequences are its branches, whose keys are those along their paths."""
+    lengths). With a `tree` the sequences are its branches, and the keys of each branch are those along its path."""
 
     lengths: tuple[int, ...]
     boundaries: Tensor
@@ -98,7 +98,7 @@ def packed_attention(
     position_bias: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Attention of query [1, Hq, N, D] over key and value [1, Hkv, N, D], each sequence over itself; returns [1, N, Hq, D].
+    """Attention of query [1, Hq, N, D] over key and value [1, Hkv, N, D], within each sequence; returns [1, N, Hq, D].
     Raises ModelError if the architecture asks for soft-capped logits, attention sinks or a position bias."""
     if softcap is not None or s_aux is not None or position_bias is not None:
         raise ModelError(

@@ -68,7 +68,7 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = Fa
 
 
 def _fill(tokenizer: Tokenizer, num_tokens: int) -> None:
-    """Adds tokens without merges up to `num_tokens`. They can be sampled and have a text, but encoding never gives them."""
+    """Adds tokens without merges until there are `num_tokens`. They can be sampled and decoded; encoding never yields them."""
     model = json.loads(tokenizer.to_str())["model"]
     vocab = model["vocab"]
     words = ("".join(letters) for length in count(2) for letters in product(ascii_lowercase, repeat=length))

@@ -22,9 +22,9 @@ def load_value_model(
 ) -> PreTrainedModel:
     """A value model in evaluation mode with fp32 weights, from a folder or the hub.
 
-    A folder without a value head (a causal language model) gives its backbone with a new head of zeros, so that all values are
-    0. The scalar head of a reward model is kept. An adapter is merged into its base; a critic's adapter brings its own head.
-    Raises ModelError if there is no such folder or no decoder in it, its head has several labels, or weights are missing."""
+    A causal language model has no value head: its backbone gets a new head of zeros, so that all values are 0. The scalar head
+    of a reward model is kept. An adapter is merged into its base; a critic's adapter brings its own head. Raises ModelError if
+    the folder is missing, isn't a decoder, needs its own Python code, has a head of several labels, or lacks weights."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:

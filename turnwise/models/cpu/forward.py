@@ -116,9 +116,9 @@ class NativeForward:
         bases: IntArray,
         splits: IntArray,
     ) -> Tensor:
-        """Logits [C, V] at the tokens with the indices `last_tokens` [C] among N packed ones, each of which has an id, a cache
-        slot and a position [N]. Writes each layer's `keys` and `values` [S, kv_heads, length, head_dim]; slot s is read from
-        slot `bases[s]` below position `splits[s]` [S]. Raises IndexError for unknown ids, and too large slots or positions."""
+        """Logits [C, V] at `last_tokens` [C], indices among N packed tokens. Each token has an id, a cache slot and a position,
+        [N]. Writes each layer's `keys` and `values` [S, kv_heads, length, head_dim]. Positions of slot s below `splits[s]` [S]
+        are read from slot `bases[s]`. Raises IndexError if an id has no embedding, or a slot or position is too large."""
         num_tokens, (num_slots, _, length, _) = len(token_ids), values[-1].shape
         if token_ids.min() < 0 or token_ids.max() >= self._num_embeddings:
             raise IndexError(f"a step has token ids beyond the {self._num_embeddings} that the model embeds")
