@@ -25,7 +25,7 @@ class FolderTokenizer:
         named = values.get("chat_template")
         if isinstance(named, list):
             named = {one.get("name"): one.get("template") for one in named if isinstance(one, dict)}
-        self.chat_template = own or named
+        self.chat_template = own["default"] if own.keys() == {"default"} else own or named
         self.name_or_path = str(folder)
         tokens = {key: value for key, value in values.items() if key.endswith("_token")}
         contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}

@@ -1,1 +1,1 @@
-"""Clusters: they start the workers of each role, in this process or in others, and call their methods."""
+"""Clusters, which start the workers of each role, in this process or in others, and call the workers' methods."""

@@ -23,7 +23,7 @@ from turnwise.runtime.torch_group import form_groups, join_processes
 
 
 class BufferedStopwatch(Stopwatch):
-    """Keeps its spans until a Reply takes them. Finished micro-batches are reported at once, through `send`."""
+    """Keeps its spans for the next Reply. Reports finished micro-batches at once, through `send`."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         super().__init__()
@@ -154,11 +154,11 @@ class Child(RoleWorkers):
         return value.shared if isinstance(value, SharedTensors) else value
 
     def check_sendable(self, value: Any) -> None:
-        """Does nothing: that the call arrives shows that the value can be pickled and unpickled."""
+        """Does nothing: a call arrives only if its value can be pickled and unpickled."""
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error to send, with its traceback as a note; a WorkerError if it can't be pickled, or is a StopIteration."""
+    """The error to send, with its traceback as a note. A WorkerError replaces a StopIteration or an unpicklable error."""
     lines = traceback.format_exception(error)
     try:
         if isinstance(error, StopIteration):

@@ -137,6 +137,6 @@ def _greeted(connection: Connection) -> tuple[int, tuple[Connection, int]]:
 
 
 def _versions() -> dict[str, str]:
-    """Versions that must be equal in all processes, since functions are sent as code. Works if turnwise isn't installed."""
+    """Versions that must be equal in all processes, since functions are sent as code. turnwise needn't be installed."""
     own = {"turnwise": __version__, "Python": platform.python_version()}
     return {**own, **{name: version(name) for name in ("torch", "transformers")}}

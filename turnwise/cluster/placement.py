@@ -43,7 +43,7 @@ class Placement:
     """
 
     cluster: ClusterName
-    """`local` is this process, `process` others of this machine, `launched` those that torchrun or accelerate has started."""
+    """`local`: this process. `process`: new ones on this machine. `launched`: those of a launcher (torchrun, accelerate)."""
     accelerator: str
     """`cuda`, or empty where a device is a slot of the CPU."""
     devices: tuple[int, ...]
@@ -120,8 +120,8 @@ def place(
     cluster: str = "auto",
 ) -> Placement:
     """Places training roles on devices. `mappings` holds each role's `device_mapping`; None stands for that of the first role.
-    If the first role has none, its devices are 0 to `num_launched` − 1, one per process of the launcher. `is_apart` asks for a
-    process apart from the rollouts. Raises ConfigError if a device doesn't exist, or `cluster` can't hold these ranks."""
+    If the first role has none, its devices are 0 to `num_launched` − 1, one per process of the launcher. `is_apart` keeps the
+    trainer out of the rollouts' process. Raises ConfigError if a device doesn't exist, or `cluster` can't hold these ranks."""
     main = next(iter(mappings))
     default = tuple(mappings[main] or range(num_launched))
     devices = {role: tuple(mapping) if mapping else default for role, mapping in mappings.items()}

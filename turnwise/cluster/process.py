@@ -84,7 +84,7 @@ class TrainerProcess(ABC):
         self.end()
 
     def is_free_within(self, timeout_s: float) -> bool:
-        """Waits until every call is answered; returns whether that happens in time."""
+        """Waits at most `timeout_s` seconds for the running call to end, and returns whether none runs any more."""
         end = time.monotonic() + timeout_s
         while self._busy_with and time.monotonic() < end:
             time.sleep(_POLL_S)

@@ -129,7 +129,7 @@ class ServerProcess(ForkedProcess):
         super()._note(reply)
 
     def _resolve(self, number: int, reply: Reply) -> None:
-        """Gives call `number` its reply, on the caller's event loop. Does nothing if nobody waits for it any more."""
+        """Passes a reply to call `number`, on the caller's event loop. Does nothing if nobody waits for the call any more."""
         answered = self._waiting.get(number)
         if answered is None:
             return

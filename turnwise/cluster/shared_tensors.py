@@ -48,7 +48,7 @@ class SharedTensors:
     """
 
     def __init__(self, shared: Shared, file: Any = None) -> None:
-        """Maps the memory. In the process that made it, `file` is its open file. Others can map it while that file is open."""
+        """Maps the memory. The process that made the memory passes its open `file`. Others can map it while `file` is open."""
         self.shared = shared
         self._file = file
         descriptor = os.open(shared.path, os.O_RDWR)
@@ -59,7 +59,7 @@ class SharedTensors:
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> SharedTensors:
-        """Memory for named tensors, whose values aren't written yet. Raises WorkerError if memory is short."""
+        """Allocates memory for named tensors, and doesn't write their values yet. Raises WorkerError if memory is short."""
         places, size = {}, 0
         for name, tensor in tensors:
             places[name] = TensorSlot(size, tensor.dtype, tensor.shape)
@@ -109,7 +109,7 @@ class Written:
         return self._tensors
 
     def share(self, tensors: Iterable[tuple[str, Any]]) -> SharedTensors:
-        """The tensors in shared memory. Those that are there already are returned as they are, others are copied."""
+        """The tensors in shared memory: SharedTensors are returned as they are, any other tensors are copied there."""
         if isinstance(tensors, SharedTensors):
             return tensors
         pairs = list(tensors)

@@ -32,7 +32,7 @@ from turnwise.types import samples_of
 @dataclass(slots=True)
 class AgenticPipeline:
     """Trains a policy on its own episodes. `build.agentic.build_agentic` makes a pipeline. Attributes that ROLL's pipeline also
-    has keep their names. `reference` and `critic` are None if the algorithm doesn't need them."""
+    has are named as in ROLL. `reference` and `critic` are None if the algorithm doesn't need them."""
 
     pipeline_config: AgenticConfig
     actor_train: ModelRole
@@ -62,9 +62,9 @@ class AgenticPipeline:
             pass
 
     def steps(self) -> Iterator[StepReport]:
-        """Makes steps: plays, assigns credit and trains. Yields a report of each finished step. Yields a last one if the run
-        validates, or if it was resumed with no step left and saves that checkpoint into its own folder. A step trains nothing
-        if the group filter drops all its groups."""
+        """Makes steps: plays, assigns credit and trains. A step trains nothing if the group filter drops all its groups. Yields
+        a report of each finished step, and a final report if the run validates. A run that continues another folder's
+        checkpoint with no step left saves this checkpoint in its own folder, and yields a final report too."""
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
         if self.train_rollout_scheduler.is_exhausted:  # the run that is continued has ended with its last row
             self.checkpoints.end_here()
@@ -98,8 +98,8 @@ class AgenticPipeline:
         return self.algorithm.running
 
     def model_update(self, step: int) -> None:
-        """Gives the servers the trainer's weights as policy version `step`, if an update is due: every `model_update_frequency`
-        steps, at the run's first step, and after the last step only if the run validates."""
+        """Sends the trainer's weights to the servers as policy version `step`, if an update is due: at the run's first step,
+        every `model_update_frequency` steps, and after the last step only if the run validates."""
         config, is_last = self.pipeline_config, step == self.checkpoints.num_steps
         is_asked = step == self.checkpoints.first_step or step % config.actor_train.model_update_frequency == 0
         if not (config.uses_validation if is_last else is_asked):
@@ -109,7 +109,7 @@ class AgenticPipeline:
             self.log.add(self.parity_gate.check(version=step))
 
     def validate(self, step: int) -> None:
-        """Plays the fixed validation tasks on the servers, every `eval_steps` steps and after the last; never if it is 0."""
+        """Plays the validation tasks if `step` is a multiple of `eval_steps`, or all steps are done. `eval_steps` 0 = never."""
         every = self.pipeline_config.eval_steps
         if self.val_rollout_scheduler is None or not every or (step % every and step != self.checkpoints.num_steps):
             return

@@ -38,8 +38,8 @@ class BestValue:
     """Number of validations since the best one."""
 
     def see(self, step: int, measured: Mapping[str, float]) -> bool:
-        """Records a validation, and returns whether it is the best so far; NaN never is the best. Raises ConfigError if this
-        validation and all earlier ones lack the metric."""
+        """Records a validation. Returns whether it is better than the best so far by more than `min_delta` (NaN never is).
+        Raises ConfigError if this validation and all earlier ones lack the metric."""
         if self.metric not in measured:
             if self.step < 0 and not self.num_since:
                 raise ConfigError(
@@ -56,14 +56,14 @@ class BestValue:
         return True
 
     def record(self) -> dict[str, Any]:
-        """What `BEST_FILE` says of the best model."""
+        """The contents of `BEST_FILE`."""
         return {"step": self.step, "metric": self.metric, "value": self.value}
 
     def state_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("metric", "mode", "value", "step", "num_since")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from the saved values, unless they are of another metric or mode. Old states say neither, and are used."""
+        """Restores the saved values, unless they are of another metric or mode. Old states name neither, and are restored."""
         if (state.get("metric", self.metric), state.get("mode", self.mode)) == (self.metric, self.mode):
             self.value, self.step, self.num_since = state["value"], state["step"], state["num_since"]
 
@@ -80,7 +80,7 @@ class ByValidation:
         self._folder = folder
 
     def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
-        """Saves the best model; ends the run after `patience` validations without gain. Returns the metrics and `val/best`."""
+        """Saves a new best model; ends the run after `patience` validations without gain. Returns `metrics` and `val/best`."""
         measured = reduce_metrics(metrics)
         if self.best and self.best.see(step, measured):
             checkpoints.save_model(self._folder, {BEST_FILE: json.dumps(self.best.record()) + "\n"})

@@ -91,7 +91,7 @@ class Checkpoints:
     """Number of finished steps."""
     is_torn: bool = field(default=False, init=False)
     """Whether a weight update has begun and isn't complete."""
-    _num_saved: int | None = field(default=None, init=False)  # steps in the last checkpoint that was saved or restored
+    _num_saved: int | None = field(default=None, init=False)  # steps in the run's last checkpoint, saved or restored
 
     def __post_init__(self) -> None:
         self._remember()
@@ -285,7 +285,7 @@ def verify(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Renames a folder that is in the way to the first unused of `NAME.aside-1`, `NAME.aside-2`, … and returns its new path."""
+    """Frees the name of a folder: renames the folder to the first unused `NAME.aside-N` (N = 1, 2, …). Returns its new path."""
     number = next(n for n in count(1) if not folder.with_name(f"{folder.name}.aside-{n}").exists())
     return folder.rename(folder.with_name(f"{folder.name}.aside-{number}"))
 

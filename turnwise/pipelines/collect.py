@@ -21,7 +21,7 @@ class Collection:
     def __init__(self, file: Path) -> None:
         self.file = file.absolute()
         self.num_written = 0
-        """Number of trajectories in the file."""
+        """Number of trajectories written to the file."""
         self._outcomes: dict[str, list[list[EpisodeResult]]] = {}
         self._groups: Counter[str | None] = Counter()  # by `Group.rejected`
         self._limits: Counter[str] = Counter()
@@ -35,7 +35,7 @@ class Collection:
         num_trajectories: int,
         begin_phase: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Plays batches of `num_trajectories`; `begin_phase` gets their names. Ctrl-C or an error loses no finished group."""
+        """Plays batches of `num_trajectories`; tells `begin_phase` their names. Ctrl-C or an error loses no finished group."""
         for step in range(num_batches):
             begin_phase(f"batch {step + 1} of {num_batches}")
             started = time.perf_counter()

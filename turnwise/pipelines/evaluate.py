@@ -23,7 +23,7 @@ class EpisodeResult(NamedTuple):
     @classmethod
     def of_group(cls, group: Group) -> "list[EpisodeResult]":
         """The results of the group's episodes that didn't fail. An episode may have several trajectories, all with its score.
-        It succeeds if its environment's `success` metric says so; without that metric, if its score is positive."""
+        An episode succeeds if its environment's metric `success` exceeds 0.5; without that metric, if its score is positive."""
         episodes: dict[int, list[Trajectory]] = {}
         for trajectory in group.trajectories:
             episodes.setdefault(trajectory.sibling, []).append(trajectory)
@@ -137,7 +137,7 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
 
 def _pass_at(successes: Sequence[int], trials: Sequence[int]) -> dict[int, float]:
-    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and m, the most samples of a task; {} if m is 1."""
+    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and m, the maximum samples per task; {} if m = 1."""
     most = max(trials, default=1)
     if most == 1:
         return {}

@@ -1,5 +1,5 @@
-"""Finds out why servers and trainer disagree about the log-probs of the same tokens: tries how well each known fault explains
-the difference. ParityError's message names the fault that explains it best, if one does, and what to do about it."""
+"""Finds out why servers and trainer disagree about the log-probs of the same tokens: measures how well each known fault
+explains the difference. ParityError's message names the fault that explains it best, if any, and what to do about it."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from turnwise.package_tables import read_table
 from turnwise.types import FloatArray, Sample
 
 ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]
-"""Log-probs [N] of each sample's tokens, as `ModelRole.forward` gives them."""
+"""A function that computes the log-probs [N] of each sample's tokens, in the form of `ModelRole.forward`."""
 
 _CAUSES = read_table(__file__, "parity_diagnosis.yaml")
 _NEGLIGIBLE = 1e-5  # nats by which two ways of computing the same log-probs in fp32 may differ
@@ -29,8 +29,8 @@ _ROUNDING_SPREAD = 3.0
 @dataclass(frozen=True, slots=True)
 class Suspects:
     """The models and settings that a server can be compared with. `score` computes the trainer's log-probs; `without_adapter`
-    does so with the LoRA adapter off (None without one). `weights` gives the trainer's `(Hugging Face name, tensor)` pairs.
-    `folders` maps each model folder of the config to the setting that names it. Training started from the first folder."""
+    computes them with the LoRA adapter off (None = no adapter). `weights` returns the trainer's `(Hugging Face name, tensor)`
+    pairs. `folders` maps the config's model folders to the settings that name them. Training started from the first folder."""
 
     score: ScoreSamples
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
@@ -56,7 +56,7 @@ class Suspects:
 class Evidence:
     """The conversations in which sampler and trainer disagree about policy `version`.
 
-    `max_diff` is the mean difference that is allowed. `ask_afresh` drops the server's caches, requests the last turns again,
+    `max_diff` is the largest mean difference allowed. `ask_afresh` drops the server's caches, requests the last turns again,
     and returns the mean difference of the worst conversation. `change_since` is `(version, distance)`: the policy version of
     the last check, and the mean change of the server's log-probs since then; None without an earlier check, or if the server
     sampled other tokens then."""
@@ -69,8 +69,8 @@ class Evidence:
 
 
 class Fault(NamedTuple):
-    """A possible cause. `rest()` is the mean difference between the log-probs that it predicts and the server's. `rounding()`,
-    if given, is the mean difference that a dtype makes, and decides instead: single rounding errors can't be predicted."""
+    """A possible cause. `rest()` returns the mean difference between the log-probs that the cause predicts and the server's.
+    If given, `rounding()` decides instead: it returns a dtype's mean rounding error, since single errors can't be predicted."""
 
     cause: str
     rest: Callable[[], float]

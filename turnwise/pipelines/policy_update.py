@@ -17,7 +17,7 @@ from turnwise.types import Denominators, Group, Metric, Sample, derive_seed, sam
 class PolicyUpdate:
     """Trains `role` in one pipeline step. If all samples come at once, the role's plan splits them into optimiser steps. If
     training `is_streamed`, they come in parts that together make one optimiser step. The parts' undivided gradients are added
-    up, and the sum is divided by the step's denominator at the end. Up to rounding, all samples at once give the same gradient.
+    up, and the sum is divided by the step's denominator at the end. Up to rounding, the result is that of all samples at once.
 
     The update is skipped if all advantages are 0 and the loss has no other gradient, since only momentum and weight decay would
     change the weights. A part whose advantages are all 0 is trained on together with the next part. Before pipeline step

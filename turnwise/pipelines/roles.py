@@ -17,7 +17,7 @@ LogprobField = Literal["old_logprobs", "ref_logprobs"]
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How a role splits its samples. An optimiser step takes `samples_per_step` samples. A micro-batch takes at most
+    """How a role splits its samples. An optimiser step has `samples_per_step` samples. A micro-batch has at most
     `max_tokens_train` or `max_tokens_infer` tokens if that is set (dynamic batching), else at most `max_sequences` samples.
     Micro-batches change memory and speed, never results. `max_length` is the longest context in tokens."""
 
@@ -29,7 +29,7 @@ class BatchPlan:
     max_tokens_train: int | None = None
     max_tokens_infer: int | None = None
     samples_per_batch: int | None = None
-    """Number of samples of a batch that the learning-rate schedule assumes, one per trajectory; None = the actual number."""
+    """Number of samples per batch (one per trajectory) that the learning-rate schedule assumes; None = the actual number."""
     first_step: int = 0
     """The first pipeline step in which the role is trained."""
 
@@ -212,8 +212,8 @@ class ModelRole:
 
     @contextmanager
     def _computing(self, kind: str, num_batches: int, memory: Collection[MemoryKind] | None = None) -> Iterator[list[Metric]]:
-        """Makes the workers ready for a call on so many micro-batches: claims their devices for these kinds of `memory` (None =
-        all). Afterwards the list holds metrics of the call: the shares of padding and of merged prefixes among its tokens."""
+        """Prepares the workers for a call on `num_batches` micro-batches: claims devices for these kinds of `memory` (None =
+        all). After the call, the yielded list has the call's metrics: its tokens' shares of padding and of merged prefixes."""
         work = self.stopwatch.work
         if work.done >= work.total:
             self.stopwatch.work = Work("micro-batches", num_batches)

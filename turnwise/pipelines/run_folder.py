@@ -24,7 +24,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pydantic", "hydra-
 
 
 class _RunPath:
-    """A class attribute that gives the path of a file or folder in the run's folder."""
+    """A class attribute that evaluates to the path of a file or folder in the run's folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -36,7 +36,7 @@ class _RunPath:
 @dataclass(slots=True)
 class RunFolder:
     """The paths in a run's folder, and its log and lock. `create` makes a new folder, `reopen` opens that of an earlier run.
-    Both raise CheckpointError if another process holds the lock. `RunFolder(path)` only gives paths and opens nothing."""
+    Both raise CheckpointError if another process holds the lock. `RunFolder(path)` opens nothing: only its paths are usable."""
 
     path: Path
     resumed_from: Path | None = None
@@ -44,7 +44,7 @@ class RunFolder:
     num_done: int = 0
     """Number of steps done at that checkpoint."""
     lengths: dict[Path, int] = field(default_factory=dict)
-    """Bytes that the first `num_done` steps take in the files of metrics and trajectories."""
+    """File of metrics or of trajectories → number of bytes of its first `num_done` steps."""
     log: ExitStack = field(default_factory=ExitStack)
     """Closes at the end of the run what is registered here, such as the log that `open_log` opens."""
     lock: TextIO | None = None
@@ -117,7 +117,7 @@ class RunFolder:
         return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
 
     def go_on(self, checkpoint: Path, num_done: int) -> list[str]:
-        """Notes the checkpoint to continue from. Renames damaged files of metrics or trajectories; returns notes on them."""
+        """Records the checkpoint to continue from. Renames damaged files of metrics or trajectories; returns notes on them."""
         self.resumed_from, self.num_done, notes = checkpoint, num_done, []
         for file in filter(os.path.lexists, (self.metrics, self.rollouts)):
             try:
@@ -183,7 +183,7 @@ def _length_of_steps(file: Path, num_done: int) -> int:
 
 
 def _replace_text(file: Path, text: str) -> None:
-    """Replaces the text of a file. A reader, also after a kill, finds the whole old or the whole new text."""
+    """Replaces the text of a file. Even if the process is killed, a reader finds the whole old or the whole new text."""
     partial = file.with_name(file.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
@@ -191,7 +191,7 @@ def _replace_text(file: Path, text: str) -> None:
 
 @cache
 def _environment() -> dict[str, Any]:
-    """What `environment.json` holds. It is found out once, since the code of a process stays as it was loaded."""
+    """The contents of `environment.json`. They are computed once, since the code of a process stays as it was loaded."""
     return {
         "packages": {"turnwise": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Lets the roles of a synchronous run use the memory of an accelerator that they share one after the other."""
+"""Lets the roles of a synchronous run take turns in using the memory of an accelerator that they share."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -11,7 +11,7 @@ Move = Callable[[list[MemoryKind]], Awaitable[object]]
 
 @dataclass(slots=True)
 class Resident:
-    """A role, and the `kinds` of memory that it can move from its devices to the host; not weights that another role reads."""
+    """A role, and the `kinds` of its memory that can move from devices to the host. Weights that another role reads can't."""
 
     devices: frozenset[int]
     kinds: frozenset[MemoryKind]
@@ -33,7 +33,7 @@ class SharedDevices:
         self._lock = asyncio.Lock()
 
     async def claim(self, role: str, kinds: Collection[MemoryKind] | None = None) -> None:
-        """Leaves only these `kinds` of the role's memory (default: all) on its devices. Call it before the role computes."""
+        """Brings these `kinds` of the role's memory (default: all) to its devices, and moves all other memory off them."""
         own = self._residents.get(role)
         if own is not None:
             await self._share({role: own.kinds if kinds is None else frozenset(kinds)}, own.devices)

@@ -55,8 +55,8 @@ class LoopIteration(Wait):
 
 class WatchedRunner:
     """An `asyncio.Runner` whose event loop is watched from its first `run` to its `close`. A task that blocks the loop for
-    `iteration_s` seconds and has no deadline of its own ends the run (None = no limit). The `stopwatch` records how long the
-    loop ran and how long it was idle. Threads of `asyncio.to_thread` are daemons."""
+    `iteration_s` seconds (None = no limit) without a deadline of its own ends the run. `asyncio.to_thread` uses daemon threads.
+    The `stopwatch` records how long the loop ran and how long it was idle."""
 
     def __init__(
         self, watchdog: Watchdog | None = None, iteration_s: float | None = None, stopwatch: Stopwatch | None = None
@@ -67,7 +67,7 @@ class WatchedRunner:
         self._iteration_s = iteration_s
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """The result of `main`. Raises DeadlineError if a task blocked the loop."""
+        """Runs `main` and returns its result. Raises DeadlineError if a task blocked the loop for too long."""
         watchdog = self.watchdog
         watchdog.start()
         watchdog.loop = self._runner.get_loop()

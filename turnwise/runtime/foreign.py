@@ -1,5 +1,5 @@
-"""Guards calls into users' code. `call_board` lists the running ones, so that a report can name the call in which the process
-ended. SystemExit and others outside `Exception`, but not Ctrl-C, cancellation or a deadline, become EnvironmentFaults."""
+"""Guards calls into users' code. `call_board` lists the running calls, so that a report can name the call in which the process
+ended. SystemExit and other exceptions outside `Exception` become EnvironmentFaults, except Ctrl-C, cancellation, deadlines."""
 
 import asyncio
 import dis
@@ -15,9 +15,9 @@ _HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")  # the signal ha
 
 
 class Foreign:
-    """Surrounds a call of a user's code: lists it on the `call_board` if `episode` says where it belongs, and turns exceptions
-    outside `Exception` and StopIteration into an `EnvironmentFault`, which names the call; with `are_faults` every exception
-    but turnwise's own errors. Ctrl-C, cancellation and deadlines always pass unchanged."""
+    """Wraps a call of a user's code, and lists it on the `call_board` if `episode` says where it belongs. Turns StopIteration,
+    and every exception outside `Exception`, into an `EnvironmentFault` that names the call; with `are_faults`, every exception
+    except turnwise's own errors. Ctrl-C, cancellation and deadlines always pass unchanged."""
 
     __slots__ = ("_are_faults", "_call", "_episode", "_line")
 

@@ -12,7 +12,7 @@ from turnwise.runtime.stopwatch import Stopwatch
 def launched() -> tuple[int, int]:
     """`(rank, size)`: the number of this process among those that a launcher started, and how many there are; `(0, 1)` unless
     RANK and WORLD_SIZE are set. Raises ConfigError if the processes are on several machines, if a launcher's variables hold
-    impossible numbers, or if MASTER_ADDR or MASTER_PORT is missing for more than one process."""
+    impossible numbers, or if MASTER_ADDR or MASTER_PORT is missing and there are several processes."""
     told = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") if name in os.environ}
     if not {"RANK", "WORLD_SIZE"} <= told.keys():
         return 0, 1

@@ -37,8 +37,8 @@ _NO_CONTEXT = Context()
 
 
 class Interrupt(asyncio.CancelledError):
-    """Raised inside a call that is past its deadline; the wait around it raises its `error` instead. Like any cancellation
-    it isn't an `Exception`, so that code that retries after failures doesn't swallow it."""
+    """Raised inside a call that is past its deadline. The `Wait` around the call replaces it with `Wait.error`. Like any
+    cancellation, an Interrupt isn't an `Exception`, so that code that retries after failures doesn't swallow it."""
 
 
 class Wait:
@@ -209,7 +209,7 @@ class Watchdog:
         self.close()
 
     def look_at(self, deadline: float) -> None:
-        """Makes the running event loop check all waits at `deadline` of `time.monotonic()`, or at an earlier planned check."""
+        """Makes the running event loop check all waits at `deadline` (monotonic time), unless an earlier check is planned."""
         loop = asyncio.get_running_loop()
         if self._timer is not None and self._timer[0] is loop:
             if self._timer[2] <= deadline:

@@ -23,7 +23,7 @@ IS_SOLVED = 0.9
 MOSTLY = 0.9
 """At least this share of the answers counts as nearly all."""
 MIN_NATS = 0.1
-"""Below this entropy per response, siblings are nearly always the same."""
+"""Below this entropy, in nats per response, siblings are nearly always the same."""
 BLOWN_FACTOR, BLOWN_NATS = 3.0, 1.0
 """Entropy has blown up above max(BLOWN_FACTOR × lowest, lowest + BLOWN_NATS) per token. Mere exploration doesn't triple it."""
 NUM_ERRORS, NUM_RISE_ERRORS, NUM_FOR_NOISE = 5.0, 2.0, 50
@@ -63,16 +63,16 @@ class Validation(NamedTuple):
 
 
 class History:
-    """What the conditions look at, over all steps so far."""
+    """What the conditions look at: the metrics of the last `BLOCK` steps, and summaries of all steps so far."""
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.points: deque[Figures] = deque(maxlen=BLOCK)
         self.success: list[float] = []
-        """The success of every step."""
+        """The success rate of every step; NaN if it wasn't measured."""
         self.validations: list[Validation] = []
         self.has_differed = False
-        """Whether any step had groups whose episodes didn't all score alike."""
+        """Whether any step so far had a group whose episodes scored differently."""
         self.most_usable, self.lowest_entropy = 0.0, math.inf
         self.best: Sequence[float] = ()
         """The successes of the `BLOCK` consecutive steps with the highest mean."""
@@ -115,7 +115,7 @@ class History:
 
 
 Check = Callable[[History], str | None]
-"""Checks for one problem and returns a sentence if the run has it, else None; `health.yaml` has its heading and advice."""
+"""A check for one problem: returns a sentence if the run has the problem, else None. `health.yaml` has heading and advice."""
 
 
 def groups_alike(history: History) -> str | None:

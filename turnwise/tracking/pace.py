@@ -7,7 +7,7 @@ from turnwise.runtime.stopwatch import Stopwatch, Work
 logger = logging.getLogger(__name__)
 
 LONG_STEP_S = 120.0
-"""If the first step takes longer than this, a warning names smaller sizes."""
+"""If the first step takes longer than this, or is estimated to, a warning advises how to make steps shorter."""
 _SURE_S = 15.0  # the advice relies on a phase only after it has lasted this long
 _NUM_RECENT = 20
 _BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")  # phases that not every step has, or that take no time
@@ -15,8 +15,8 @@ _BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")  # phases that not 
 
 class Pace:
     """The steps of a run and its current phase. Times are seconds of any clock, passed in by the caller. `stopwatch` knows the
-    work of the phase. `tokens_per_episode` is the most that an episode can sample, 0 if unknown. `advice` names smaller sizes;
-    it is given once, if a step takes minutes."""
+    work of the phase. `tokens_per_episode` is the most that an episode can sample, 0 if unknown. `advice` says how to make
+    steps shorter; it is logged at most once, if the first step takes longer than `LONG_STEP_S`."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Pace:
         self._ends: list[float] = []  # when the run started, and when each step ended
 
     def begin_phase(self, name: str, now: float) -> None:
-        """Begins a phase. The run's time counts from the first one."""
+        """Begins a phase. The run's time counts from its first phase."""
         if not self._ends:
             self._ends.append(now)
         if self._step_began is None and name not in _BESIDE_STEPS:
@@ -89,7 +89,7 @@ class Pace:
         return f"about {left} left" if self.phase == "train" else f"about {left} + training left"
 
     def advise(self, now: float) -> None:
-        """Warns once if steps take minutes, and names smaller sizes."""
+        """Logs `advice` once, if the first step took longer than `LONG_STEP_S`, or is estimated to do so."""
         if self.has_step:
             step_s, what = self._ends[1] - self._ends[0], "the first step took"
         elif (estimate := self._first_step_s(now)) is not None and now - self._phase_began >= _SURE_S:

@@ -99,7 +99,7 @@ class TerminalHandler(logging.Handler):
     """Prints warnings to the current `sys.stderr`, which a live view replaces so that they appear above the view.
     Warnings that differ only in numbers (episodes, seeds, attempts) are of one kind. A kind is printed once, then counted: the
     count is printed at the 10th, 100th, … warning and at `close`. After `MAX_KINDS` kinds of one logging call, all others count
-    as one kind. A call with wrong arguments and a closed `sys.stderr` raise nothing."""
+    as one kind. Neither a logging call with wrong arguments nor a closed `sys.stderr` raises an error."""
 
     MAX_KINDS = 5
 
@@ -107,7 +107,7 @@ class TerminalHandler(logging.Handler):
         super().__init__(logging.WARNING)
         self._kinds: dict[str, set[str]] = {}
         self._counts: dict[str, int] = {}
-        self._repeated: dict[str, str] = {}  # kind → its first text, for kinds repeated since their count was printed
+        self._repeated: dict[str, str] = {}  # kind → its last text, for kinds repeated since their count was printed
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -143,8 +143,8 @@ class TerminalHandler(logging.Handler):
 
 @contextmanager
 def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Iterator[Callable[[str], None]]:
-    """Reports the progress of a long phase on standard error, for commands that play without training. Yields a function that
-    takes the name of each phase as it begins."""
+    """Reports the progress of a long phase on standard error, for commands that play without training. Yields a function to
+    call with the name of each phase as it begins."""
     nothing = MetricColumns((), MetricColumn("", "", ""), (), ())
     tracker = TerminalTracker(nothing, Pace(0, 0, stopwatch, tokens_per_episode), file=sys.stderr)
     try:
