@@ -174,4 +174,4 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     group_filter: Annotated[str, AfterValidator(OneOf(["non_zero_variance"], own="module:function"))] | None = None
     """Groups are replaced if this function returns False: `non_zero_variance` (scores differ) or your own `module:function`."""
     max_refill_factor: Positive = 3.0
-    """Maximum number of groups played to replace rejected ones, as a multiple of the groups in a batch."""
+    """Maximum number of groups played to replace filtered ones, as a multiple of the groups in a batch."""
