@@ -93,8 +93,7 @@ def test_logprobs_equal_a_plain_forward(plan: str, attention: str) -> None:
 def test_training_sees_the_very_log_probs_of_the_forward_pass() -> None:
     """They are equal bit by bit, so the ratio of the first update is exactly 1."""
     batch = toy_batches(SAMPLES)[0]
-    strategy = TorchStrategy(toy_model())
-    old = torch.tensor(strategy.forward([batch], OUTPUTS)[0]["logprobs"])
+    old = torch.tensor(TorchStrategy(toy_model()).forward([batch], OUTPUTS)[0]["logprobs"])
     trained = make_forward(toy_model())(batch.map(torch.as_tensor), OUTPUTS).logprobs
     assert trained.requires_grad and torch.equal(trained.detach(), old)
 

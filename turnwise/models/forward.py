@@ -171,8 +171,7 @@ def _kept_ids(batch: Batch, trained: Tensor) -> RaggedIds | None:
     if batch.kept_ids is None:
         return None
     counts = batch.kept_offsets.diff()
-    is_read = batch.response_mask.repeat_interleave(counts)
-    return RaggedIds(batch.kept_ids[is_read].long(), counts[trained])
+    return RaggedIds(batch.kept_ids[batch.response_mask.repeat_interleave(counts)].long(), counts[trained])
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, object], with_logits: bool) -> Tensor:

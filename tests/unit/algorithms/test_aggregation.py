@@ -81,5 +81,4 @@ def test_nan_outside_the_mask_changes_neither_value_nor_gradient(mode, make_batc
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_a_step_without_trained_tokens_is_zero(mode, make_batch):
-    batch = make_batch([[0, 0]])
-    assert part(torch.ones(2), batch, Denominators(0.0, 0.0, 4), mode).item() == 0.0
+    assert part(torch.ones(2), make_batch([[0, 0]]), Denominators(0.0, 0.0, 4), mode).item() == 0.0

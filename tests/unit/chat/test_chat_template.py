@@ -63,8 +63,7 @@ def test_a_system_prompt_stays_in_front(template, family):
 
 def test_separator_and_end_of_turn_stand_exactly_once(template, family):
     response = template.respond("go")
-    tail = template.extend(response, [user("next")])
-    text = template.tokenizer.decode(tail)
+    text = template.tokenizer.decode(template.extend(response, [user("next")]))
     assert response[-1] == special(template, family.end_of_turn) and response.count(response[-1]) == 1
     assert template.tokenizer.decode(template.extend([], [user("next")])) == family.end_of_turn + text
     header = template.tokenizer.decode(template.start([user("next")]))

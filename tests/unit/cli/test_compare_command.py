@@ -57,8 +57,7 @@ def test_runs_of_different_lengths_stand_side_by_side(compare, make_run):
     slow = {"max_steps": 4, "seed": 1, "actor_train": {"training_args": {"learning_rate": 1e-5}}, "gamma": 1.0}
     fast = {"max_steps": 4, "seed": 1, "actor_train": {"training_args": {"learning_rate": 1e-3}}, "gamma": 1.0}
     first = make_run("a", trained([0.1, 0.2, 0.4, 0.3], [0.25, 0.75, 0.5]), slow)
-    second = make_run("b", trained([0.5, 0.9]), fast)
-    head, one, two, *rest = compare(first, second).splitlines()
+    head, one, two, *rest = compare(first, make_run("b", trained([0.5, 0.9]), fast)).splitlines()
     assert " ".join(head.split()).startswith("run steps val final val best success final")
     assert one.split() == ["[1]", "exp/a", "4", "0.500", "0.750", "0.300", "0.400", "0.150", "0.200", "32", "4,000", "0:08"]
     assert two.split() == ["[2]", "exp/b", "2", "of", "4", "-", "-", "0.900", "0.900", "0.450", "0.450", "16", "2,000", "0:04"]

@@ -102,8 +102,7 @@ def test_a_batch_that_waits_is_not_shown_as_complete(runner, settings):
 
 def test_after_the_last_batch_nothing_plays(runner):
     agent = Agent()
-    scheduler = make(runner, agent, num_batches=2)
-    train(runner, scheduler, agent, num_steps=2, num_turns=100)
+    train(runner, make(runner, agent, num_batches=2), agent, num_steps=2, num_turns=100)
     assert len(agent.started) == 8
 
 

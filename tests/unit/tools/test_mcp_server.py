@@ -30,8 +30,7 @@ def http():
     from toy_mcp import make_server
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        application = make_server().streamable_http_app()
-        serving = uvicorn.Server(uvicorn.Config(application, log_level="critical"))
+        serving = uvicorn.Server(uvicorn.Config(make_server().streamable_http_app(), log_level="critical"))
         thread = threading.Thread(target=serving.run, args=([listening],))
         thread.start()
         yield {"url": f"http://127.0.0.1:{listening.getsockname()[1]}/mcp", "headers": {"X-Key": "secret"}}
