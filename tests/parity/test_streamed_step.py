@@ -80,7 +80,7 @@ def trained(
             if workers.worker.info().adapters:
                 role.without_adapter("reference", plan).compute_log_probs(part, into="ref_logprobs")
             role.compute_old_log_probs(part, version=1)
-            metrics += update.add(part, is_last=stop == NUM_SAMPLES)
+            metrics += update.train_on(part, is_last=stop == NUM_SAMPLES)
         reduced |= {f"{name} of step {step}": value for name, value in reduce_metrics(metrics).items() if "batch/" not in name}
     return weights_of(workers.worker), reduced
 

@@ -112,27 +112,27 @@ class PolicyLoss:
         metrics = correction_metrics(batch, keep_mask, weights)
         annotations = TokenAnnotations(*(None if values is None else values.numpy() for values in (keep_mask, weights)))
         if self.settings.pg_variant in CHOICES:
-            counted = step_batch.response_mask if annotations.keep_mask is None else annotations.keep_mask
-            annotations = annotations._replace(selected_mask=self._choose(step_batch, counted & (step_batch.weights > 0), seed))
+            mask = step_batch.response_mask if annotations.keep_mask is None else annotations.keep_mask
+            annotations = annotations._replace(selected_mask=self._choose(step_batch, mask & (step_batch.weights > 0), seed))
         return annotations, metrics
 
-    def _choose(self, step_batch: Batch, counted: Any, seed: int) -> Any:
-        """bool [N]: the tokens that the variant chooses among those of `counted`, bool [N]."""
+    def _choose(self, step_batch: Batch, mask: Any, seed: int) -> Any:
+        """bool [N]: the tokens that the variant chooses among those of `mask`, bool [N]."""
         variant = self.settings.pg_variant
         if step_batch.old_logprobs is None:
             raise ValueError(f"pg_variant {variant} needs old_logprobs on every sample before the loss is prepared")
         # Over the whole vocabulary, since the entropy is that of the whole distribution.
         full = step_batch.old_logprobs if step_batch.old_full_logprobs is None else step_batch.old_full_logprobs
-        advantages, old = (array[counted].astype(np.float64) for array in (step_batch.advantages, full))
-        selected_mask = np.zeros(len(counted), np.bool_)
-        if counted.any():
+        advantages, old = (array[mask].astype(np.float64) for array in (step_batch.advantages, full))
+        selected_mask = np.zeros(len(mask), np.bool_)
+        if mask.any():
             picked = CHOICES[variant](token_covariances(advantages, old), seed, **self.parameters)
-            selected_mask[np.flatnonzero(counted)[picked]] = True
+            selected_mask[np.flatnonzero(mask)[picked]] = True
         return selected_mask
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
         """`(part of the step's loss, metrics)` from tensors [N]. Entries outside the response mask have no effect."""
-        settings, mask, counted = self.settings, batch.response_mask, batch.loss_mask
+        settings, mask, loss_mask = self.settings, batch.response_mask, batch.loss_mask
         logprobs = replace_outside(outputs.logprobs.float(), mask)
         full = logprobs if outputs.full_logprobs is None else replace_outside(outputs.full_logprobs.float(), mask)
         inputs = PolicyInputs(
@@ -147,18 +147,18 @@ class PolicyLoss:
         if batch.importance is not None:
             losses = losses * replace_outside(batch.importance, mask)
         sizes = len(batch.lengths), batch.denominators, settings.aggregation
-        factors = token_factors(counted, batch.weights, batch.sequence_id, *sizes)
-        total = aggregate(losses, counted, factors)
+        factors = token_factors(loss_mask, batch.weights, batch.sequence_id, *sizes)
+        total = aggregate(losses, loss_mask, factors)
         parts = {"actor/pg_loss": total}
         if settings.use_kl_loss:
             reference = replace_outside(batch.ref_logprobs, mask)
-            parts["actor/kl_loss"] = aggregate(kl_divergence(full, reference, settings.kl_loss_type), counted, factors)
+            parts["actor/kl_loss"] = aggregate(kl_divergence(full, reference, settings.kl_loss_type), loss_mask, factors)
             total = total + settings.kl_loss_coef * parts["actor/kl_loss"]
         # Always measured, in nats per token: a collapsing policy shows here first.
         if outputs.entropy is not None:
             measured["actor/entropy"] = outputs.entropy.detach()
         if settings.entropy_loss_coef:
-            total = total - settings.entropy_loss_coef * aggregate(outputs.entropy.float(), counted, factors)
+            total = total - settings.entropy_loss_coef * aggregate(outputs.entropy.float(), loss_mask, factors)
         parts["actor/total_loss"] = total
         metrics = loss_metrics(parts, batch) + token_metrics(inputs, measured, batch.weights)
         if batch.rollout_logprobs is not None:

@@ -138,7 +138,7 @@ def _assemble(
     freeing: FreeForTransfer,
 ) -> AgenticPipeline:
     actor_train, critic = roles["actor_train"], roles.get("critic")
-    weights = partial(actor_train.gather, "weights")
+    weights = partial(actor_train.call_full_model, "weights")
     pictures, by_validation = build_pictures(config, folder.path.name), ByValidation(config, folder.best)
     parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
     parts["by_validation"] = by_validation

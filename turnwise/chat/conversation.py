@@ -327,7 +327,7 @@ class TextConversation:
         reply: Message = {"role": "assistant", "content": answer.text}
         if answer.tool_calls:
             functions = [(call.id, {"name": call.name, "arguments": call.arguments}) for call in answer.tool_calls]
-            reply["tool_calls"] = [{"id": name, "type": "function", "function": function} for name, function in functions]
+            reply["tool_calls"] = [{"id": call_id, "type": "function", "function": called} for call_id, called in functions]
         self.messages += [*new_messages, reply]
         no_ids = np.zeros(0, np.int64)
         self.turns.append(

@@ -162,7 +162,7 @@ class Checkpoints:
         """Writes the current model and its tokenizer without the training state, and `notes` (name → text) as text files. The
         folder replaces an older one, whole or not at all. Raises CheckpointError if it can't be written."""
         with self._advising(folder), written_whole(folder) as partial:
-            self.contents.model.gather("save", partial).result()
+            self.contents.model.call_full_model("save", partial).result()
             (partial / TRAINER_FILE).unlink()
             self.contents.tokenizer.save_pretrained(partial)
             for name, text in notes.items():
@@ -170,9 +170,9 @@ class Checkpoints:
 
     def _write(self, folder: Path) -> None:
         contents = self.contents
-        contents.model.gather("save", folder).result()
+        contents.model.call_full_model("save", folder).result()
         for name, role in contents.others.items():
-            role.gather("save", folder / name).result()
+            role.call_full_model("save", folder / name).result()
         contents.tokenizer.save_pretrained(folder)
         (folder / CONFIG_FILE).write_text(self.config_yaml, encoding="utf-8")
         (folder / STATE_FILE).write_text(json.dumps({"step": self.num_done, **self._state}) + "\n", encoding="utf-8")

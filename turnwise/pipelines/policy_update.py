@@ -33,7 +33,7 @@ class PolicyUpdate:
         self._num_sent = 0
         self._waiting: list[Sample] = []
 
-    def add(self, samples: Sequence[Sample], is_last: bool = True) -> list[Metric]:
+    def train_on(self, samples: Sequence[Sample], is_last: bool = True) -> list[Metric]:
         """Trains on the samples. The call with `is_last` changes the weights and returns the metrics of all calls."""
         if self.step < self.role.plan.first_step:
             return []

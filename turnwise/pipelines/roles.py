@@ -94,7 +94,7 @@ class ModelRole:
         """The base model under this role's LoRA adapter, as another role on the same workers. Its metrics carry `name`."""
         return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True, owner=self.owner)
 
-    def gather(self, method: str, *args: Any) -> Pending:
+    def call_full_model(self, method: str, *args: Any) -> Pending:
         """Calls a method that needs the whole model on the first rank. The other ranks take part if they hold shares of it."""
         return self.workers.call(method, *args, route="broadcast" if self.is_sharded else "rank0")
 
@@ -158,12 +158,12 @@ class ModelRole:
         """Lets the workers make an optimiser step, or a part of one, on the samples. Returns unnamed metrics (see `named`)."""
         cuts = self._cut(samples, self.plan.max_tokens_train)
         batches = [pack([samples[i] for i in cut] or [blank(samples[0])], divisors) for cut in cuts]
-        with self._computing("train", len(batches)) as counted:
+        with self._computing("train", len(batches)) as batch_metrics:
             results: list[Metric] = self.workers.call(
                 "train_step", batches, route="split", loss=loss, position=position, part=part
             ).result()
         self.num_updates += part.divisor is not None
-        return [*results, *counted]
+        return [*results, *batch_metrics]
 
     def prepare(self, samples: Sequence[Sample], loss: Loss, seed: int) -> tuple[Sequence[Sample], list[Metric]]:
         """The samples, or copies with the annotations that a `NeedsWholeStep` loss makes, and the metrics of its `prepare`."""

@@ -63,7 +63,7 @@ class TorchStrategy:
         self.dtype = dtype
         self.max_grad_norm = max_grad_norm
         self._adapters = adapters
-        self._outputs = make_forward(self.model, temperature, self._uses_kernels)
+        self._forward_pass = make_forward(self.model, temperature, self._uses_kernels)
         self._optimizer = self._schedule = None
         self._checkpointed: list[torch.nn.Module] = []
         self._has_skipped = False
@@ -216,7 +216,7 @@ class TorchStrategy:
 
     def _run(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
-            return self._outputs(batch, outputs)
+            return self._forward_pass(batch, outputs)
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
@@ -233,7 +233,7 @@ class TorchStrategy:
 
     def _count(self) -> None:
         """Reports the tokens of the passes since the last report to the stopwatch."""
-        counts, self._outputs.counts = self._outputs.counts, TokenCounts()
+        counts, self._forward_pass.counts = self._forward_pass.counts, TokenCounts()
         self._stopwatch.did_tokens(counts)
 
     def _note(self, name: str, started: float, batch: Batch) -> None:

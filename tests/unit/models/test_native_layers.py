@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from turnwise.models.cpu import build
-from turnwise.models.cpu.layers import Gate, Norm, SplitHeads, use_native_layers
+from turnwise.models.cpu.layers import RMSNorm, SplitHeads, SwiGLU, use_native_layers
 from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
 
 kernels = build.load_kernels()
@@ -86,11 +86,11 @@ def test_states_and_gradients_are_those_of_transformers(kind: str) -> None:
 def test_the_kernels_did_it(monkeypatch: pytest.MonkeyPatch) -> None:
     own, calls = make_model("qwen3"), []
     use_native_layers(own)
-    for function in (Norm, SplitHeads, Gate):
+    for function in (RMSNorm, SplitHeads, SwiGLU):
         apply = function.apply
         monkeypatch.setattr(function, "apply", lambda *a, f=apply, n=function.__name__: calls.append(n) or f(*a))
     states(own)
-    assert [calls.count(name) for name in ("Norm", "SplitHeads", "Gate")] == [2 * 2 + 1, 2, 2]
+    assert [calls.count(name) for name in ("RMSNorm", "SplitHeads", "SwiGLU")] == [2 * 2 + 1, 2, 2]
 
 
 class Doubled(torch.nn.Module):
@@ -142,7 +142,7 @@ def test_dropout_is_left_to_torch() -> None:
 def test_gates_far_from_zero_and_their_gradients(size: int) -> None:
     gate = torch.linspace(-100, 100, 30 * size).view(30, size)
     gate_up = torch.cat((gate, torch.randn(30, size)), 1).requires_grad_()
-    own = torch.autograd.grad(Gate.apply(gate_up, kernels).square().sum(), gate_up)
+    own = torch.autograd.grad(SwiGLU.apply(gate_up, kernels).square().sum(), gate_up)
     right = torch.autograd.grad((F.silu(gate_up[:, :size]) * gate_up[:, size:]).square().sum(), gate_up)
     torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-5)
 
@@ -153,7 +153,7 @@ def test_the_gradient_of_a_weight_does_not_depend_on_the_number_of_threads() -> 
     gradients = []
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
-        gradients += torch.autograd.grad(Norm.apply(x, weight, 1e-6, kernels).cos().sum(), weight)
+        gradients += torch.autograd.grad(RMSNorm.apply(x, weight, 1e-6, kernels).cos().sum(), weight)
     torch.set_num_threads(before)
     assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
 

@@ -61,7 +61,7 @@ def run(samples: list[Sample], cuts: list[list[int]], attention: str | None):
         value, _ = loss(strategy._run(batch, loss.outputs), batch)
         value.backward()
         total += value.item()
-    return total, [p.grad for p in model.parameters()], strategy._outputs.counts
+    return total, [p.grad for p in model.parameters()], strategy._forward_pass.counts
 
 
 def test_prefixes_of_steps_are_merged_in_one_micro_batch_with_the_same_loss_and_gradients() -> None:

@@ -208,19 +208,19 @@ class TestUpdate:
     @pytest.mark.parametrize(("is_streamed", "parts"), [(False, [StepPart(0, 1.0)] * 2), (True, [StepPart(0, 6.0)])])
     def test_a_streamed_step_is_one_however_many_samples_come_and_in_how_many_parts(self, is_streamed, parts):
         update, worker = updating(is_streamed=is_streamed)
-        metrics = update.add(samples(6), is_last=True)
+        metrics = update.train_on(samples(6), is_last=True)
         assert worker.parts == parts
         assert [m.value for m in metrics if m.name == "actor/backward_steps"] == [1.0] * len(parts)
 
     def test_a_streamed_step_that_came_at_once_and_fits_one_is_an_ordinary_one(self):
         update, worker = updating()
-        update.add(samples(4), is_last=True)
+        update.train_on(samples(4), is_last=True)
         assert worker.parts == [StepPart(0, 1.0)]
 
     def test_parts_make_one_step_and_are_divided_by_the_whole(self):
         (update, worker), chosen = updating(step=2, samples_per_step=8, samples_per_batch=8), samples(6)
-        assert update.add(chosen[:3], is_last=False) == update.add(chosen[3:5], is_last=False) == []
-        metrics = update.add(chosen[5:], is_last=True)
+        assert update.train_on(chosen[:3], is_last=False) == update.train_on(chosen[3:5], is_last=False) == []
+        metrics = update.train_on(chosen[5:], is_last=True)
         assert worker.parts == [StepPart(0, None), StepPart(1, None), StepPart(2, 6.0)]
         assert worker.positions == [2.0] * 3
         assert {batch.denominators for batches in worker.steps for batch in batches} == {Denominators(1.0, 1.0, 64, 1.0)}
@@ -238,15 +238,15 @@ class TestUpdate:
         empty.response_mask[:] = False
         parts.insert(place, [empty] if place < 2 else [])
         for number, part in enumerate(parts):
-            update.add(part, is_last=number == 2)
+            update.train_on(part, is_last=number == 2)
         made = list(zip([part.divisor for part in worker.parts], sizes(worker), strict=True))
         assert made == ([(None, 2), (None, 3), (5.0, 0)] if place == 2 else [(None, 2), (5.0, 3)])
         assert worker.parts[0].number == 0, "what an earlier step has left behind is forgotten"
 
     def test_without_any_trained_token_there_is_no_step(self):
         update, worker = updating()
-        update.add([], is_last=False)
-        metrics = update.add([], is_last=True)
+        update.train_on([], is_last=False)
+        metrics = update.train_on([], is_last=True)
         assert [(m.name, m.value) for m in metrics] == [("actor/backward_steps", 0.0), ("actor/updates_left_out", 0.0)]
         assert worker.steps == []
 
@@ -256,8 +256,8 @@ class TestUpdate:
         if is_streamed:
             first = credited(1, 0.0)
             first[0].response_mask &= is_trained
-            assert update.add(first, is_last=False) == []
-        metrics = {m.name: m.value for m in update.add(credited(3, 0.0), is_last=True)}
+            assert update.train_on(first, is_last=False) == []
+        metrics = {m.name: m.value for m in update.train_on(credited(3, 0.0), is_last=True)}
         assert metrics == {"actor_train/grad_norm": 0.0, "actor/backward_steps": 0.0, "actor/updates_left_out": 1.0}
         assert worker.steps == []
 
@@ -265,17 +265,17 @@ class TestUpdate:
     def test_parts_without_an_advantage_wait_and_no_sample_is_lost(self, advantages, num_sent):
         update, worker = updating(AdvantageLoss(), samples_per_step=8)
         for number, advantage in enumerate(advantages):
-            metrics = update.add(credited(2, advantage), is_last=number == 2)
+            metrics = update.train_on(credited(2, advantage), is_last=number == 2)
         assert sum(sizes(worker)) == 6
         assert [part.divisor for part in worker.parts] == ([1.0] if num_sent == 1 else [None, 6.0])
         assert [m.value for m in metrics if m.name == "actor/updates_left_out"] == [0.0]
 
     def test_a_loss_with_other_terms_is_trained_without_advantages(self):
         update, worker = updating(AdvantageLoss(needs_advantages=False), is_streamed=False)
-        metrics = update.add(credited(3, 0.0))
+        metrics = update.train_on(credited(3, 0.0))
         assert len(worker.steps) == 1
         assert [m.value for m in metrics if m.name == "actor/updates_left_out"] == [0.0]
 
     def test_a_loss_that_must_see_the_whole_step_is_refused(self):
         with pytest.raises(NotAvailableError, match="PreparedLoss must see all samples of a step at once; set stream_training"):
-            updating(PreparedLoss(None))[0].add(samples(2), is_last=False)
+            updating(PreparedLoss(None))[0].train_on(samples(2), is_last=False)

@@ -65,7 +65,7 @@ class FusedRunner:
         self._layers = [self._layer_weights(layer) for layer in body.layers]
         self._embedding = body.embed_tokens.weight.detach()
         self._final_norm = body.norm.weight.detach()
-        self._unembedding = model.lm_head.weight.detach()
+        self._lm_head = model.lm_head.weight.detach()
         cos, sin = body.rotary_emb(self._embedding, torch.arange(self._max_length, device=model.device)[None])
         # With negated sines in the table, the two halves of a head only need to be swapped.
         half = self._shape.head_dim // 2
@@ -90,7 +90,7 @@ class FusedRunner:
             embedding=self._embedding,
             rotary=self._rotary,
             final_norm=self._final_norm,
-            unembedding=self._unembedding,
+            lm_head=self._lm_head,
         )
 
     def _layer_weights(self, layer: Any) -> LayerWeights:
@@ -141,14 +141,14 @@ class FusedRunner:
             if index == len(self._layers) - 1 and len(step.last_tokens) < len(step.token_ids):
                 # Of all other tokens, the last layer needs keys and values only.
                 if not len(step.last_tokens):
-                    return hidden.new_empty(0, len(self._unembedding), dtype=torch.float32)
+                    return hidden.new_empty(0, len(self._lm_head), dtype=torch.float32)
                 last_tokens = torch.from_numpy(step.last_tokens).to(device)
                 hidden, queries = hidden[last_tokens], queries[last_tokens]
                 ops = TorchOps(step.tail(), self._shape, self._cache, self._rotary)
             _add_linear(hidden, ops.attend(index, queries), layer.output)
             gate_up = F.linear(ops.rms_norm(hidden, layer.post_norm), *layer.gate_up)
             _add_linear(hidden, ops.silu_mul(gate_up), layer.down)
-        return F.linear(ops.rms_norm(hidden, self._final_norm), self._unembedding).float()
+        return F.linear(ops.rms_norm(hidden, self._final_norm), self._lm_head).float()
 
 
 def _add_linear(hidden: Tensor, x: Tensor, linear: FusedLinear) -> None:

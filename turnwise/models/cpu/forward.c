@@ -19,7 +19,7 @@ typedef struct {
 typedef struct {
     const layer *layers;
     const float *embedding, *rotary, *final_norm;
-    linear unembedding;
+    linear lm_head;
     const int64_t *bases, *splits;
     int64_t num_layers, num_heads, num_kv_heads, head_dim;
     float scale, eps;
@@ -95,7 +95,7 @@ static void finish_rows(const decoder *d, const layer *l, const attention *a, co
     }
     for (int64_t row = 0; row < num_rows; row++)
         norm_row(rows + row * size, d->final_norm, d->eps, mixed + row * size, size);
-    multiply(mixed, num_rows, d->unembedding, logits + first * d->unembedding.outputs, 0);
+    multiply(mixed, num_rows, d->lm_head, logits + first * d->lm_head.outputs, 0);
 }
 
 /* Logits [num_last, vocabulary] after the tokens `last_tokens`. `workspace` has room for `workspace_size` floats. */

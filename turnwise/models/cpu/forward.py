@@ -31,7 +31,7 @@ class _Decoder(ctypes.Structure):
     _fields_ = [
         ("layers", ctypes.POINTER(_Layer)),
         *[(name, ctypes.c_void_p) for name in ("embedding", "rotary", "final_norm")],
-        ("unembedding", _Linear),
+        ("lm_head", _Linear),
         *[(name, ctypes.c_void_p) for name in ("bases", "splits")],
         *[(name, ctypes.c_int64) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim")],
         *[(name, ctypes.c_float) for name in ("scale", "eps")],
@@ -58,11 +58,11 @@ class NativeForward:
         embedding: Tensor,
         rotary: Tensor,
         final_norm: Tensor,
-        unembedding: Tensor,
+        lm_head: Tensor,
     ) -> None:
         self._kernels = kernels
         self._length = len(rotary)
-        self._vocab_size, self._num_embeddings = len(unembedding), len(embedding)
+        self._vocab_size, self._num_embeddings = len(lm_head), len(embedding)
         self._buffers: list[Tensor] = []  # the memory that the structures point to
         self._layers = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
         self._decoder = _Decoder(
@@ -70,7 +70,7 @@ class NativeForward:
             embedding=self._pointer(embedding),
             rotary=self._pointer(rotary),
             final_norm=self._pointer(final_norm),
-            unembedding=self._linear(FusedLinear(unembedding, None)),
+            lm_head=self._linear(FusedLinear(lm_head, None)),
             num_layers=len(layers),
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,

@@ -46,7 +46,7 @@ def uses_native_layers(model: PreTrainedModel) -> bool:
     return isinstance(forward, partial) and forward.func is _mlp_forward
 
 
-class Norm(torch.autograd.Function):
+class RMSNorm(torch.autograd.Function):
     """x [N, D] / √(mean x² + eps) · weight (Zhang & Sennrich 2019)."""
 
     @staticmethod
@@ -110,7 +110,7 @@ class SplitHeads(torch.autograd.Function):
         return qkv_grad, q_weight_grad, k_weight_grad, None, None, None, None
 
 
-class Gate(torch.autograd.Function):
+class SwiGLU(torch.autograd.Function):
     """silu(gate) · up [N, D], where gate and up are the halves of `gate_up` [N, 2 D] (Shazeer 2020)."""
 
     @staticmethod
@@ -179,7 +179,7 @@ def _norm_forward(module: Any, hidden_states: Tensor) -> Tensor:
     if kernels is None:
         return type(module).forward(module, hidden_states)
     rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-    normed: Tensor = Norm.apply(rows, module.weight, module.variance_epsilon, kernels)
+    normed: Tensor = RMSNorm.apply(rows, module.weight, module.variance_epsilon, kernels)
     return normed.view(hidden_states.shape)
 
 
@@ -192,7 +192,7 @@ def _mlp_forward(module: Any, x: Tensor) -> Tensor:
         # Adapters may have outputs of another dtype.
         gate, up = gate_up.chunk(2, -1)
         return module.down_proj(module.act_fn(gate) * up)
-    return module.down_proj(Gate.apply(gate_up.flatten(0, -2), kernels).view(*x.shape[:-1], -1))
+    return module.down_proj(SwiGLU.apply(gate_up.flatten(0, -2), kernels).view(*x.shape[:-1], -1))
 
 
 def _attention_forward(
