@@ -97,9 +97,9 @@ def episodes(
 def played_by(
     runner: WatchedRunner, play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterable[Task], num_at_once: int
 ) -> Iterator[Episode]:
-    """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the tasks. Up to
-    `_NUM_AHEAD` short episodes are played before the first is yielded, since starting the event loop takes a fifth of an
-    episode's time. If an episode fails, the batches of `num_at_once` before it are yielded, and then its error is raised."""
+    """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the tasks. One run of
+    the event loop plays batches for 0.1 s, at most `_NUM_AHEAD` episodes (or `num_at_once` if that is more): its start would
+    cost each short episode a fifth of its time. If one fails, the batches before it are yielded, then its error is raised."""
     remaining = iter(tasks)
     waiting: list[Task] = []
     while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):

@@ -129,7 +129,7 @@ class Normalizer:
 
 
 def group_statistics(scores: Array, ids: Index, weights: Array) -> tuple[Array, Array, Array]:
-    """Weighted mean, unbiased standard deviation and number of runs of each trajectory's group, [T] each.
+    """Weighted mean, unbiased standard deviation and Σ weights (number of agent runs) of each trajectory's group, [T] each.
 
     >>> mean, std, num_runs = group_statistics(np.array([1.0, 0.0, 5.0]), np.array([0, 0, 1]), np.ones(3))
     >>> mean.tolist(), std.round(6).tolist(), num_runs.tolist()

@@ -56,7 +56,7 @@ def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -
 
 def sampling_device(config: AgenticConfig) -> "torch.device":
     """The device of a server in this process: the first of `actor_infer.device_mapping` if it is set and other processes train,
-    else the trainer's first device. Raises ConfigError if the machine lacks a device of the config."""
+    else the first training device. Raises ConfigError if the machine lacks a device of the config."""
     import torch
 
     placement, own = build_placement(config), config.server_devices

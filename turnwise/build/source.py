@@ -44,7 +44,7 @@ def build_source(
 
 
 def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | None:
-    """Steps until the tasks end, if no step plays more groups than it trains on; None for endless tasks."""
+    """Steps until the tasks end, assuming that no step plays more groups than it trains on; None for endless tasks."""
     if tasks is None or tasks.num_tasks is None:
         return None
     return -(-tasks.num_tasks // (config.rollout_batch_size // config.train_env_manager.group_size))

@@ -16,7 +16,7 @@ from turnwise.runtime.stopwatch import TokenCounts
 RECORD = b"log"
 """Prefix of a pickled log record. A message without a prefix holds a Reply and begins with a pickle's first byte."""
 DONE = b"did"
-"""Prefix of the number of tokens of a finished micro-batch, in decimal digits."""
+"""Begins the message about a finished micro-batch. The number of its tokens follows, in decimal digits."""
 _NUMPY_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
 
 

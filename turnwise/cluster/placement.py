@@ -43,7 +43,7 @@ class Placement:
     """
 
     cluster: ClusterName
-    """`local`: this process. `process`: new ones on this machine. `launched`: those of a launcher (torchrun, accelerate)."""
+    """Processes of the roles: `local` this one, `process` new ones on this machine, `launched` torchrun's or accelerate's."""
     accelerator: str
     """`cuda`, or empty where a device is a slot of the CPU."""
     devices: tuple[int, ...]

@@ -133,7 +133,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def server_devices(self) -> list[int] | None:
-        """The inference servers' own devices; None if the only server is on the trainer's first device."""
+        """The inference servers' own devices; None if the only server is on the first training device."""
         return self.actor_infer.device_mapping if self.trains_apart or self.num_replicas > 1 else None
 
     @property

@@ -13,7 +13,7 @@ REQUIREMENTS = requirements("without_effect")
 _TRAINS = requirements("trained", "trained_by_reinforcement", "computing")
 _FROZEN = requirements("computing", "untrained")
 _AT_TIMES = {"actor_train": _TRAINS, "critic": _TRAINS, "reference": _FROZEN, "reward": _FROZEN}
-"""Role → the requirements of its keys that have an effect in some configs only."""
+"""Role → requirements for those of its keys that have an effect only in some configs."""
 UNREAD: dict[str, dict[str, list[str]]] = {name: role["unread"] for name, role in ROLES.items()}
 """Role → reason → keys of the role that are never read."""
 ROLE_REQUIREMENTS: dict[str, tuple[Requirement, ...]] = {

@@ -20,16 +20,16 @@ REFUSED: Mapping[str, str] = known_of("textarena")["refused"]
 class TextArenaEnv(HeldOutEnv):
     """A game of `GAMES`. An action is any text. It is put in brackets if the game requires brackets and the text has none.
 
-    The reward comes at the end of the game, as the game reports it: usually 1 for a win, else the share completed. An action
-    that couldn't be parsed doesn't reach the game: it costs `format_penalty` (≤ 0), the observation is repeated, and the
-    episode continues. After an invalid move the game asks again. A second invalid move in a row ends the game. Raises
+    The reward comes at the end of the game, as the game reports it: usually 1 for a win, else the share completed. An empty
+    action (the response held none) doesn't reach the game: it costs `format_penalty` (≤ 0), the observation is repeated, and
+    the episode continues. After an invalid move the game asks again. A second invalid move in a row ends the game. Raises
     EnvironmentFault if there is no such game, it isn't among `GAMES`, or it doesn't take `kwargs`; NotAvailableError if
     textarena isn't installed.
 
     Args:
         id: the game with its version and variant, such as `GuessTheNumber-v0-hardcore`.
         kwargs: arguments of the game's own constructor.
-        format_penalty: reward of an action that couldn't be parsed.
+        format_penalty: reward of an empty action.
         env_instruction: replaces the game's rules, which open the first prompt; "" leaves them out.
         split: `train` or `val`: plays only starts that hash into this split, unless none is found. None: plays all starts.
     """

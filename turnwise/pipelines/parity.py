@@ -127,11 +127,11 @@ class ParityGate:
     """Compares the log-probs of a few tokens that the servers sample with those that the trainer computes.
 
     Each prompt has two conversations. The new one has two turns and starts over at every check, so its metrics depend on the
-    weights alone. The continued one gets one more turn at each check: a server that cached the conversation's prefix across the
-    weight update would answer from old weights. Both are sampled with `sampling`.
+    weights alone. The continued one gets a turn per check and starts over after `_MAX_TURNS`: a server that still cached its
+    prefix from before the weight update would answer from old weights. Both are sampled with `sampling`.
 
     The gate's request ids are never released. With `forgets` the servers drop their caches after a check, so that no episode
-    reuses a prefix of the gate's. Dropping caches waits for running requests, so set `forgets` only if none run at a check."""
+    reuses what the gate cached. Dropping caches waits for running requests, so set `forgets` only if none run at a check."""
 
     run_async: Callable[..., Any]
     server: PolicyServer

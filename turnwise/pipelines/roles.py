@@ -78,7 +78,7 @@ class ModelRole:
     is_base: bool = False
     old_log_probs: OldLogProbs = "if_needed"
     owner: str = ""
-    """The role whose memory these workers use; "" = this one."""
+    """The role whose device memory these workers use; "" = this one."""
     is_sharded: bool = False
     """Whether each rank holds only a share of what is trained."""
     num_updates: int = field(default=0, init=False)

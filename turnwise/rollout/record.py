@@ -21,7 +21,7 @@ _USUAL = {
     for f in fields(SamplingParams)
     if f.name not in ("seed", "stop_token_ids")
 }
-"""The sampling parameters that are recorded, with their defaults; 0 for `max_new_tokens`, which is always written."""
+"""Defaults of the recorded sampling parameters. A value is left out if it equals its default; no `max_new_tokens` is 0."""
 # Fields that are written as they are.
 _OF_TURN = ("observation", "text", "action", "reward", "finish_reason", "metrics", "starts_context", "parent", "is_greedy")
 _SCORES = ("score", "score_kl_penalty", "outcome_rewards", "metrics")

@@ -271,7 +271,7 @@ INEFFECTIVE: list[tuple[dict[str, Any], str]] = [
     ({"actor_infer.use_dynamic_batching_in_infer": True}, "actor_infer.use_dynamic_batching_in_infer"),
     (
         {"actor_infer.device_mapping": [1]},
-        "actor_infer.device_mapping: has no effect: the servers are on actor_train's first device",
+        "actor_infer.device_mapping: has no effect: the servers are on the first training device",
     ),
     ({"use_kl_loss": True, "reference.training_args.learning_rate": 1.0}, "reference.training_args.learning_rate"),
     (

@@ -25,7 +25,7 @@ _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
 
 
 class GymnasiumEnv(HeldOutEnv):
-    """The environment `id` of gymnasium's registry, with actions and observations as text. Nothing else changes.
+    """The environment `id` of gymnasium's registry, with its own dynamics and rewards, and actions and observations as text.
 
     An action that isn't one of the words (case doesn't matter) doesn't reach the environment. It costs `format_penalty` (≤ 0),
     the observation is repeated, and the episode continues. Raises EnvironmentFault if there is no such environment, an argument
