@@ -182,8 +182,7 @@ def test_ranks_may_have_nothing_to_do(make_role):
 
 def test_a_killed_rank_is_named_as_the_first_cause(make_role):
     role = make_role(FULL, 2)
-    second = role.workers._processes[1]
-    os.kill(second._id, signal.SIGKILL)
+    os.kill(role.workers._processes[1]._id, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"train_step: the trainer's process of rank 1 has ended: .*SIGKILL"):
         role.optimizer_step(toy_samples(8), WeightedLoss(), position=0)
 

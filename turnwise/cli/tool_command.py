@@ -35,14 +35,14 @@ def run(options: argparse.Namespace) -> int:
 def _parameters(words: Sequence[str]) -> dict[str, Any]:
     """Parses `--name value`, `--name=value`, and `--name` alone, which means true. Values are YAML."""
     found: dict[str, Any] = {}
-    name = ""
+    awaiting = ""  # the parameter whose value the next word may be
     for word in words:
         if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
+            name, has_value, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            found[name] = load_yaml(value, word) if value else True
-        elif name and found[name] is True:
-            found[name] = load_yaml(word, f"--{name}")
+            found[name], awaiting = (load_yaml(value, word), "") if has_value else (True, name)
+        elif awaiting:
+            found[awaiting], awaiting = load_yaml(word, f"--{awaiting}"), ""
         else:
             raise ConfigError(f"{word!r} belongs to no parameter; write --name value, and a list as --name '[a, b]'")
     return found

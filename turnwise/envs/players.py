@@ -91,7 +91,7 @@ class ErringPlayer:
 
     def act(self) -> str | None:
         intended = self._player.act()
-        return self._rng.choice(self.actions) if self._rng.random() < self._error_rate else intended
+        return self._rng.choice(self.actions) if intended is not None and self._rng.random() < self._error_rate else intended
 
 
 class GivingUpPlayer:

@@ -141,8 +141,7 @@ def test_an_environment_with_one_start_plays_it_in_both_splits_and_says_so(name:
 
 
 def test_pictures_are_for_people_or_for_the_model() -> None:
-    taxi = GymnasiumEnv("Taxi-v4", render_mode="rgb_array")
-    observation, _ = taxi.reset(seed=1)
+    observation, _ = GymnasiumEnv("Taxi-v4", render_mode="rgb_array").reset(seed=1)
     assert isinstance(observation, Observation) and observation.text == "The picture shows the environment."
     assert observation.media[0].data.dtype == np.uint8 and observation.media[0].data.shape[2] == 3
     both = GymnasiumEnv(DOOR_KEY, render_mode="rgb_array", renderer="minigrid").reset(seed=1)[0]

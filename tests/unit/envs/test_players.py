@@ -68,6 +68,8 @@ def test_an_erring_player_replaces_a_share_of_the_actions_by_uniform_ones(error_
     counts = Counter(player.act() for _ in range(4000))
     assert counts["Right"] / 4000 == pytest.approx(1 - error_rate * 3 / 4, abs=0.04)
     assert counts["Up"] / 4000 == pytest.approx(error_rate / 4, abs=0.04)
+    player._player.act = lambda: None  # type: ignore[method-assign]
+    assert {player.act() for _ in range(9)} == {None}, "a player that gives up isn't made to go on"
 
 
 def test_an_error_rate_is_a_probability() -> None:

@@ -94,8 +94,7 @@ def test_the_penalty_counts_a_row_s_own_context_only() -> None:
     logits = torch.tensor([[2.0, 1.5, -1.0], [2.0, 1.5, -1.0]])
     state = rows(2, repetition_penalty=2.0, is_greedy=True)
     state["length"] = [2, 1]
-    ids = np.array([[0, 0, 1], [2, 1, 1]])
-    tokens, _, _ = sample(logits.clone(), state, ids, np.array([0, 1]))
+    tokens, _, _ = sample(logits.clone(), state, np.array([[0, 0, 1], [2, 1, 1]]), np.array([0, 1]))
     assert tokens.tolist() == [1, 0]
 
 

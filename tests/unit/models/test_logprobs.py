@@ -65,8 +65,7 @@ def test_bf16_products_are_reduced_in_fp32() -> None:
 
 def some_kept_ids(targets: torch.Tensor, vocab_size: int) -> tuple[RaggedIds, torch.Tensor]:
     """The target and some others of each row, nothing of every third, and the same as a mask [N, V]; those without are full."""
-    generator = torch.Generator().manual_seed(1)
-    mask = torch.rand(len(targets), vocab_size, generator=generator) < 0.4
+    mask = torch.rand(len(targets), vocab_size, generator=torch.Generator().manual_seed(1)) < 0.4
     mask[torch.arange(len(targets)), targets] = True
     mask[::3] = False
     kept_ids = RaggedIds(mask.nonzero()[:, 1], mask.sum(1))

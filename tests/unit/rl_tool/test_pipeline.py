@@ -172,4 +172,6 @@ def test_the_command_prints_json_and_ends_with_1_after_an_error(capsys, word_mod
     assert main(["tool", "train", "--algorithm", "grop", "--model_name", word_model]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["status"] == "error" and "algorithm: " in answer["message"]
-    assert main(["tool", "load_dataset", "max_samples"]) == 1
+    for words in (["max_samples"], ["--use_lora", "true", "more"], ["--dataset=", "more"]):
+        assert main(["tool", "load_dataset", *words]) == 1
+        assert "belongs to no parameter" in json.loads(capsys.readouterr().out)["message"]
