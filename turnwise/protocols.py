@@ -185,8 +185,8 @@ class TrainStrategy(Protocol):
         self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
     ) -> list[Metric]:
         """Makes one optimiser step over the *list* of its micro-batches, since pipeline schedules and engines with their own
-        accumulation and clipping need them together. `position` sets the learning rate: it counts the optimiser steps planned
-        so far and may be fractional (docs/design/training.md). With `part`, gradients are added up until the last part."""
+        accumulation and clipping need them together. If the step comes in parts, adds gradients up until the last `part`.
+        `position` in the learning-rate schedule counts the optimiser steps planned before (docs/design/training.md)."""
 
     def weights(self) -> Iterator[tuple[str, Any]]:
         """The policy's named tensors, gathered if it is sharded."""

@@ -177,8 +177,8 @@ class PolicyLoss:
 
 
 def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
-    """A micro-batch's `parts` of its step's losses as metrics. The mean of such metrics is the mean over *optimiser steps*,
-    however each was split: a metric's weight is the micro-batch's share of the step's tokens, and a step's shares sum to 1."""
+    """Metrics from `parts`, which maps a metric's name to what the micro-batch adds to that loss of its step. Weights are
+    shares of the step's tokens and sum to 1 in a step, so the mean is over *optimiser steps*, however each was split."""
     tokens = replace_outside(batch.weights, batch.loss_mask).sum()
     share = tokens / max(batch.denominators.num_tokens, torch.finfo(torch.float32).tiny)
     divisor = torch.where(share > 0, share, torch.ones_like(share))

@@ -40,7 +40,7 @@ class StepEstimator(TokenEstimator):
         """The advantages [K] of the turns from their step `returns` [K], and metrics."""
 
     def _bounded(self, kind: Literal["step", "episode"], advantages: Array) -> tuple[Array, list[Metric]]:
-        """The advantages clipped to ±`reward_clip`, and metrics under the names of their `kind`."""
+        """Advantages clipped to ±`reward_clip`. Metrics: the clipped share, and a summary as `critic/{kind}_rewards/…`."""
         share = "critic/step_reward_clip_frac" if kind == "step" else "critic/reward_clip_frac"
         bounded, metrics = clip(share, advantages, self.settings.reward_clip)
         return bounded, metrics + summary(f"critic/{kind}_rewards", bounded)

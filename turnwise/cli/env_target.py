@@ -79,7 +79,7 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
-    """The actions of `--actions` or `--actions-file`; () for neither. Raises ConfigError if both are given or one is faulty."""
+    """The actions of `--actions` or `--actions-file`; () for neither. Raises ConfigError for both, or if no action is found."""
     text, file = options.actions, options.actions_file
     if text is None and file is None:
         return ()

@@ -35,7 +35,7 @@ class LocalWorkers:
     size = dp_size = 1
 
     def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Done:
-        """Calls the worker and waits. Raises DeadlineError past the cluster's deadline, with role and method."""
+        """Calls the worker and waits. Past the cluster's deadline, raises a DeadlineError that names role and method."""
         with self.watchdog.waiting("the pipeline", f"{self.role}.{method}", self.deadline_s, "deadlines.train_s"):
             return Done(getattr(self.worker, method)(*args, **kwargs))
 

@@ -193,7 +193,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def needs_kept_ids(self) -> bool:
-        """Whether servers must return each token's candidate ids, because log-probs of sampler and trainer are compared."""
+        """Whether servers must return candidate ids: sampling truncates, and sampler's and trainer's log-probs are compared."""
         is_compared = self.plays_ahead or self.train_infer_correction or self.use_rollout_log_probs
         return self.train_sampling.keeps_ids and bool(is_compared)
 

@@ -30,8 +30,8 @@ def step_size(num_new: IntArray) -> dict[str, int]:
 
 
 class Engine:
-    """Continuous batching over a runner. A forward pass computes one token of each decoding row, and prompt tokens up to
-    `max_step_tokens` in all. A conversation's cache is kept for its next request. Cached keys and values depend on
+    """Continuous batching over a runner. A forward pass computes up to `max_step_tokens` tokens: one of each
+    decoding row, the rest from prompts. A conversation's cache is kept for its next request. Cached keys and values depend on
     token ids and weights alone, so any conversation with the same prefix can copy them."""
 
     def __init__(

@@ -31,11 +31,11 @@ class EmbeddedServer(HoldsModel):
     """Samples from a Hugging Face causal LM in this process, on its device and in its dtype.
 
     To change the model's parameters in place, call `suspend` before and `resume` afterwards. Up to `max_concurrency` requests
-    are decoded together, in contexts of up to `max_length` tokens (default: the model's own). A forward pass takes one token of
-    each decoding request, and prompt tokens up to `max_step_tokens` in all. `kv_cache_bytes` bounds the cache of running and
-    idle conversations. `decode` turns ids into text; requests with stop strings need it. With `reads_trainer` the model is the
-    trainer's own. `replay_log` records which requests each step admits, or prescribes them. Responses include the stop token,
-    or the token that completed a stop string. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of
+    are decoded together, in contexts of up to `max_length` tokens (default: the model's own). A forward pass takes up to
+    `max_step_tokens` tokens: one of each decoding request, the rest from prompts. `kv_cache_bytes` bounds the cache of running
+    and idle conversations. `decode` turns ids into text; requests with stop strings need it. With `reads_trainer` the model is
+    the trainer's own. `replay_log` records which requests each step admits, or prescribes them. Responses include the stop
+    token, or the token that completed a stop string. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of
     `max_length` tokens."""
 
     def __init__(
