@@ -55,7 +55,7 @@ def main() -> None:
         ends = own(options.model) if options.side == "own" else trl(options.model)
         print(json.dumps({"step_s": np.diff([started, *ends]).tolist()}))
         return
-    result: dict[str, Any] = {"machine": describe_machine(), "reward_stage": reward_stage()}
+    result: dict[str, Any] = {"machine": describe_machine(), "reward_stage": reward_manager()}
     print(json.dumps(result["reward_stage"]), flush=True)
     if options.trl_python:
         from turnwise.models.make import make_model
@@ -163,7 +163,7 @@ def trl(model: str) -> list[float]:
     return ends
 
 
-def reward_stage(num_completions: int = 10_000) -> dict[str, float]:
+def reward_manager(num_completions: int = 10_000) -> dict[str, float]:
     """Microseconds of the manager for one completion, beside those of the function itself."""
     from turnwise.data.rewards import FunctionReward, RewardManager, WeightedReward
     from turnwise.runtime.watchdog import Watchdog

@@ -42,7 +42,7 @@ class ReplayLog:
         self._recorded = recorded
         self._file = file.open("a", encoding="utf-8") if file else None
         self._pending = EngineSteps((), 0)  # steps that have happened and aren't written yet
-        self._num_begun = 0  # batches that this run has begun
+        self._num_batches = 0  # batches that `record_batch` has recorded
         events = [] if recorded is None else _read(recorded)
         self._conditions: dict[str, Any] = next((event["on"] for event in events if "on" in event), {})
         batches = (event for event in events if "batch" in event)
@@ -99,9 +99,9 @@ class ReplayLog:
     def begin_validation(self) -> None:
         """Raises DataError if the record has no complete validation at this point."""
         # Old records without conditions have no validations either.
-        if self._conditions and self._num_begun not in self._validations:
+        if self._conditions and self._num_batches not in self._validations:
             raise DataError(
-                f"{self._recorded} holds no complete validation after {self._num_begun} batches: its run ended there, or had "
+                f"{self._recorded} holds no complete validation after {self._num_batches} batches: its run ended there, or had "
                 "another eval_steps; there is no more to repeat"
             )
 
@@ -141,7 +141,7 @@ class ReplayLog:
 
     def record_batch(self, step: int, groups: BatchGroups) -> None:
         """Records the groups that a step took, and those that failed or were filtered out since the step before."""
-        self._num_begun += 1
+        self._num_batches += 1
         parts, rejected = groups
         event = {"parts": parts} if len(parts) > 1 else {"groups": parts[0]}
         self._write({"batch": step, **event, **({"rejected": rejected} if rejected else {})})
@@ -153,7 +153,7 @@ class ReplayLog:
 
     def validated(self) -> None:
         """Records that a validation was played to its end."""
-        self._write({"validation": self._num_begun})
+        self._write({"validation": self._num_batches})
 
     def resumed(self) -> None:
         """Records that this run continued from a checkpoint, so the file can't be followed."""

@@ -52,7 +52,7 @@ class LLMServerManager:
         self.claim_devices: Callable[[], Awaitable[None]] | None = None
         """Awaited before each request, if roles share devices."""
         self._in_flight: set[str] = set()  # conversations with a request that its caller hasn't aborted
-        self._on_weight_update: OnWeightUpdate = "finish"
+        self._interruption: OnWeightUpdate = "finish"
         """What happens to the requests that the last weight update interrupted."""
 
     @property
@@ -74,9 +74,9 @@ class LLMServerManager:
                 partial = join(pieces).token_ids.tolist() if pieces else []
                 pieces.append(await self._piece(prompt_ids, sampling, request_id, media, partial))
                 is_interrupted = pieces[-1].finish_reason == "aborted" and request_id in self._in_flight
-                if not is_interrupted or self._on_weight_update == "finish":
+                if not is_interrupted or self._interruption == "finish":
                     return join(pieces)
-                if self._on_weight_update == "abort_restart":
+                if self._interruption == "abort_restart":
                     pieces.clear()
         finally:
             self._in_flight.discard(request_id)
@@ -123,7 +123,7 @@ class LLMServerManager:
         fates: dict[OnWeightUpdate, Suspension] = {"finish": "finish", "keep": "keep"}
         how = fates.get(on_weight_update, "abort")
         if how == "abort":
-            self._on_weight_update = on_weight_update
+            self._interruption = on_weight_update
         await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(how))
 
     async def receive(self, weights: NamedTensors) -> int:

@@ -146,7 +146,7 @@ class ParityGate:
     def __post_init__(self) -> None:
         self._last: tuple[int, list[Sample]] | None = None  # the version of the last check, and its new conversations
         self._new = [self._probe(f"parity/new/{index}", prompt) for index, prompt in enumerate(self.prompts)]
-        # Seeds follow from these names, so that they stay as earlier revisions had them.
+        # The names say "kept", as in earlier revisions, since the seeds are derived from them.
         self._continued = [self._probe(f"parity/kept/{index}", prompt) for index, prompt in enumerate(self.prompts)]
 
     def _probe(self, name: str, prompt: Prompt) -> Probe:

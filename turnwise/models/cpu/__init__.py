@@ -1,1 +1,1 @@
-"""All code that serves only CPUs: kernels in C, compiled where they run, and prefixes that sequences share."""
+"""Modules that serve only CPUs: kernels in C, compiled where they run, and prefixes that sequences share."""
