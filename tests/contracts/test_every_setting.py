@@ -111,8 +111,8 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
     table = settings_table(pipeline).text()
     try:
         roles = [pipeline.sft] if kind is SFTConfig else [pipeline.actor_train, pipeline.reference, pipeline.critic]
-        stage = None if kind is SFTConfig else pipeline.train_rollout_scheduler.score
-        roles += [weighted.reward.role for weighted in (stage.rewards if stage else ()) if weighted.name == "reward_model"]
+        manager = None if kind is SFTConfig else pipeline.train_rollout_scheduler.score
+        roles += [weighted.reward.role for weighted in (manager.rewards if manager else ()) if weighted.name == "reward_model"]
         for role in roles:
             if role is not None:
                 role.workers = Recorder(role.workers, role.name, calls)
