@@ -1,4 +1,4 @@
-"""Fills in values that the user left unset and that follow from others, so that no other code has to derive them."""
+"""Fills in settings that the user left unset and that follow from other settings, so that no other code has to derive them."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any

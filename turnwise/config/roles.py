@@ -86,7 +86,7 @@ class ModelArgs(Section):
     dtype: Dtype = derived()
     """Dtype of the forward passes [fp32 for actor_train; actor_train's for the other roles]. Trained weights stay fp32."""
     attn_implementation: Literal["sdpa", "fa2", "eager", "auto"] = "auto"
-    """Attention kernel; auto takes the fastest that the device has."""
+    """Attention kernel; auto picks the fastest that the device supports."""
     disable_gradient_checkpointing: bool = True
     """Keep activations for the backward pass, which is faster, instead of computing them again, which takes less memory."""
     lora_rank: PositiveCount | None = None
@@ -236,7 +236,7 @@ class PlacedModel(Section):
     training_args: TrainingArgs = Field(default_factory=TrainingArgs)
     strategy_args: StrategyArgs = Field(default_factory=StrategyArgs)
     device_mapping: DeviceRanks | None = None
-    """Device ranks, `list(range(0,8))` [one per launched process; critic, reference: the policy's; server: the policy's first]."""
+    """Device ranks, `list(range(0,8))` [one per launched process; critic, reference: the policy's; actor_infer: the first]."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
     """Maximum tokens of a micro-batch with use_dynamic_batching_in_train [2 × sequence_length, at least 4096]."""
 

@@ -49,7 +49,7 @@ class Train(RowChoice):
     algorithm: Literal["sft", "grpo", "ppo"] = "sft"
     """How the model is trained."""
     preset: Literal["quick", "small", "medium", "full"] | None = None
-    """Sizes, from a quick trial to a full training run; parameters given explicitly take precedence."""
+    """Sizes, from a quick trial to a full run, and stricter default rewards; parameters given explicitly take precedence."""
     num_epochs: PositiveInt = 3
     """Passes over the rows."""
     batch_size: PositiveInt = 4
