@@ -97,7 +97,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     pg_variant: Annotated[str, AfterValidator(OneOf(PG_VARIANTS, own="module:function"))] = "ppo"
     """The policy loss."""
     pg_args: dict[str, Any] = derived()
-    """The pg_variant's parameters by name [its own defaults; its clips as pg_clip… and dual_clip_loss say]."""
+    """The pg_variant's parameters by name [the variant's defaults; pg_clip… and dual_clip_loss set its clips]."""
     ratio_type: Literal["token", "segment"] | None = None
     """What one probability ratio covers: a token, or a turn (`segment`) [the variant's default]."""
     ppo_epochs: PositiveCount = 1
@@ -145,7 +145,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     """`turn`: each turn's reward on its last token; `final`: the score on an episode's last token [the estimator's default]."""
     reward_normalization: RewardNormalizationArgs = Field(default_factory=RewardNormalizationArgs)
     reward_clip: Positive | None = None
-    """Rewards, scores or step returns are clamped to ± this, after any normalisation."""
+    """The estimator's rewards, scores or step returns are clamped to ± this, after any normalisation."""
     whiten_rewards: bool = False
     """Whiten the tokens' rewards over the batch, before returns are computed from them."""
     whiten_advantages: bool = False

@@ -323,7 +323,7 @@ def _validations(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _updates(config: AgenticConfig) -> Iterator[Problem]:
-    """Validations and checkpoints between updates of the sampler's weights, and environments that `deterministic` forbids."""
+    """Refuses `save_best` if validations fall between weight updates, `deterministic` if checkpoints do or threads are used."""
     every, updated = config.eval_steps, config.actor_train.model_update_frequency
     if config.save_best is not None and every % updated:
         yield Problem.at(

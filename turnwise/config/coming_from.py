@@ -15,7 +15,7 @@ AnswerKind = Literal["", "warn", "nothing to do", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Keys of the published files that have no counterpart here, and why. `published.yaml` explains the other fields."""
+    """Keys of ROLL that have no counterpart here, and the `reason`. `published.yaml` explains the other fields."""
 
     reason: str
     keys: Sequence[str]

@@ -69,8 +69,8 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
 
 
 def find_config(config_path: str, config_name: str, script_folder: Path | None = None) -> Path:
-    """The YAML file of a folder and a name, which are arguments of the published start scripts. A relative folder is looked for
-    in the working directory, then in the script's folder, since shell scripts give only the folder's last name. Raises
+    """The YAML file of a folder and a name, the two arguments of ROLL's start scripts. A relative folder is looked for in the
+    working directory, then in the script's folder, since shell scripts give only the last part of the folder's path. Raises
     ConfigError, which names the places that were tried, if there is no such file."""
     name = config_name if config_name.endswith(".yaml") else f"{config_name}.yaml"
     bases = [Path.cwd()] if script_folder is None else [Path.cwd(), script_folder]

@@ -126,7 +126,7 @@ IN_POLICY = "the policy's own weights with the adapter off"
 
 
 def profile(config: AgenticConfig | SFTConfig) -> str:
-    """Whether two runs of the config are bit-identical, and their seed."""
+    """A text: whether two runs of the config are bit-identical, and the seed."""
     if not config.deterministic:
         return f"bit-identity isn't promised (deterministic: true asks for it), seed {config.seed}"
     replayed = ", bit-identical when it is replayed (train --replay)" if config.plays_ahead else ""
@@ -236,7 +236,7 @@ def _step(config: AgenticConfig) -> Iterator[SettingRow]:
 
 
 def _filled(by_tokens: bool, tokens: int, arguments: TrainingArgs) -> str:
-    """How much a micro-batch holds."""
+    """A text: the maximum size of a micro-batch, in tokens or samples."""
     return f"{tokens} tokens" if by_tokens else f"{arguments.per_device_train_batch_size} samples"
 
 

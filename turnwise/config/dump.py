@@ -1,4 +1,4 @@
-"""Writes a resolved config as YAML that loads unchanged, and compares two configs; `resume.yaml` says which changes matter."""
+"""Writes a resolved config as YAML, and compares two configs. `resume.yaml` names the differences that forbid resuming."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -93,7 +93,7 @@ class Difference(NamedTuple):
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """The settings in which two `resolved_values` differ, in the order of `now`, without the `places` of `resume.yaml`.
+    """The settings that differ between two `resolved_values`, ordered as in `now`. Leaves out `places` of `resume.yaml`.
 
     >>> [str(d) for d in differences({"seed": 1, "critic": {"a": 2}}, {"seed": 2, "critic": {"a": 2, "b": True}})]
     ['seed: 1 → 2 (tasks, tokens and the order of training follow from it)', 'critic.b: unset → True']

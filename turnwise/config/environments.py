@@ -59,7 +59,7 @@ class CustomEnv(Section):
     max_steps: PositiveCount = 10
     """Maximum actions per episode (alias `max_actions_per_traj`)."""
     max_tokens_per_step: PositiveCount | None = None
-    """Maximum tokens per response; if max_new_tokens is smaller, it applies [max_new_tokens]."""
+    """Maximum tokens per response; the smaller of this and max_new_tokens applies [max_new_tokens]."""
     agent_name: AgentName = "env_agent"
     """The agent loop that plays the environment."""
     mode: ContextMode = "trajectory"
@@ -78,7 +78,7 @@ class CustomEnv(Section):
     """Whether special tokens that a user message or an observation spells out become those tokens; false = they stay ordinary
     text, so that no environment can forge a turn [true; false for environments that relay foreign text]."""
     use_thread_lock: bool = False
-    """For environments that block and can't be called at the same time: each gets a thread, and only one is called at once."""
+    """For environments that block and can't be called at the same time: each gets a thread, and one call runs at a time."""
     tools: list[str] | None = None
     """Refused: this version has tools for rows of data, not for environments."""
 
@@ -89,7 +89,7 @@ class EnvManager(Section):
     num_env_groups: PositiveCount = 8
     """Groups played at the same time."""
     group_size: PositiveCount = 8
-    """Siblings of a group: episodes of one task [8; 1 for validation]."""
+    """Number of siblings, the episodes of one task that make a group [8; 1 for validation]."""
     group_size_redundancy: Count = 0
     """Episodes started beyond group_size; the first group_size to finish make the group."""
     tags: list[str] = derived()
@@ -99,7 +99,7 @@ class EnvManager(Section):
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     """Sampling of this split; keys left out are actor_infer's."""
     max_env_num_per_worker: Count = 0
-    """For environments that block: each gets a thread, and at most this many of a tag are called at once; 0 = none blocks."""
+    """For environments that block: each gets a thread, and up to this many calls of a tag run at once; 0 = they don't block."""
     max_env_retries: Count = 2
     """Retries of a failed episode, with the same seed."""
     env_step_timeout_s: Seconds = 60.0
@@ -162,7 +162,7 @@ class Data(Section):
     reward_timeout_s: Seconds = 60.0
     """Time limit of one call of a reward, which scores a group."""
     max_prompt_length: PositiveCount | None = None
-    """Maximum prompt tokens; other rows are left out [sequence_length − max_new_tokens; sequence_length / 2 if that is ≤ 0]."""
+    """Rows with more prompt tokens are left out [sequence_length − max_new_tokens; sequence_length / 2 if that is ≤ 0]."""
     shuffle: bool = True
     """Training rows come in a new order each epoch."""
 

@@ -128,7 +128,7 @@ def _parse(
 
 
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
-    """Problems of groups of one episode. To "show" a published file, notes are enough: it may be meant only for playing."""
+    """Returns `sibling_problems`; none to "play". To "show" a published file, adds notes instead: it may be meant for play."""
     found = [] if purpose == "play" else list(sibling_problems(config))
     if purpose == "show" and translation.is_published:
         translation.notes += [f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)]

@@ -1,4 +1,4 @@
-"""Finds what a valid config needs but this version, installation or machine lacks. `turnwise config` only reports that."""
+"""Finds what a valid config needs but this version, installation or machine lacks. A run then refuses to start."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,5 +1,5 @@
-"""Translates keys of configs that were written for other systems into ours, or answers them with one sentence. The published
-files are those of ROLL; of a second system, verl, only a few keys are translated."""
+"""Translates the keys of other systems' configs into ours, or answers them with one sentence. "Published files" are configs of
+ROLL. The second system is verl; only a few of its keys are translated."""
 
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -34,7 +34,7 @@ class Translation:
     notes: list[str] = field(default_factory=list)
     """Notes on translated keys."""
     ineffective: list[Problem] = field(default_factory=list)
-    """Known keys without effect here: warnings, or errors under `--strict`."""
+    """A problem for each known key that has no effect here; a warning, or an error under `--strict`."""
     problems: list[Problem] = field(default_factory=list)
     is_published: bool = False
     """Whether a key occurs that only published files have."""
@@ -277,7 +277,7 @@ def _translate_built_in(translation: Translation, path: tuple[str, ...], env: di
 
 
 def _translate_correction(translation: Translation) -> None:
-    """Refuses weights without a bound, and translates the filters."""
+    """Refuses importance weights without an upper bound, and translates the filters."""
     path = ("train_infer_correction",)
     section = translation.section(*path)
     weight = translation.section(*path, "is_weight")

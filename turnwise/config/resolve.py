@@ -1,4 +1,4 @@
-"""Fills in values that the user left unset and that follow from others, so that no other code has to derive them."""
+"""Fills in settings that the user left unset and that follow from other settings, so that no other code has to derive them."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ def resolve(config: "AgenticConfig") -> None:
 
 
 def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str, policy: ModelArgs | None = None) -> None:
-    """Fills in a role's model arguments. A role with the policy's model takes over `trust_remote_code` and `allow_pickle`."""
+    """Fills in a role's model arguments. Copies `trust_remote_code` and `allow_pickle` from a `policy` with the same model."""
     arguments.fill(model_name_or_path=path, model_type=model_type, dtype=dtype)
     is_same = policy is not None and policy.model_name_or_path == arguments.model_name_or_path
     for key in ("trust_remote_code", "allow_pickle"):
@@ -96,7 +96,7 @@ def _resolve_algorithm(config: "AgenticConfig") -> None:
 
 
 def published_clips(config: "AgenticConfig") -> dict[str, Any]:
-    """The `pg_args` that the published keys `pg_clip`, … and `dual_clip_loss` stand for, where the loss variant takes them."""
+    """The `pg_args` that the keys `pg_clip`, … and `dual_clip_loss` set. Leaves out parameters that the loss variant lacks."""
     variant = config.variant
     asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
     if config.use_pg_clip_range:

@@ -86,7 +86,7 @@ class ModelArgs(Section):
     dtype: Dtype = derived()
     """Dtype of the forward passes [fp32 for actor_train; actor_train's for the other roles]. Trained weights stay fp32."""
     attn_implementation: Literal["sdpa", "fa2", "eager", "auto"] = "auto"
-    """Attention kernel; auto takes the fastest that the device has."""
+    """Attention kernel; auto picks the fastest that the device supports."""
     disable_gradient_checkpointing: bool = True
     """Keep activations for the backward pass, which is faster, instead of computing them again, which takes less memory."""
     lora_rank: PositiveCount | None = None
@@ -157,7 +157,7 @@ class GeneratingArgs(Section):
     """How tokens are drawn."""
 
     max_new_tokens: PositiveCount | None = None
-    """Maximum tokens per response; if a tag's max_tokens_per_step is smaller, it applies [128, at most sequence_length]."""
+    """Maximum tokens per response; the smaller of this and max_tokens_per_step applies [128, at most sequence_length]."""
     temperature: NonNegative = 1.0
     """Divides the logits; 0 is greedy. The trainer's log-probs are at the same temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -236,7 +236,7 @@ class PlacedModel(Section):
     training_args: TrainingArgs = Field(default_factory=TrainingArgs)
     strategy_args: StrategyArgs = Field(default_factory=StrategyArgs)
     device_mapping: DeviceRanks | None = None
-    """Device ranks, `list(range(0,8))` [one per process; critic, reference: actor_train's; others: first training device]."""
+    """Device ranks, `list(range(0,8))` [one per launched process; critic, reference: the policy's; actor_infer: the first]."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
     """Maximum tokens of a micro-batch with use_dynamic_batching_in_train [2 × sequence_length, at least 4096]."""
 

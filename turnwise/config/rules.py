@@ -18,7 +18,7 @@ _CUT = (
 
 
 class Requirement(NamedTuple):
-    """Keys of a section that have an effect only if a condition in `needs` holds, and why they have none otherwise."""
+    """Keys of a section that have no effect, for the `reason` given, unless at least one condition in `needs` holds."""
 
     keys: tuple[str, ...]
     needs: tuple[str, ...]

@@ -74,7 +74,7 @@ class ClusterArgs(Section):
 
     name: Literal["auto", "local", "process", "launched", "ray"] = "auto"
     """`local` = this process; `process` = a process for each device, beside this one; `launched` = the processes that torchrun
-    or accelerate started; `auto` takes what the devices need. `ray` is refused: it isn't in this version."""
+    or accelerate started; `auto` picks one that suits the devices. `ray` is refused: it isn't in this version."""
 
 
 class ValidationMetric(Section):
@@ -139,7 +139,7 @@ class RunKeys(Section):
     track_with: Annotated[Names, AfterValidator(_trackers)] = Field(default_factory=lambda: ["tensorboard", "stdout"])
     """Where metrics go besides metrics.jsonl: tensorboard, stdout, wandb, swanlab, mlflow."""
     tracker_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments by tracker name (`wandb: {mode: offline}`), or directly if only one tracker takes any (docs/python.md)."""
+    """Arguments by tracker name (`wandb: {mode: offline}`), or directly if only one tracker accepts any (docs/python.md)."""
     sequence_length: PositiveCount = derived()
     """Maximum tokens of a context [the model's, at most 4096]."""
     _is_examined: bool = PrivateAttr(False)

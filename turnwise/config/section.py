@@ -89,7 +89,7 @@ class Section(BaseModel):
         return {key: value for key, value in data.items() if value is not None or key not in strict}
 
     def fill(self, **values: Any) -> None:
-        """Gives values to keys that the user did not set. `is_set` and `model_fields_set` don't count them as set."""
+        """Sets keys that the user did not set. `is_set` and `model_fields_set` don't count them as set."""
         self._derived.update(values)
         for name, value in values.items():
             if name not in self.model_fields_set:

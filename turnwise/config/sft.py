@@ -12,7 +12,7 @@ from turnwise.config.section import Names, Positive, PositiveCount
 
 
 class SFTConfig(PlacedModel, RunKeys):
-    """One YAML of `turnwise sft`. It trains on files of conversations, with the loss on the assistant's messages only."""
+    """One YAML of `turnwise sft`, which trains on files of conversations, with the loss on the assistant's messages only."""
 
     train_files: Names
     """JSONL files with a row `{"messages": [...]}` per line."""

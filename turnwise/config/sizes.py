@@ -12,7 +12,7 @@ _SHORTEST_RESPONSE = 8  # in tokens; a shorter one holds no answer
 
 
 def smaller_steps(config: AgenticConfig | SFTConfig) -> str:
-    """Advice on faster steps: a smaller model, and any overrides that this config allows and that about halve a step's time."""
+    """Advice on faster steps: a smaller model and, where this config allows them, overrides that about halve a step's time."""
     changes = _smaller_sft(config) if isinstance(config, SFTConfig) else _smaller(config)
     tried = f"smaller sizes to try: {' '.join(changes)}, or" if changes else "try"
     return f"{tried} a smaller model (docs/how_long.md has measured times)"
@@ -51,8 +51,8 @@ def _num_adapter(arguments: ModelArgs, shape: ModelShape) -> int:
 
 
 def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
-    """A text: the size of one checkpoint on the disk, and of all of them while a new one is written. A checkpoint holds fp32
-    weights and Adam's two moments: those of the adapter if there is one, else those of the whole model."""
+    """A text: the size of one checkpoint, and the space on the disk that all kept checkpoints and a new one need together.
+    Counts fp32 weights and Adam's two moments, of each trained model or, if it has an adapter, of the adapter only."""
     saved = [(config.actor_train.model_args, shape)]
     if config.needs_critic:
         saved.append((config.critic.model_args, _critic_shape(config, shape)))
@@ -109,7 +109,7 @@ def _ranks(config: AgenticConfig, role: str) -> str:
 
 
 def trained_memory(arguments: ModelArgs, shape: ModelShape) -> str:
-    """The estimated memory of a trained language model, without activations."""
+    """A text: the estimated memory of a trained language model, without activations."""
     num, adapter = shape.num_parameters, _num_adapter(arguments, shape)
     if arguments.has_adapter:
         return f"{bytes_text(4 * num)} frozen weights, {bytes_text(TRAINED_BYTES * adapter)} adapters to be trained"

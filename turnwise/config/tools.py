@@ -73,7 +73,7 @@ class _LoopFile(Section):
 
 
 def read_tool_file(path: str) -> list[ToolEntry]:
-    """The tools of the file that `agent.tool_config_path` names. Raises ConfigError with file and key if the file is wrong."""
+    """Reads the tools of the file `agent.tool_config_path`. Raises ConfigError, which names file and key, for a wrong file."""
     return _read("tool_config_path", path, _ToolFile, "tools, a list of {class_name, config, tool_schema}").tools
 
 

@@ -30,7 +30,7 @@ def never_works(key: str) -> bool:
 
 
 def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
-    """A problem for each key that has no effect, or defeats another key. A section without effect has one for all its keys."""
+    """A problem for each key that has no effect, or defeats another key. A section without effect gets a single problem."""
     if isinstance(config, SFTConfig):
         return list(without_effect(SFT_REQUIREMENTS, config))
     checks = (_clip_keys, _corrections, _histories, _mean_credit, _long_warmups)

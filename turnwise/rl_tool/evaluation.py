@@ -1,4 +1,4 @@
-"""The action `evaluate`. A model answers rows whose true answers are known, and its answers are measured."""
+"""The action `evaluate`. A model answers the prompts of rows with known true answers, and its answers are measured."""
 
 import json
 import math

@@ -33,7 +33,7 @@ class RowChoice(Action):
     """Base class of the parameters of actions that work on rows."""
 
     dataset: Any = None
-    """`gsm8k`, `generated` (word problems made here), a registered name, a file or folder of rows, or rows in Python
+    """`gsm8k`, `generated` (new word problems), a registered name, a file or folder, a hub data set, or rows in Python
     [gsm8k if it is in ./gsm8k or ./data/gsm8k or can be read from the hub, else `generated`]."""
     split: Literal["train", "test"] | None = None
     """The split to read, if the data set has splits [train; test for evaluate]."""
@@ -49,7 +49,7 @@ class Train(RowChoice):
     algorithm: Literal["sft", "grpo", "ppo"] = "sft"
     """How the model is trained."""
     preset: Literal["quick", "small", "medium", "full"] | None = None
-    """Sizes, from a quick trial to a full training run; parameters given explicitly take precedence."""
+    """Sizes, from a quick trial to a full run, and stricter default rewards; parameters given explicitly take precedence."""
     num_epochs: PositiveInt = 3
     """Passes over the rows."""
     batch_size: PositiveInt = 4
@@ -99,7 +99,7 @@ class Train(RowChoice):
     use_wandb: bool = False
     """Send metrics to Weights & Biases."""
     wandb_project: str | None = None
-    """Project at Weights & Biases [run]."""
+    """Project at Weights & Biases [the name `run`]."""
     seed: Annotated[int, Field(ge=0)] = 42
     """Seed of everything random."""
     resume: bool = False
@@ -109,7 +109,7 @@ class Train(RowChoice):
 
 
 class LoadDataset(RowChoice):
-    """Loads rows, shows the first three as text with roles and true answers, and counts the faults among all of them."""
+    """Loads rows, shows the first three as text with roles and true answers, and counts the rows that have faults."""
 
     format: Literal["sft", "rl"] = "sft"
     """Demonstrations for SFT, or prompts with their true answers."""
@@ -148,12 +148,12 @@ class Evaluate(RowChoice):
 
 
 class Export(Action):
-    """Writes a plain Hugging Face folder, with a LoRA adapter merged."""
+    """Writes a model as a plain Hugging Face folder. A LoRA adapter is merged into its base model."""
 
     model_path: str
     """Folder of a model or of a LoRA adapter."""
     output_dir: str
-    """A new folder."""
+    """A new or empty folder."""
     dtype: Dtype = "fp32"
     """Dtype of the weights."""
 
@@ -186,7 +186,7 @@ def _sentence(kind: type[Action], item: Mapping[str, Any]) -> str:
 
 
 def function_schema() -> dict[str, Any]:
-    """The tool's schema in OpenAI's form: `action`, and all parameters of the actions that JSON can hold."""
+    """The tool's schema in OpenAI's form: `action`, and the parameters of all actions except `PYTHON_ONLY`."""
     properties: dict[str, Any] = {"action": {"type": "string", "enum": list(ACTIONS), "description": "What to do."}}
     for action, kind in ACTIONS.items():
         for name, found in kind.model_json_schema()["properties"].items():

@@ -1,4 +1,4 @@
-"""`AgenticRLPipeline` runs SFT, an evaluation, GRPO and another evaluation, which one config file describes."""
+"""`AgenticRLPipeline` runs SFT, an evaluation, GRPO and another evaluation, with the settings of one config file."""
 
 import base64
 import json
@@ -130,7 +130,7 @@ class AgenticRLPipeline:
 
 
 def _sections(found: Any, file: str) -> dict[str, Any]:
-    """The sections of a config file. Raises ConfigError for a fault. Doesn't check keys that are parameters of an action."""
+    """The sections of a config file. Raises ConfigError if they are wrong. Doesn't check parameters of actions in them."""
     if not isinstance(found, Mapping):
         raise ConfigError(f"{file} holds a {type(found).__name__}; it has the sections {', '.join(SECTIONS)}")
     for name, section in found.items():

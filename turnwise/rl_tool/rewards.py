@@ -97,7 +97,7 @@ def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[s
 def _on_its_columns(
     function: Callable[..., Any], arguments: Mapping[str, Any], completions: Sequence[str], **columns: Any
 ) -> Any:
-    """The rewards of completions. Of the rows' columns, the function gets only those that it has parameters for."""
+    """Calls a reward on completions, with those of the rows' columns that it has parameters for (with `**kwargs`, all)."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return function(completions, **{k: v for k, v in columns.items() if takes_all or k in parameters}, **arguments)

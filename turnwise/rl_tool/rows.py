@@ -1,4 +1,4 @@
-"""The rows that an action of the tool works on: finds them by name, converts them for SFT or RL, and examines them."""
+"""Finds the rows that an action of the tool works on, converts them for SFT or RL, and examines them."""
 
 import json
 import socket

@@ -52,7 +52,7 @@ class RLTrainingTool:
         return json.dumps(plain, ensure_ascii=False, indent=2, default=str)
 
     def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs an action. `status` is `success`, or `error` with `code`, `message`, `hint` after a TurnwiseError or OSError."""
+        """Runs an action. The answer's `status` is `success`, or `error` after a TurnwiseError or OSError (`error_answer`)."""
         given = dict(parameters)
         action = given.pop("action", None)
         try:

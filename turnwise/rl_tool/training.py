@@ -24,8 +24,8 @@ RUN = "run"
 LEARNING_RATES = {("sft", False): 2e-5, ("sft", True): 1e-4, ("rl", False): 1e-6, ("rl", True): 1e-5}
 """Default learning rates by `(kind of training, whether LoRA is used)`."""
 CRITIC_FACTOR, FASTEST_CRITIC = 10, 1e-3
-"""Without LoRA, the critic's default learning rate is `CRITIC_FACTOR` times the policy's, up to `FASTEST_CRITIC`, the fastest
-at which small critics converge: the head starts at 0 and must fit before the policy improves. With LoRA it is the policy's."""
+"""Without LoRA, the critic's default learning rate is `CRITIC_FACTOR` × the policy's, since the value head starts at 0 and must
+fit before the policy improves; it is at most `FASTEST_CRITIC`, so that small critics converge. With LoRA it is the policy's."""
 _RESULTS = (ADAPTER_CONFIG, "config.json")
 _DEFAULT_CONTEXT, _DEFAULT_NEW_TOKENS = 4096, 512
 
@@ -240,7 +240,7 @@ def place_result(checkpoint: Path, out: Path) -> None:
 
 
 def parameter_counts(folder: Path) -> tuple[int, int]:
-    """Numbers of a result's trained parameters and of all its parameters, which include those of an adapter's base model."""
+    """`(trained, all)`: the parameters in a result's own files, and these together with those of an adapter's base model."""
     base, own = base_of_adapter(folder), _num_values(folder)
     return own, own if base is None else own + parameter_counts(NOTHING.folder(base))[1]
 

@@ -1,5 +1,5 @@
-"""Callbacks: objects with at least one method of `EVENTS`. After each step `Trainer.steps` passes its StepReport to the methods
-whose event has happened. If one returns "stop", the run ends with a checkpoint and, if it validates, the final validation."""
+"""Callbacks are objects with at least one method of `EVENTS`. After each step, `Trainer.steps` passes the StepReport to the
+methods whose event has happened. If one returns "stop", the run ends with a checkpoint and, with eval_steps, a validation."""
 
 from collections.abc import Sequence
 
@@ -23,8 +23,8 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
 
 
 def asks_to_stop(callbacks: Sequence[object], report: StepReport) -> bool:
-    """Calls every callback whose event has happened. Returns whether one asks to end the run. Raises EnvironmentFault if a
-    callback raises, ConfigError if it returns anything but None or "stop"."""
+    """Calls the callbacks' methods for the events that have happened. Returns whether a callback asks to end the run. Raises
+    EnvironmentFault if a callback raises, ConfigError if it returns anything but None or "stop"."""
     has_happened = (report.validation is not None, not report.is_final, report.checkpoint is not None)
     answers = [
         _call(callback, event, report)

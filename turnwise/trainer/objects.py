@@ -18,8 +18,8 @@ from turnwise.errors import ConfigError
 class Objects:
     """Maps strings of the form `object_<hash>.<module>:<name>` to the Python objects that a Trainer was given.
 
-    `install` adds modules of these names that hold the objects; then each string works like any `module:Class`. Objects of
-    turnwise itself keep their usual names.
+    `install` puts each object into a module `object_<hash>.<module>`; then its string works like any `module:Class`. Objects
+    of turnwise itself keep their usual names.
 
     >>> Objects().text_of(Objects)
     'turnwise.trainer.objects:Objects'
@@ -43,7 +43,7 @@ class Objects:
         return text
 
     def install(self) -> None:
-        """Adds the modules. Each run calls this, since another Trainer may have replaced objects in them."""
+        """Puts the objects into their modules. Each run calls this, since another Trainer may have replaced objects there."""
         for text, value in self._by_text.items():
             module, _, name = text.partition(":")
             vars(sys.modules.setdefault(module, ModuleType(module)))[name] = value
@@ -55,7 +55,7 @@ def _identifier(text: str) -> str:
 
 
 def _digest(value: Any) -> str:
-    """A hash of rows, or of a callable's source and the plain values that it holds."""
+    """A hash of rows, or of a callable's source and the plain values of its closure, attributes or bound arguments."""
     match value:
         case type():
             parts = [_source(value)]
@@ -114,7 +114,7 @@ def _source(value: Any) -> str:
 
 
 def plain_values(value: Any, objects: Objects, key: str) -> Any:
-    """The value as a YAML file could hold it, with classes and functions as strings. Raises ConfigError for other objects."""
+    """The value in types that YAML has, with classes and callables as strings. Raises ConfigError for any other object."""
     match value:
         case None | bool():
             return value

@@ -30,7 +30,7 @@ _AT_WORK = Lock()
 class Trainer:
     """Trains a model by reinforcement learning, as `turnwise train` does with a file.
 
-    `docs/python.md` has examples. The config is checked when the Trainer is made; models are loaded when it runs.
+    `docs/python.md` has examples. The config is checked when the Trainer is made; models are found and loaded when it runs.
 
     Args:
         model: folder of the model, or its name on the Hugging Face hub (`pretrain` of the config).
@@ -44,7 +44,7 @@ class Trainer:
         config_file: a YAML file; the other arguments replace its settings (`from_config`).
         config: every other key of the config; a section is a dict.
 
-    Raises ConfigError or NotAvailableError if `turnwise train` would refuse the config, with the same message."""
+    Raises ConfigError or NotAvailableError, with the message of `turnwise train`, if the config is refused."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Trainer:
     def save(self, folder: str | Path, best: bool = False) -> Path:
         """Writes a plain model folder, with the tokenizer and merged adapters: the model of the newest checkpoint, or with
         `best` the one that `save_best` kept. Prints the model's step. Replaces a model that is already in the folder. Raises
-        ConfigError if there is no model to save yet, or the folder holds anything but a model."""
+        ConfigError if there is no model to save yet, or `folder` is a file or a folder with other contents than a model."""
         from turnwise.models.load import export_model
         from turnwise.pipelines.by_validation import read_best
 
@@ -226,7 +226,7 @@ def _require_enough(config: Mapping[str, Any]) -> None:
 
 
 def _demonstrations(messages: Any, values: Mapping[str, Any]) -> list[str]:
-    """The names of the files of demonstrations. Rows are written to a file beside the runs, named by their hash. Raises
+    """The names of the files of demonstrations. Rows are written to a file beside the runs; their hash is in its name. Raises
     DataError for a row that a file can't hold."""
     if isinstance(messages, str | Path):
         return [str(messages)]
