@@ -180,7 +180,7 @@ def _assemble(
 
 
 def build_algorithm(config: AgenticConfig, kl_ctrl: KLController | None = None) -> Algorithm:
-    """The algorithm that `adv_estimator` names, built in or a user's `module:Class`. Raises TurnwiseError if it is faulty."""
+    """The algorithm that `adv_estimator` names. Raises TurnwiseError if it can't be made, or lacks what the config needs."""
     kl_ctrl = kl_ctrl or KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)
     name = config.adv_estimator
     found = load_class(ESTIMATORS[name].entry if name in ESTIMATORS else name, "adv_estimator", ConfigError)
@@ -205,8 +205,8 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController | None = None) 
 
 
 def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:
-    """The algorithm's settings, from the config's keys of the same names. A user's own estimator has its own defaults of
-    `reward_normalization`, so it gets only the keys of this section that are set."""
+    """The algorithm's settings, from the config's keys of the same names. If a user's own class is the estimator, the keys of
+    `reward_normalization` that the config doesn't set are left None, and the class decides their defaults."""
     is_built_in = config.adv_estimator in ESTIMATORS
     normalization = {
         f.name: getattr(config.reward_normalization, f.name)

@@ -59,8 +59,8 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
 
 
 def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> ReplayLog | None:
-    """The log that records an asynchronous run's time-dependent decisions, or repeats those of the run in folder `replay`; None
-    if the run is synchronous. Raises DataError if the run can't be repeated."""
+    """The log that records an asynchronous run's time-dependent decisions; None if the run is synchronous. With `replay`, the
+    log also repeats those of the run in that folder. Raises DataError if `replay` is set and such a run can't be repeated."""
     for problem in _no_replay(config, is_asynchronous) if replay else ():
         raise DataError(f"--replay {replay}: {problem}")
     if not is_asynchronous:
@@ -72,7 +72,7 @@ def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: 
 
 
 def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, policy: ServedPolicy, device: torch.device) -> None:
-    """Records the machine, kernels and threads of the run. Raises DataError if those of the run to repeat were different."""
+    """Records torch's version, device, processor, threads, kernels and engine. Raises DataError if the recorded ones differ."""
     threads = cpu_threads(config, torch.get_num_threads())
     replay_log.begin(
         {

@@ -55,8 +55,8 @@ class Demonstrator:
 def demonstrate(
     config: AgenticConfig, tag: str, demonstrator: Demonstrator, num_episodes: int, split: Split = "train"
 ) -> Iterator[Episode]:
-    """Plays the first tasks of a tag under the limits of a split, and yields the episodes in order. For `ROWS_TAG`, a model at
-    a URL answers the first rows. Raises ConfigError if the policy can't play the tag."""
+    """Plays the first `num_episodes` tasks of a tag in a split, and yields the episodes in order. With the tag `ROWS_TAG`, the
+    tasks are the split's first rows, and a model at a URL answers them. Raises ConfigError if the policy can't play the tag."""
     if tag == ROWS_TAG:
         yield from _of_rows(config, demonstrator, num_episodes, split)
         return
@@ -72,7 +72,7 @@ def demonstrate(
 
 
 def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) -> list[Task]:
-    """The first tasks of an environment's tag. A run plays the same tasks if the split has no other tag."""
+    """The first `num_tasks` tasks of an environment's tag. A run plays the same tasks if its split has only this tag."""
     manager = config.env_manager(split)
     shares = dict(zip(manager.tags, manager.num_groups_partition, strict=True))
     source = SeededTasks(config.seed, split, (tag,), (shares.get(tag) or manager.num_env_groups,))

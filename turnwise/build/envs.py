@@ -29,7 +29,7 @@ from turnwise.types import Split, Task
 
 
 def offered_parts(config: AgenticConfig, split: Split, watchdog: Watchdog, stopwatch: Stopwatch) -> dict[str, Any]:
-    """The objects that an agent's constructor may ask for, by parameter name. It gets those that it has parameters for."""
+    """Objects that an agent's constructor may ask for, by name. The constructor gets those that it has parameters for."""
     agent = config.agent
     return {
         "split": split,
@@ -47,7 +47,7 @@ def named_parameters(called: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def asked_parts(parameters: Collection[inspect.Parameter], offered: Mapping[str, Any], agent: str, hint: str) -> dict[str, Any]:
-    """The offered objects that have the names of these parameters. Raises ConfigError if a required one isn't offered."""
+    """The `offered` objects that `parameters` name. Raises ConfigError if a parameter without a default isn't offered."""
     if missing := [p.name for p in parameters if p.default is p.empty and p.name not in offered]:
         raise ConfigError(f"{agent}: its constructor needs {', '.join(missing)}, but is offered {', '.join(offered)}; {hint}")
     return {p.name: offered[p.name] for p in parameters if p.name in offered}
@@ -75,7 +75,7 @@ def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[Ke
 
 
 def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """Yields each fault of plug-ins once. Then raises the first NotAvailableError, if any. `may_miss` allows missing files."""
+    """Yields each plug-in's first fault, then raises the first NotAvailableError, if any. `may_miss` allows missing files."""
     missing, wrong, said = None, set(), set()
     for path, check in plug_ins(config, may_miss):
         section = path[:2]

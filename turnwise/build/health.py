@@ -17,8 +17,8 @@ BUDGET_S = 2.0
 
 
 def build_health(config: AgenticConfig, is_playing: bool) -> Health:
-    """The health checks of a run. They compare the policy with a random player if the run plays only environments that don't
-    block, and no `data.reward` scores its episodes."""
+    """The health checks of a run. They compare the policy with a random player if the run plays only environments, none of them
+    in threads (`max_env_num_per_worker`, `use_thread_lock`), and `data.reward` is unset."""
     manager = config.env_manager("train")
     blocks = manager.max_env_num_per_worker or any(config.custom_envs[tag].use_thread_lock for tag in manager.env_tags)
     is_alone = is_playing and not blocks and not manager.has_rows and not config.data.reward
@@ -26,8 +26,8 @@ def build_health(config: AgenticConfig, is_playing: bool) -> Health:
 
 
 def _play_at_random(config: AgenticConfig) -> Outcomes | None:
-    """Success of a random player on the first training tasks of each tag; None if it can't be measured for a tag. Leaves
-    the state of the global random generators unchanged."""
+    """Success of a random player on the first training tasks of each tag; None unless it can be measured for every tag.
+    Leaves the state of the global random generators unchanged."""
     manager, source, drawn = config.env_manager("train"), seeded_tasks(config, "train"), GlobalRandomState()
     seeds: dict[str, list[int]] = {tag: [] for tag in manager.env_tags}
     for index in range(NUM_EPISODES * len(seeds)):

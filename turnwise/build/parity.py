@@ -17,7 +17,7 @@ from turnwise.types import SamplingParams
 
 _MIN_CONVERSATIONS = 2
 _PLAIN_PROMPT: Prompt = [{"role": "user", "content": "Hello"}]
-"""The prompt of the parity gate if no prompt of the run leaves room for a response."""
+"""The prompt of the parity gate if the run's agents give no prompt that leaves room for a response."""
 
 
 def build_parity_gate(

@@ -30,7 +30,7 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # one of these exists if 
 
 def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -> Placement:
     """The placement of the training roles. With `is_apart`, training gets processes of its own, apart from the rollouts. Raises
-    ConfigError if the machine lacks a device of the roles or the servers, or the kind of cluster can't run them."""
+    ConfigError if the machine lacks a device of the roles or servers, or `cluster.name` or the launcher can't run them."""
     num_devices = _num_accelerators()
     accelerator = "cuda" if num_devices else ""
     if not num_devices:
@@ -74,7 +74,7 @@ def _num_accelerators() -> int:
 
 def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
     """Numbers of threads for training and for rollouts. If `cpu_split` sets only one number, the other is the rest, at least 1;
-    if it sets neither, each is half of `num_threads`. In synchronous runs, where the two never overlap, each is all of them."""
+    if it sets neither, each is half of `num_threads`. Synchronous runs don't divide them: each is `num_threads`."""
     if isinstance(config, SFTConfig) or not config.plays_ahead:
         return CpuThreads(num_threads, num_threads, num_threads)
     train, rollout = config.cpu_split.train, config.cpu_split.rollout
@@ -83,7 +83,7 @@ def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThrea
 
 
 def set_torch_threads(num_threads: int) -> None:
-    """Sets the number of threads of torch operators that this thread calls."""
+    """Sets how many threads torch's operators use when the current thread calls them."""
     import torch
 
     # At its first use of torch, a thread adopts the number that any thread has set last. So torch is used before it is set.

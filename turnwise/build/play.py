@@ -39,7 +39,7 @@ class Onlooker(Protocol):
     def response(self, prompt: ShownPrompt, answer: Completion | TextAnswer) -> None: ...
 
     def outcome(self, turn_idx: int, turn: Turn) -> None:
-        """Called when the agent has written the action, the reward and the metrics into turn `turn_idx` (from 1)."""
+        """Called after the agent has written the action, the reward and the metrics into turn `turn_idx` (from 1)."""
         ...
 
 
@@ -49,7 +49,7 @@ class PlayedEpisode:
 
     trajectory: Trajectory
     is_left: bool
-    """Whether the player has stopped it."""
+    """Whether the player stopped the episode."""
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class EpisodePrinter:
         return [turn for conversation in self._conversations for turn in conversation.turns]
 
     def ask(self, added_ids: Sequence[int], messages: Sequence[Message], num_before: int, max_new_tokens: int) -> ShownPrompt:
-        """Shows the outcome of the previous turn, and then the prompt of the next response, which it returns."""
+        """Shows the outcome of the previous turn, then the prompt of the next response. Returns that prompt."""
         self._show_outcomes()
         prompt = ShownPrompt(len(self.turns) + 1, added_ids, messages, num_before, max_new_tokens)
         self.onlooker.prompt(prompt)

@@ -49,7 +49,7 @@ def person(read: Callable[[], str | None], pattern: str | None) -> Say:
 
 
 def player(choose: Callable[[], str], pattern: str | None) -> Say:
-    """A function that returns a scripted player's responses: the actions of `choose`, wrapped so that `pattern` finds them."""
+    """A function that returns an automatic player's responses: the actions of `choose`, wrapped for `pattern` to find them."""
 
     def say() -> str:
         action = choose()
@@ -62,7 +62,7 @@ def player(choose: Callable[[], str], pattern: str | None) -> Say:
 
 
 def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
-    """A player that draws from `actions` or, if that is empty, from the environment's. Raises ConfigError if both are empty."""
+    """A player that draws from `actions`, or from `env.actions` if these are empty. Raises ConfigError if both are empty."""
     player = RandomPlayer(env, derive_seed(seed, "random player"), actions)
     if not player.actions:
         raise ConfigError(f"{type(env).__name__} has no `actions` to draw from: name them with --actions a,b,c")
@@ -70,14 +70,14 @@ def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
 
 
 def scripted_player(env: Env, actions: Sequence[str] = ()) -> ExpertPlayer:
-    """A player that follows the environment's own expert. Raises ConfigError if it has none."""
+    """A player that follows the environment's own expert. Raises ConfigError if the environment has none."""
     if not isinstance(env, HasExpert):
         raise ConfigError(f"{type(env).__name__} has no expert_action(), so nobody plays it by script; choose another --policy")
     return ExpertPlayer(env, actions)
 
 
 def model_at(policy: str, model_name: str, config: AgenticConfig) -> OpenAIChat:
-    """The model at the URL of the policy `openai:URL`. Requests carry the key in OPENAI_API_KEY, if there is one."""
+    """The model at the URL of the policy `openai:URL`. Requests carry the key from the environment's OPENAI_API_KEY, if set."""
     url, key = policy.removeprefix(OPENAI), os.environ.get("OPENAI_API_KEY", "")
     return OpenAIChat(url, model_name, key, config.deadlines.request_s)
 

@@ -102,7 +102,7 @@ class EpisodeSetup:
 
 
 def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
-    """The setup of one episode of a tag. With the tag `ROWS_TAG`, the task is row number `choices.seed` of a data set."""
+    """The setup of one episode of a tag. With the tag `ROWS_TAG`, the task is row `choices.seed` (from 0) of the split."""
     of_player, of_url = choices.policy in PLAYERS, choices.policy.startswith(OPENAI)
     make = _player_policy if of_player else _url_policy if of_url else _model_policy
     if of_player and tag == ROWS_TAG and choices.policy != "human":
@@ -174,7 +174,7 @@ def _player_policy(config: AgenticConfig, task: Task, choices: Choices) -> PlayP
 
 
 def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> Say:
-    """The responses of a player in an environment, or to a row (`env` is None)."""
+    """The function that returns the player's responses. `env` is None if the task is a row."""
     if choices.policy == "human" or env is None:
         return person(choices.read, pattern)
     automatic = random_player(env, task.seed, choices.actions) if choices.policy == "random" else scripted_player(env)

@@ -19,7 +19,7 @@ from turnwise.runtime.rank import launched
 
 
 def prepare_run(config: AgenticConfig | SFTConfig) -> None:
-    """Starts the fork server now if this process will start others to train or serve, so that both import in parallel."""
+    """Starts the fork server now if training or servers will need it. It then imports libraries while this process does."""
     has_replicas = config.num_replicas > 1
     if (config.trains_apart or has_replicas) and launched() == (0, 1):
         from turnwise.cluster.fork_server import prepare_processes
@@ -41,8 +41,8 @@ def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]
 
 
 def problems_here(config: AgenticConfig | SFTConfig, may_miss: bool = True) -> Iterator[Problem]:
-    """The faults of plug-ins, demonstrations and the chat template that `train` or `sft` would find before they load a model.
-    With `may_miss`, files that don't exist aren't faults."""
+    """Yields the faults that `train` or `sft` would find before loading a model: those of plug-ins or demonstrations or, if
+    there are none, of the chat template. With `may_miss`, files that don't exist aren't faults."""
     is_right = True
     for problem in row_problems(config, may_miss) if isinstance(config, SFTConfig) else plug_in_problems(config, may_miss):
         is_right = False
@@ -52,7 +52,7 @@ def problems_here(config: AgenticConfig | SFTConfig, may_miss: bool = True) -> I
 
 
 def _template_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Yields the first fault of the chat template with the config's variables, rows and tools, if all are on this machine."""
+    """Yields the first fault of the chat template with the config's variables, rows and tools, if their files are here."""
     arguments = config.model_args if isinstance(config, SFTConfig) else config.actor_train.model_args
     folder = folder_here(arguments.model_name_or_path)
     if folder is None:
@@ -92,8 +92,8 @@ def _try_template(config: AgenticConfig | SFTConfig, folder: Path) -> None:
 
 
 def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """Sentences about what this machine lacks to `train` or `sft`: what `not_here` finds, devices, a checkpoint that can be
-    resumed, and files. torch is imported only if the config names devices, a cluster or a checkpoint."""
+    """Yields a sentence for each thing that `train` or `sft` needs and this machine lacks: what `not_here` checks, devices, a
+    checkpoint to resume from, and files. Imports torch only if the config names devices, a cluster or a checkpoint."""
     yield from not_here(config)
     devices = list(config.device_mappings.values())
     if isinstance(config, AgenticConfig):

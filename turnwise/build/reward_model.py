@@ -33,7 +33,7 @@ _NO_HEAD = "has no score head, so it would give every response the same score; n
 
 @dataclass(frozen=True, slots=True)
 class ModelReward:
-    """A rollout's reward: the score head's output at the last token of its conversation in the reward model's chat template."""
+    """Renders each rollout with the reward model's chat template. The score head's output at the last token is the reward."""
 
     role: ModelRole
     tokenizer: PreTrainedTokenizerBase

@@ -93,7 +93,7 @@ def reference_strategy(config: AgenticConfig, rank: RankContext) -> TorchStrateg
 
 
 def load_role(load: Callable[..., PreTrainedModel], arguments: ModelArgs, rank: RankContext) -> PreTrainedModel:
-    """Loads a role's model onto its rank's device."""
+    """Loads a role's model onto the device of `rank`."""
     path, attention = arguments.model_name_or_path, arguments.attn_implementation
     return load(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
 
@@ -101,7 +101,7 @@ def load_role(load: Callable[..., PreTrainedModel], arguments: ModelArgs, rank: 
 def _prepare(
     arguments: ModelArgs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, seed: int
 ) -> Adapters | None:
-    """If `lora_rank` is set, puts adapters into the model and returns them; else freezes modules (`freeze_module_prefix`)."""
+    """With `lora_rank`, puts adapters into the model and returns them. Always excludes `freeze_module_prefix` from training."""
     frozen, head = tuple(arguments.freeze_module_prefix or ()), value_head(model)
     if arguments.lora_rank is None or arguments.lora_alpha is None:
         freeze(model, frozen)

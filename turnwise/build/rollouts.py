@@ -61,7 +61,7 @@ class ServedPolicy(Policy):
 
     servers: LLMServerManager
     score: RewardManager | None
-    """The rewards of `data.reward`, which all splits share; None if no reward is set."""
+    """Scores episodes of all splits by `data.reward`; None if no reward is set."""
 
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
         """Runs `main`, empties the servers' KV caches, and returns the result. No other requests may run meanwhile. If a later
@@ -97,7 +97,7 @@ def open_policy(
 def serve(
     config: AgenticConfig, policy: Policy, needs: frozenset[str] = frozenset(), neighbours: Mapping[str, Any] | None = None
 ) -> ServedPolicy:
-    """The policy with its inference servers. `needs` are the algorithm's, and `neighbours` this process's workers by role. A
+    """The policy with its inference servers. `needs` is `Algorithm.needs`. `neighbours` are this process's workers by role. A
     server in this process reads the trainer's own parameters if the trainer runs here too, both have the same dtype,
     `model_update_frequency` is 1 and there is no adapter. Otherwise the server loads a copy in the dtype of actor_infer."""
     settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
@@ -209,7 +209,7 @@ def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
 
 
 def build_pictures(config: AgenticConfig, run: str) -> Pictures:
-    """Pictures of the first validation tasks in `render_save_dir/exp_name/run`; none without `render_save_dir` or with rows."""
+    """The recorder of the first validation tasks. It records none if `render_save_dir` is unset or validation has rows."""
     source, has_rows = seeded_tasks(config, "val"), config.val_env_manager.has_rows
     recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir and not has_rows else []
     return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)

@@ -162,7 +162,7 @@ def row_tasks(config: AgenticConfig, split: Split) -> list[Task]:
 
 
 def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate, most: int | None = None) -> list[DataRow]:
-    """The rows whose prompts leave room for a response, or the first `most` of them. Raises DataError if there are none."""
+    """The rows whose prompts aren't too long, or the first `most` of them. Raises DataError if all prompts are too long."""
     data, rows = config.data, load_rows(config, split)
     room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
     # If a response may fill the context, a prompt may fill half of it.
@@ -243,8 +243,8 @@ def say_shared_prompts(config: AgenticConfig) -> None:
 
 
 def build_row_agent(config: AgenticConfig, split: Split, name: str, event_loop: WatchedRunner) -> AgentLoop:
-    """The agent that rows call `name`. Its constructor gets its arguments in `agent.agent_config_path`, and those of `settings`
-    and `offered_parts` that it has parameters for. Raises ConfigError if it requires more, or doesn't know an argument."""
+    """The agent that rows call `name`. Its constructor gets the arguments in `agent.agent_config_path` and, if it has such
+    parameters, `settings` and the `offered_parts`. Raises ConfigError if it requires more, or doesn't know an argument."""
     own = _own_loops(config).get(name)
     found = load_class(own.target if own else AGENTS.get(name) or name, "the agent", ConfigError)
     agent, max_new_tokens = config.agent, config.max_new_tokens(split, ROWS_TAG)

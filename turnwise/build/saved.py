@@ -62,7 +62,7 @@ def evaluate_modes(
     model_path: str | None = None,
     on_start: OnStart = log_settings,
 ) -> Iterator[tuple[Mode, Evaluation]]:
-    """Like `evaluate_model`, once per mode. Tasks are played `num_samples` times (default: group size), or once if greedy."""
+    """Like `evaluate_model`, once per mode. Plays each task `num_samples` times (default: group size), but once if greedy."""
     name = Path(model_path or config.actor_train.model_args.model_name_or_path).name
     num_tasks = num_tasks or config.val_batch_size // config.val_env_manager.group_size
     with _saved_policy(config, "val", model_path) as policy:
@@ -82,7 +82,7 @@ def evaluate_modes(
 
 
 def _evaluation_settings(config: AgenticConfig, num_samples: int | None, mode: Mode) -> SchedulerSettings:
-    """Validation's settings, but the mode's group size. No more episodes run at once than validation runs, or one group has."""
+    """Validation's settings with the mode's group size. Its limit of concurrent episodes becomes whole groups, at least one."""
     own = scheduler_settings(config, "val")
     group_size = 1 if mode == "greedy" else num_samples or own.group_size
     return replace(own, group_size=group_size, max_concurrent_groups=max(1, own.num_concurrent_episodes // group_size))

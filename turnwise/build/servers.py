@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
-    """Checks that the server can treat running requests as `on_weight_update` asks and, with `top_k`, report which tokens were
-    left to draw from. Raises NotAvailableError if it can't; only warns if just the loss would use those tokens."""
+    """Raises NotAvailableError if the server can't treat running requests as `on_weight_update` asks, or can't report which
+    tokens `top_k` left to draw from. For the latter, only warns if no setting compares sampler's and trainer's log-probs."""
     if config.on_weight_update == "keep" and not ("keep" in server.suspensions and server.weight_versions):
         lacks = "say which weights sampled which token" if "keep" in server.suspensions else "pause running responses"
         raise NotAvailableError(
@@ -57,7 +57,7 @@ def build_servers(
     max_concurrency: int,
     neighbours: Mapping[str, Any],
 ) -> list[InferenceServer]:
-    """Starts a server per replica. A single one runs in this process, and reads a neighbour's model if it can (see `serve`)."""
+    """Starts a server per replica. A single server runs in this process, and may read a neighbour's model (see `serve`)."""
     strategy = config.actor_infer.strategy_args
     found: Any = load_class(STRATEGIES[strategy.strategy_name].entry, "actor_infer.strategy_args.strategy_name", ConfigError)
     options = dict(strategy.strategy_config)
@@ -77,7 +77,7 @@ def build_servers(
 
 
 def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner) -> list[ServerProcess]:
-    """Starts servers in their own processes, which divide the threads of the rollouts among them."""
+    """Starts each server in a process of its own. The processes share the threads of the rollouts equally."""
     placement, devices = build_placement(config), config.actor_infer.device_mapping or ()
     size = config.num_replicas
     num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)

@@ -110,7 +110,7 @@ def _batch_plan(config: SFTConfig) -> BatchPlan:
 
 
 def encode_demonstrations(template: ChatTemplate, rows: Iterable[DemonstrationRow], max_length: int) -> list[Sample]:
-    """The rows as training samples. Raises DataError with the place of a row that is too long or can't be rendered."""
+    """The rows as training samples. Raises DataError, which names the row, if one is too long or can't be rendered."""
     samples = []
     for place, messages, tools in rows:
         try:

@@ -28,7 +28,7 @@ def build_source(
     rollouts: Path | None = None,
     tasks: TaskSource | None = None,
 ) -> tuple[RolloutSource, int]:
-    """The source of batches, which plays `tasks` or reads the file `rollouts`, and how many of `max_steps` it can fill."""
+    """The source of batches, which plays `tasks` or reads `rollouts`, and how many steps it can fill, at most `max_steps`."""
     if rollouts is None:
         settings = replace(
             scheduler_settings(config, "train", needs),

@@ -100,13 +100,13 @@ def build_interactions(
 
 
 def agent_name(config: AgenticConfig, row: TableRow) -> str:
-    """The agent that a row names, else `data.default_agent`; an alias is replaced by the name that it stands for."""
+    """The name of a row's agent, by default `data.default_agent`. An alias is replaced by the name that it stands for."""
     name = str(row.columns.get(config.data.agent_name_key) or config.data.default_agent)
     return AGENT_ALIASES.get(name, name)
 
 
 def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Raises DataError if a row names an unknown user or wrong arguments, or a built-in agent's row names none of the users."""
+    """Raises DataError for an unknown user, wrong arguments or, if there are users, a built-in agent's row that names none."""
     users = build_interactions(config).by_name
     names = list(users)
     for row in rows:
@@ -129,7 +129,7 @@ def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
 
 
 def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Raises DataError if a row names a missing tool, lacks a tool's columns, or its agent doesn't fit the configured tools."""
+    """Raises DataError if a row names a missing tool, lacks a tool's columns, or has an agent that doesn't fit the tools."""
     box, data, path = build_tools(config), config.data, config.agent.tool_config_path
     names = box.names
     for row in rows:

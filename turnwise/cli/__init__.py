@@ -6,7 +6,7 @@ import sys
 
 
 def _end_early(*_: object) -> None:
-    """Handles Ctrl-C while `turnwise.cli.main` is imported: a KeyboardInterrupt would print a traceback."""
+    """Ends the process at Ctrl-C while `turnwise.cli.main` is imported. A KeyboardInterrupt would print a traceback."""
     os.write(2, b"interrupted\n")
     os._exit(130)
 

@@ -52,7 +52,7 @@ def _settings(options: argparse.Namespace, target: EnvTarget) -> CheckSettings:
 
 
 def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int] | None:
-    """A function that counts a text's tokens with the tokenizer in `folder`, by default the model's; None without a folder."""
+    """A function that counts a text's tokens with the tokenizer in `folder`, else the model's; None if there is no model."""
     if folder is None:
         if target.file is None:
             return None

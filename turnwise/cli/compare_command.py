@@ -36,7 +36,7 @@ class Run:
     settings: Mapping[str, Any]
 
     def series(self, column: MetricColumn) -> list[tuple[float, float]]:
-        """`(step, value)` of the steps with a finite value of the metric."""
+        """`(step, value)` of each step at which the metric has a finite value."""
         values = [(row["step"], column.read(row)) for row in self.rows]
         return [(step, value) for step, value in values if value is not None and math.isfinite(value)]
 
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_folders(path: Path) -> list[Path]:
-    """The folder itself if it is a run's, else the folders of all runs in it. Raises DataError if there are none."""
+    """The `path` itself if it is a run's folder, else the folders of all runs in it. Raises DataError if there are none."""
     if not path.is_dir():
         raise DataError(f"{path}: there is no such folder; compare takes run folders, output_dir/exp_name/<time>")
     if (path / "metrics.jsonl").is_file():
@@ -97,7 +97,7 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """Reads a run's folder. Raises DataError if its metrics are damaged or missing. Unreadable settings are left out."""
+    """Reads a run's folder. Raises DataError if its metrics are damaged or missing. An unreadable config counts as empty."""
     try:
         rows = read_metrics(path / "metrics.jsonl")
         if any("step" not in row for row in rows):
@@ -138,7 +138,7 @@ def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
 
 
 def _is_step(row: Mapping[str, float]) -> bool:
-    """Whether the row is a training step's. A run's last row may hold only the final validation."""
+    """Whether the row belongs to a training step. A run's last row may have only the final validation."""
     return "rollout/score/mean" in row or "sft/loss" in row or "actor/lr" in row
 
 

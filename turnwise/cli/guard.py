@@ -168,7 +168,7 @@ class _Guard:
 
 
 def _fate(code: int) -> int:
-    """The exit status. `code` is the child's, or minus the signal that ended it. Prints an error after an unexpected end."""
+    """The command's exit status. `code` is the child's, or -n for signal n. Prints an error after an unexpected end."""
     status = 128 - code if code < 0 else code
     if code in (-signal.SIGINT, EXIT_INTERRUPTED) or (CALLS.is_finished and code == CALLS.status != _EXIT_UNPRINTED):
         return status

@@ -14,7 +14,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 
 def read_config(options: argparse.Namespace, kind: type[C], examine: Examine, purpose: Purpose = "train") -> C:
-    """The config that the command line names. Prints its notes. `examine` finds the faults of plug-ins (see `load_config`)."""
+    """The config that the command line names. Prints its notes. `examine` yields further faults, such as those of plug-ins."""
     with ends_at_once():  # plug-ins are imported
         config, notes = load_config(options.config, options.overrides, kind, options.strict, purpose, examine)
     for note in notes:
@@ -23,8 +23,8 @@ def read_config(options: argparse.Namespace, kind: type[C], examine: Examine, pu
 
 
 def check_policy(options: argparse.Namespace, draws: bool, who_draws: str, more: Iterable[tuple[str, bool, bool, str]]) -> None:
-    """Raises ConfigError if openai:URL has no --model-name, or an option has no effect with this --policy. `draws`: whether it
-    draws from --actions; `who_draws`: which policies do, for the error; `more`: (option, is given, applies, what it does)."""
+    """Raises ConfigError if openai:URL has no --model-name, or an option has no effect with this --policy. `draws`: whether the
+    policy uses --actions; `who_draws`: who does, for the error; `more`: (option, is given, has an effect, what it does)."""
     policy, is_url = options.policy, options.policy.startswith(OPENAI)
     if is_url and options.model_name is None:
         raise ConfigError(f"{policy} serves models by name: say which with --model-name NAME")
@@ -61,7 +61,7 @@ def writable_file(path: str, option: str) -> Path:
 
 
 def free_folder(path: str) -> Path:
-    """The folder of `--out`. Makes its parent folders. Raises ConfigError if it exists and isn't empty, or can't be written."""
+    """The folder of `--out`. Makes its parent folders. Raises ConfigError if the folder isn't empty, or can't be written."""
     out = Path(path)
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir()) or out.resolve() == Path.cwd()):

@@ -204,8 +204,8 @@ def _text(content: Any) -> str:
 
 
 def reader(console: "Console", stdin: TextIO | None) -> Callable[[], str | None]:
-    """A function that asks a person for a line, and returns None at the end of input or after Ctrl-C. It echoes lines that come
-    from a pipe, and replaces bytes that aren't UTF-8 by question marks."""
+    """A function that asks a person for a line and returns it; None at the end of input or after Ctrl-C. It echoes a line that
+    comes from a pipe, and replaces bytes that aren't UTF-8 by question marks."""
 
     def read_line() -> str | None:
         if stdin is None:

@@ -61,7 +61,7 @@ def byte_tokenizer(
 
 @dataclass(frozen=True, slots=True)
 class SeenRequest:
-    """The arguments of one `ScriptedServer.generate`."""
+    """The arguments of one call of `ScriptedServer.generate`."""
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams

@@ -27,7 +27,7 @@ class Submissions:
 
 class Gsm8kTool:
     """Scores submitted answers against the row's `extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_truth`. The
-    tool's reward adds `UNIMPROVED` for each submission that improves nothing; `data.reward` scores the final answer."""
+    tool's reward is the sum of `UNIMPROVED` over submissions without improvement; `data.reward` scores the final answer."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         self.schema = tool_schema or SCHEMA

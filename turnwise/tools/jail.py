@@ -24,7 +24,7 @@ LOADED_EARLY: tuple[ModuleType, ...] = (linecache, tokenize)
 
 STDLIB = os.path.dirname(os.__file__)
 FIRST_UID, NUM_UIDS = 61184, 4096
-"""User ids without an account, one per process (systemd uses them, too). They grant no rights to others' files or processes."""
+"""The first of the sandbox's user ids, and their number. They have no accounts, and no rights to others' files or processes."""
 OPTIONAL = ("/dev/null", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 """Further paths that the code may read, where they exist."""
 MIN_LANDLOCK = 3
@@ -72,7 +72,7 @@ def landlock_version() -> int:
 
 
 def readable_files() -> list[tuple[str, int]]:
-    """Paths that the code may read, with its rights: the standard library (no site-packages), shared libraries, `OPTIONAL`."""
+    """`(path, rights)` of what the code may read: the standard library (no site-packages), shared libraries, `OPTIONAL`."""
     with open("/proc/self/maps") as maps:
         folders = {os.path.dirname(line.split()[-1]) for line in maps if ".so" in line}
     found = [(STDLIB, READ_DIR), *((path, READ_FILE) for path in OPTIONAL if os.path.exists(path))]
@@ -101,7 +101,7 @@ def become_nobody() -> str:
 
 
 def limit(limits: dict[str, int]) -> None:
-    """Sets the limits of the process. The kernel counts threads per user, so those that the user already runs are added."""
+    """Sets the limits of the process. The kernel counts threads per user, so the limit adds the user's running threads."""
     threads = 0
     for name in os.listdir("/proc"):
         try:

@@ -26,7 +26,7 @@ from turnwise.types import Limit, Message, Observation, Task, Turn
 logger = logging.getLogger(__name__)
 
 TRACK = "tools"
-"""The stopwatch's track of the calls of tools and simulated users."""
+"""Name of the stopwatch's track for calls of tools and simulated users."""
 MISTAKES = (ToolError, ValueError, ArithmeticError)
 """Exceptions of a tool that count as mistakes of the model. Any other exception fails the episode."""
 _COMPOSING = {"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"}
@@ -46,7 +46,7 @@ class ToolResult(NamedTuple):
 
 @dataclass(slots=True)
 class OfferedTool:
-    """A tool with the limits of its calls, for all episodes of a split. Raises ConfigError if the tool's schema is invalid."""
+    """A tool with the limits of its calls, for all episodes of an agent. Raises ConfigError if the tool's schema is invalid."""
 
     tool: Tool
     timeout_s: float | None = None
@@ -254,7 +254,7 @@ class Interactions:
 
     def open(self, task: Task, sibling: int, max_turns: int | None = None) -> "InteractionSession":
         """A session with the simulated user that the task's row names, or with nobody if it names none. The user sends at most
-        `max_turns` messages. Raises ToolFault if the name is unknown."""
+        `max_turns` messages (None = any number). Raises ToolFault if the name is unknown."""
         kwargs = interaction_kwargs(task.payload)
         name = str(kwargs.get("name", ""))
         if name and name not in self.by_name:
