@@ -145,7 +145,7 @@ class _Episode:
     limit: Limit | None = "time"
 
     def trajectory(self, task: Task, sibling: int, reductions: Mapping[str, Reduction]) -> Trajectory:
-        """The episode's trajectory. Its metrics are `num_actions` and each metric that turns report, reduced over these turns."""
+        """The episode's trajectory. Its metrics are `num_actions` and each metric that turns report, reduced over them."""
         metrics = {"num_actions": float(len(self.turns))}
         for name, reduction in reductions.items():
             values = [turn.metrics[name] for turn in self.turns if name in turn.metrics]
