@@ -27,7 +27,7 @@ _NUM_AHEAD = 16
 
 
 class DemonstrationResult(NamedTuple):
-    """How one episode ended. It is a success if the metric `success` says so; without that metric, if its score is positive."""
+    """How one episode ended. It is a success if its metric `success` is above ½ or, without this metric, its score above 0."""
 
     is_success: bool
     score: float
@@ -48,8 +48,8 @@ Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], TextCo
 def demonstrations(
     make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
 ) -> Iterator[list[Message]]:
-    """Yields the messages of one episode per task, from the first prompt to the player's last answer; in mode `step`, the
-    messages of each turn. If the player gives up, the episode ends before that turn. Contexts without answers are left out."""
+    """Plays one episode per task and yields one list of messages per context: one per episode or, in mode `step`, one per turn.
+    If the player gives up, the episode ends before that turn. A context without an answer is left out."""
     for episode in episodes(make_env, settings, scripted(make_player, settings.action_pattern), tasks):
         yield from episode.conversations
 
@@ -63,7 +63,7 @@ def play(
 
 
 def scripted(make_player: MakePlayer, action_pattern: str | None) -> Converse:
-    """Lets one player per episode answer in all conversations of the episode."""
+    """Returns a `Converse` that makes one player per episode, which answers in all conversations of the episode."""
 
     def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], TextConversation]:
         player = make_player(env, task)
@@ -78,7 +78,7 @@ def scripted(make_player: MakePlayer, action_pattern: str | None) -> Converse:
 
 
 def _answer(action: str, pattern: str | None) -> str:
-    """The response from which `pattern` reads the action. Raises ConfigError if no template of `parsing.ANSWERS` makes one."""
+    """A response from which `pattern` reads the action. Raises ConfigError if `as_answer` finds no such response."""
     text = as_answer(action, pattern)
     if text is None or parse_action(text, pattern) != action.strip():
         raise ConfigError(f"action_pattern {pattern!r} reads {action!r} in none of {', '.join(ANSWERS)}; change the pattern")
@@ -97,9 +97,9 @@ def episodes(
 def played_by(
     runner: WatchedRunner, play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterable[Task], num_at_once: int
 ) -> Iterator[Episode]:
-    """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the tasks. One run of
-    the event loop plays batches for 0.1 s, at most `_NUM_AHEAD` episodes (or `num_at_once` if that is more): its start would
-    cost each short episode a fifth of its time. If one fails, the batches before it are yielded, then its error is raised."""
+    """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the tasks. Each run of
+    the event loop plays batches for 0.1 s, at most `_NUM_AHEAD` episodes (or `num_at_once` if more): a run per episode would
+    cost a short one a fifth of its time. If an episode fails, yields the batches before it, then raises its error."""
     remaining = iter(tasks)
     waiting: list[Task] = []
     while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):

@@ -32,7 +32,7 @@ class EnvAgentSettings:
     mode: ContextMode = "trajectory"
     """`trajectory`: one context that grows. `step`: each turn has a context and a prompt of its own."""
     history_length: int | None = None
-    """Maximum earlier turns in a prompt of mode `step`; None = all."""
+    """Maximum number of earlier turns that a prompt shows in mode `step`; None = all."""
     episode_timeout_s: float | None = None
     """Maximum seconds of play; None = no limit. A longer episode is truncated after its last complete turn (limit `time`), or
     fails if it has none."""
@@ -48,7 +48,7 @@ class EnvAgentSettings:
 
 class EnvAgent:
     """Plays the tasks of one environment tag, each in its own environment, which is closed however the episode ends. Exceptions
-    of an environment are passed on. A result that breaks the contract, or a call that doesn't return, raises EnvironmentFault.
+    of an environment are passed on. A result that breaks the contract, or a call past its deadline, raises EnvironmentFault.
     """
 
     def __init__(self, make_env: Callable[[Task], Env], settings: EnvAgentSettings) -> None:
@@ -145,7 +145,7 @@ class _Episode:
     limit: Limit | None = "time"
 
     def trajectory(self, task: Task, sibling: int, reductions: Mapping[str, Reduction]) -> Trajectory:
-        """The episode's trajectory. Its metrics are `num_actions`, and each declared metric reduced over the turns."""
+        """The episode's trajectory. Its metrics are `num_actions` and each metric that turns report, reduced over them."""
         metrics = {"num_actions": float(len(self.turns))}
         for name, reduction in reductions.items():
             values = [turn.metrics[name] for turn in self.turns if name in turn.metrics]

@@ -1,4 +1,4 @@
-"""One environment from its constructor to its `close`. Each call has a deadline; an environment that may block has a thread."""
+"""Calls one environment, from constructor to `close`. Each call has a deadline; an environment that may block has a thread."""
 
 import asyncio
 import inspect
@@ -26,7 +26,7 @@ class CallSettings:
     timeout_s: float | None = None
     """Maximum seconds for one call (constructor, `reset`, `step` or `close`); None = no limit."""
     max_in_threads: int = 0
-    """Maximum concurrent calls of blocking environments; 0 = environments are cooperative."""
+    """Maximum concurrent calls of blocking environments; 0 = environments are cooperative. Ignored with `use_thread_lock`."""
     use_thread_lock: bool = False
     """Whether environments may block and are called one at a time. While a call is stuck, no other call starts."""
     place_timeout_s: float | None = None
@@ -111,8 +111,8 @@ class EnvSession:
 
 
 class ThreadSession(EnvSession):
-    """An environment in its own thread, since some libraries only work in the thread that loaded them. A call past its deadline
-    is interrupted and no longer waited for. When it returns, the thread closes the environment and ends."""
+    """Calls an environment in a thread of its own, since some libraries only work in the thread that loaded them. A call past
+    its deadline is interrupted and no longer waited for. Once this call returns, the thread closes the environment and ends."""
 
     def __init__(self, tag: str, settings: CallSettings, places: asyncio.Semaphore) -> None:
         super().__init__(tag, settings)
@@ -130,7 +130,7 @@ class ThreadSession(EnvSession):
         self._thread.end()
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls `function` in the thread once `places` allows it. If it returns a coroutine, this runs on the event loop."""
+        """Calls `function` in the thread once `places` allows it. A coroutine that the call returns runs on the event loop."""
         waiter, its_turn, timeout_s = f"an episode of {self.tag}", f"its turn to call {name}", self.settings.place_timeout_s
         async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
             await self._places.acquire()

@@ -18,7 +18,7 @@ class EnvPrompt:
 
     `system_template` is used as it is; "" means none. `turn_template` is filled with `TURN_PLACEHOLDERS`, in mode `step` with
     `STEP_PLACEHOLDERS` as well; a literal brace is written twice. An environment's text is inserted as it is, braces included.
-    The instruction comes before the user message, unless the template has `{env_instruction}`. Raises ConfigError if
+    The instruction begins the user message, unless the template has `{env_instruction}`. Raises ConfigError if
     `turn_template` has an unknown placeholder or a lone brace.
 
     >>> prompt = EnvPrompt("", "Turn {turn_idx}: {observation}")

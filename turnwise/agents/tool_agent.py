@@ -34,7 +34,7 @@ class ToolAgentLimits:
 class ToolAgent:
     """Plays a row in one context. The row's tools are created once, and released however the episode ends. If the row names a
     simulated user, that user may reply to each response without calls. A call that can't be read or executed is answered with
-    the reason. A tool that hangs or crashes ends the episode with an exception; the scheduler plays it again."""
+    the reason. A tool that hangs or crashes ends the episode with an exception; the scheduler plays the row again."""
 
     def __init__(
         self, settings: RowAgentSettings, *, tools: ToolBox, limits: ToolAgentLimits, interactions: Interactions | None = None
@@ -90,8 +90,8 @@ class ToolAgent:
     async def _answers(
         self, session: ToolSession, calls: Sequence[Mapping[str, Any]], errors: Sequence[str], recorded: Sequence[str] | None
     ) -> list[Message]:
-        """A message of role `tool` per call, in the order of the calls; unreadable calls come last. In a replay, `recorded`
-        holds the messages' texts, and no call is executed."""
+        """A message of role `tool` per call, in the order of the calls; unreadable calls come last. `recorded` are the
+        texts of these messages in a replay; if there is one for each call, they are used and no call is executed."""
         errors = [readable(error) for error in errors]
         for error in errors:
             logger.info("Failed to decode tool call: %s", error)

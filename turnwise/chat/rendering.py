@@ -2,7 +2,7 @@
 
 Many published templates silently drop messages of some kind. So each new combination of roles, keys and kinds of content is
 rendered once with made-up words in place of its texts, calls and schemas, and refused if the result lacks one of these words.
-For `ChatTemplate.without_special_tokens`, `ForeignText` makes special tokens that users or tools spell out ordinary text."""
+If users or tools spell out special tokens, `ForeignText` makes them ordinary text (`ChatTemplate.without_special_tokens`)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Renderer:
         return SENTINEL in text and "'type'" not in text
 
     def _takes_parts_here(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> bool:
-        """Whether texts in such messages must be lists of parts, not strings. Raises ChatTemplateError if both forms fail."""
+        """Whether messages of these kinds need lists of parts, not strings. Raises ChatTemplateError if both forms fail."""
         key = (bool(prefix), tuple(map(_shape, messages)), json.dumps(tools, default=str) if tools else "")
         if key not in self._shapes:
             if len(self._shapes) >= _MAX_SHAPES:
@@ -251,8 +251,8 @@ def _shape(message: Message) -> tuple[Any, ...]:
 
 
 def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dict[str, Any]:
-    """A message or schema with made-up words in place of everything that must show. Adds each word, and the kind of text that
-    it replaces, to `words`."""
+    """A message or schema with made-up words in place of everything that must show. Adds each word to `words`, with a
+    description of what the word replaces."""
 
     def word(_: str, what: str = what) -> str:
         made = f"turnwiseword{len(words)}x"

@@ -117,7 +117,7 @@ class ChatTemplate:
         """Ids that follow a sampled response: the missing end of its turn, the messages, and the next response's header.
 
         If a response ends with the template's own end-of-turn token, that token isn't repeated. Any other response (cut by its
-        budget, ended by another stop token or by a stop string) is closed with it. Raises ChatTemplateError if the template
+        budget, ended by another stop token or by a stop string) gets that token. Raises ChatTemplateError if the template
         refuses the messages after an assistant's, doesn't show them, or drops the assistant's text."""
         prefix = self._prefix
         if new_messages and new_messages[0].get("role") == "tool" and self._results_need_call:
@@ -180,7 +180,7 @@ class ChatTemplate:
         return self._codec.decode(token_ids, skips_special)
 
     def max_characters(self, num_tokens: int) -> int:
-        """The maximum number of characters in `num_tokens` tokens: none is longer than the vocabulary's longest entry."""
+        """The maximum number of characters in `num_tokens` tokens: no token is longer than the vocabulary's longest entry."""
         return num_tokens * self._codec.longest_token
 
     @cached_property

@@ -17,7 +17,7 @@ from turnwise.runtime.foreign import Foreign
 from turnwise.spec import TOOL_PARSERS
 from turnwise.tool_protocols import ParsedResponse, ToolCall, ToolCallParser
 
-_MAX_SHOWN = 80  # characters of an unreadable call that the model is shown again
+_MAX_SHOWN = 80  # maximum characters of an unreadable call that its error repeats
 _MAX_DEPTH = 8  # how deeply a parameter's schema is looked into
 
 

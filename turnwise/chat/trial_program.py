@@ -22,7 +22,7 @@ _TOOL = {
 
 
 def conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
-    """Yields `(messages, tools)`: conversations of 100 turns, and short ones with every kind of message, also in parts."""
+    """Yields `(messages, tools)`: conversations of 100 turns, and short ones of every kind, also with contents as lists."""
     user: dict[str, Any] = {"role": "user", "content": "a"}
     answer: dict[str, Any] = {"role": "assistant", "content": "<think>\nb\n</think>\n\nc"}
     system = {"role": "system", "content": "d"}

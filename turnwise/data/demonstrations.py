@@ -24,8 +24,8 @@ class DemonstrationRow(NamedTuple):
 
 
 def read_rows(paths: Sequence[str | Path]) -> Iterator[DemonstrationRow]:
-    """All rows of the files in order; `~` is the home folder. Raises DataError, with file and line, for a missing or empty file
-    or a wrong row."""
+    """Yields the rows of all files in order; `~` in a path is the home folder. Raises DataError if a file is missing or
+    empty, or if a row is wrong; then the error names the line."""
     for path in map(local_path, paths):
         place = None
         for place, record in read_jsonl(path):
@@ -76,7 +76,7 @@ def _is_named(entry: Any) -> bool:
 
 
 def _has_arguments(call: dict[str, Any]) -> bool:
-    """Whether the call's arguments are an object, or a text of JSON that holds one."""
+    """Whether the call's arguments are an object, or JSON text of an object."""
     arguments = call["function"].get("arguments", {})
     try:
         return isinstance(json.loads(arguments) if isinstance(arguments, str) else arguments, dict)

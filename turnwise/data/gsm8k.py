@@ -19,7 +19,7 @@ _TEST_SHARE = 5  # one pair of operands in five is kept for the test split
 
 
 def local_files(split: str, folder: str | Path | None = None) -> list[str]:
-    """Files of a split in `folder`, by default `gsm8k`, else `data/gsm8k`, in the working directory. Returns all that match the
+    """Files of a split in `folder`, by default in `./gsm8k` or, if that has none, in `./data/gsm8k`. Returns all that match the
     first fitting pattern of `_FILES` (`main/train-00000-of-00001.parquet` as on the hub, `train.jsonl`, …), else []."""
     folders = _FOLDERS if folder is None else (folder,)
     found = (sorted(Path(place).glob(pattern.format(split))) for place in folders for pattern in _FILES)
@@ -32,7 +32,7 @@ def prompt_of(question: str) -> str:
 
 
 def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Makes a demonstration of a row: its `messages` (and `tools`) as they are, else from `question` and `answer`, else from
+    """Makes a demonstration from a row's `messages` (and `tools`) as they are, else from `question` and `answer`, else from
     `prompt` and `completion`. Raises DataError if the row has none of these."""
     if "messages" in row:
         return {name: row[name] for name in ("messages", "tools") if row.get(name) is not None or name == "messages"}
@@ -86,8 +86,8 @@ def generate_problems(
 
 
 def _problem(drawn: random.Random, num_steps: int, largest: int, operations: str, is_test: bool) -> dict[str, str] | None:
-    """A problem. None if a training problem would use held-out operands, a test problem would begin with others, or nothing is
-    left to be taken away."""
+    """A random problem. None if a training problem would have a step on held-out operands, the first step of a test problem
+    would have operands that aren't held out, or no operation is possible."""
     name, things, total = drawn.choice(_NAMES), drawn.choice(_THINGS), drawn.randint(1, largest)
     question, lines = [f"{name} has {total} {things}."], []
     for number in range(num_steps):

@@ -30,7 +30,7 @@ _NUMBER = re.compile(
     r"(?:\s*/\s*(?P<under>\d+(?:\.\d+)?))?\s*(?P<percent>%|percent)?"
 )
 _ONLY_NUMBER = re.compile(rf"[\s(]*{_NUMBER.pattern}[\s.)]*(?:\s[a-z][a-z\s./]*|[a-z]{{2,}})?")
-"""A number, perhaps in parentheses, and words such as a unit after it."""
+"""A number, perhaps in parentheses, perhaps followed by words such as a unit."""
 _UNIT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 _SIGNS = re.compile(r"\\(?=[%$])|\\[,;! ]|\*|(?<=\d)\$$|^\s*\$(?=.*\$\s*$)")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([^{}]+?)\s*\}\s*\{\s*([^{}]+?)\s*\}")
@@ -124,8 +124,8 @@ def has_format(text: str) -> bool:
 
 
 def accuracy(completions: Sequence[str], ground_truth: Any = None, answer: Any = None) -> list[float]:
-    """r = 1[a = a*], with the completion's answer a and a* from the column `ground_truth` or, without it, `answer`. Raises
-    ConfigError if the rows have neither."""
+    """r = 1[a = a*], where a is the completion's answer and a* the value of the column `ground_truth` or, without this column,
+    of `answer`. Raises ConfigError if the rows have neither."""
     truths = ground_truth if ground_truth is not None else answer
     if truths is None:
         raise ConfigError("the rows have no column ground_truth or answer, with which this reward compares; add one")
@@ -144,8 +144,8 @@ def length_penalty(
     only_if_correct: bool = False,
     floor: float | None = None,
 ) -> list[float]:
-    """r = r_acc − penalty_weight·max(0, l − max_length), with r_acc of `accuracy`, and the length l in characters, or in tokens
-    of `tokenizer`, the folder of a model. With `only_if_correct` a wrong answer has no penalty. No reward is below `floor`."""
+    """r = r_acc − penalty_weight·max(0, l − max_length), where r_acc is the `accuracy` and l the length in characters, or in
+    tokens of the model folder `tokenizer`. With `only_if_correct` a wrong answer has no penalty. No reward is below `floor`."""
     lengths = [_length(text, length_unit, tokenizer) for text in completions]
     more = [-penalty_weight * max(0, length - max_length) for length in lengths]
     return _extended(accuracy(completions, ground_truth, answer), more, only_if_correct, floor)
@@ -161,7 +161,7 @@ def step(
     only_if_correct: bool = False,
     floor: float | None = None,
 ) -> list[float]:
-    """r = r_acc + step_bonus·min(s, max_steps), with r_acc of `accuracy` and the number s of steps (`num_steps`). With
+    """r = r_acc + step_bonus·min(s, max_steps), where r_acc is the `accuracy` and s the number of steps (`num_steps`). With
     `only_if_correct` a wrong answer gets no bonus. No reward is below `floor`."""
     stated = [num_steps(text) for text in completions]
     more = [step_bonus * (s if max_steps is None else min(s, max_steps)) for s in stated]

@@ -43,7 +43,7 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
     """The conversation, turn by turn, as the model saw it. A system message that a later context repeats is left out. A turn
-    without recorded messages becomes the user's observation (in a row's first turn, the prompt) and the model's text."""
+    without recorded messages becomes its observation (in a row's first turn, the prompt) as a user's message, and its text."""
     messages: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
         said = list(turn.messages)
@@ -67,7 +67,7 @@ def prompt_of(columns: Mapping[str, Any], prompt_key: str) -> list[Message]:
 @dataclass(slots=True)
 class FunctionReward:
     """A function `(completions, **columns) -> list[float]`, one number per completion. A coroutine function is awaited;
-    any other runs in a thread, so that only its group waits for it."""
+    any other function runs in a thread, so that only its group waits for it."""
 
     name: str
     function: Callable[..., Any]
@@ -92,7 +92,7 @@ class FunctionReward:
         self._given = tuple(name for name in GIVEN if name in parameters or takes_all)
 
     def check(self, rows: Sequence[TableRow]) -> None:
-        """Raises DataError if a row lacks a column, `function.check_row` refuses the row, or an argument hides a column."""
+        """Raises DataError if a row lacks a required column, `function.check_row` refuses it, or an argument hides a column."""
         self.wanted.check(rows, f"data.reward {self.name}")
         function: object = self.function
         if isinstance(function, ChecksRows):
@@ -195,8 +195,8 @@ class WeightedReward:
 
 @dataclass(frozen=True, slots=True)
 class RewardManager:
-    """Adds the rewards of a group to its trajectories: weighted to `outcome_rewards`, unweighted to `metrics`. For a row of a
-    data set without a metric `success`, sets it: 1 if the first reward is more than ½, else 0."""
+    """Adds the rewards of a group to its trajectories: weighted to `outcome_rewards`, unweighted to `metrics`. If a trajectory
+    of a data set's row has no metric `success`, sets this metric: 1 if the first reward is more than ½, else 0."""
 
     rewards: Sequence[WeightedReward]
     timeout_s: float
@@ -255,7 +255,7 @@ def exact_match(completions: Sequence[str], answer: Sequence[str]) -> list[float
 
 
 def gsm8k(completions: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
-    """1 if the number after the last `####` is the row's `ground_truth`, also one nested in another column; else 0.
+    """1 if the number after the last `####` is the row's `ground_truth`, which may be nested in another column; else 0.
 
     >>> gsm8k(["6 × 12 = 72\\n#### 72", "72"], ["72", "72"])
     [1.0, 0.0]

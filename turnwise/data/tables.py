@@ -44,8 +44,8 @@ def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
 
     A source is a file (`.jsonl`, `.json` with one object per line, `.parquet`), a folder that the datasets library saved, a
     name of the hub (`owner/name`, `owner/name:split` for another split than train, `owner/name:subset:split`), or
-    `module:object` for rows in Python. Raises DataError, which names file and line, if a source is missing, is empty, can't be
-    read, or holds a value that a file of JSON can't hold; NotAvailableError if it needs a library that isn't installed."""
+    `module:object` for rows in Python. Raises DataError, which names the source or row, if a source is missing, is empty, can't
+    be read, or has a value that JSON can't represent; NotAvailableError if it needs a library that isn't installed."""
     return [row for name in names for row in _table(name, key)]
 
 

@@ -26,7 +26,7 @@ class HeldOutEnv(TextEnv):
 
     def _start(self, name: str, seed: int | None, split: Split | None, begin: Callable[[int], str]) -> None:
         """Calls `begin(seed)`, which starts an episode and returns its content, with new seeds until the content is in `split`.
-        The first seed is `seed`; None derives it from the last episode's. It is played if none of `MAX_DRAWS` seeds fits."""
+        The first seed is `seed`; None derives it from the last episode's. If none of `MAX_DRAWS` fits, the first is played."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         for draw in range(MAX_DRAWS):
             content = begin(derive_seed(self._seed, draw) if draw else self._seed)

@@ -19,7 +19,7 @@ _signature = lru_cache(inspect.signature)
 
 
 def register(env_type: str, entry_point: str) -> None:
-    """Registers `entry_point` (`module:Class`) as `env_type`. Raises EnvironmentFault if another class has this name."""
+    """Registers `module:Class` as `env_type`. Raises EnvironmentFault for another form, or if another class has this name."""
     if not all(entry_point.partition(":")):
         raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
     known = _entry_points.get(env_type, entry_point)
@@ -31,7 +31,7 @@ def register(env_type: str, entry_point: str) -> None:
 
 
 def env_class(env_type: str) -> type:
-    """The class of a name or `module:Class`. Raises EnvironmentFault for an unknown, NotAvailableError for a reserved name."""
+    """The class of a name or `module:Class`. Raises EnvironmentFault if it is unknown, NotAvailableError if it is reserved."""
     if env_type in _entry_points:
         entry_point = _entry_points[env_type]
         if not entry_point:

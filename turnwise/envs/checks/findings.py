@@ -122,7 +122,7 @@ def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[Che
 
 
 def metrics(episodes: Sequence[CheckedEpisode], reductions: Mapping[str, Reduction]) -> Finding:
-    """The declared metrics, and those of them that are never reported."""
+    """Lists the declared metrics. Warns if one of them is never reported, or if `success` isn't declared."""
     reported = {name for episode in episodes for step in episode.steps for name, _ in step.metrics}
     result = ", ".join(f"{name} ({reduction})" for name, reduction in reductions.items()) or "none"
     if silent := [name for name in reductions if name not in reported]:

@@ -140,7 +140,7 @@ class GymnasiumEnv(HeldOutEnv):
         return self._shown, float(reward), bool(terminated), bool(truncated), told
 
     def state_key(self) -> Hashable:
-        """The key that turnwise knows for this environment; else the observation, hashed unless it is a number."""
+        """The key from `Known.state_key`; if that is empty, the observation, hashed unless it is a whole number."""
         if self._key is not None:
             return self._key(self._env)
         return int(self._observation) if self._sees_number else fingerprint(self._observation)
