@@ -25,8 +25,8 @@ def optimizer_steps(num_samples: int, samples_per_step: int, seed: int, num_epoc
 
 
 def deal(samples: Sequence[Sample], num_ranks: int) -> list[list[int]]:
-    """Sample indices of each rank: every index once, balanced by tokens. Samples are dealt from the longest to the shortest,
-    each to the rank with the fewest tokens.
+    """Returns the sample indices of each rank: every index once, balanced by tokens. Samples are dealt from the longest to the
+    shortest, each to the rank with the fewest tokens.
 
     Samples with equal prompts go to one rank, which computes their prefix once. If the fullest rank would thereby get over 5%
     more tokens than without this rule, all samples are dealt singly.
@@ -91,7 +91,7 @@ def micro_batches(
 
 
 def denominators(samples: Sequence[Sample], max_length: int) -> Denominators:
-    """The denominators of the losses of an optimiser step over these samples. `max_length` is passed through.
+    """Returns the loss denominators of an optimiser step over `samples`. `max_length` is passed through.
 
     >>> from turnwise.types import TurnSpan
     >>> mask = np.array([False, True, True])

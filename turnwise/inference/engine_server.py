@@ -202,7 +202,7 @@ class RequestServer(ABC):
 
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
         """The number of `token_ids` up to the end of the response's first stop string. None without a stop string, or if the
-        request has no partial tokens: the engine only misses a stop string that begins in the partial tokens."""
+        request has no partial tokens: the engine itself finds every stop string that doesn't begin in the partial tokens."""
         start, ids = len(request.partial_ids), np.concatenate((request.partial_ids, token_ids))
         lengths = range(1, len(token_ids) + 1) if start else ()
         return next((length for length in lengths if request.hits_stop_string(ids[: start + length], self._decode)), None)

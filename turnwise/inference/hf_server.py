@@ -18,8 +18,8 @@ from turnwise.types import FinishReason, SamplingParams, derive_seed
 
 class HFServer(HoldsModel, RequestServer):
     """Samples with `model.generate` and keeps no KV between requests. It is meant for checks of other servers, not for speed.
-    `max_length` bounds contexts (default: the model's own). Responses include the stop token, or the token that completed a
-    stop string."""
+    Contexts have up to `max_length` tokens (default: the model's limit). Responses include the stop token, or the token that
+    completed a stop string."""
 
     name = "the hf server"
 

@@ -61,7 +61,7 @@ class HttpJson:
         self, path: str, body: Mapping[str, Any] | None = None, is_read: bool = True, timeout_s: float | None = None
     ) -> Any:
         """Sends a POST with the `body`, or a GET if it is None. Returns the JSON answer if `is_read`, else None. `timeout_s`
-        replaces the client's. Raises NoAnswerError if nobody answers; BusyError for 429 and 5xx; NotAllowedError for 401;
+        defaults to the client's. Raises NoAnswerError if nobody answers; BusyError for 429 and 5xx; NotAllowedError for 401;
         ServerError for any other HTTP error, or if an answer to be read isn't JSON."""
         url, content = self.url + path, None if body is None else json.dumps(body).encode()
         try:

@@ -38,12 +38,12 @@ class Judge:
 
     The model reads the rubric and then, between marks that no response can guess, the conversation before the first response
     and the rest of it. The model's reply must have a line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`; the last
-    such line counts. Requests to the `base_url` carry the key in OPENAI_API_KEY, if there is one. Without a `base_url`, the
+    such line counts. Requests to the `base_url` carry the key in `$OPENAI_API_KEY`, if it is set. Without a `base_url`, the
     `reward` role's model is asked. Raises ConfigError if an argument is out of range, or `base_url` or `model` is given alone.
 
     Args:
         rubric: says what a good answer is.
-        base_url: such as `http://localhost:8000/v1`.
+        base_url: URL of an OpenAI-compatible server, such as `http://localhost:8000/v1`.
         model: the model's name at that URL.
         mode: `pairwise` sends n(n − 1)/2 requests for n different answers, one per pair, and twice as many with `both_orders`.
         max_score: the best score; the least is 0.
@@ -51,7 +51,7 @@ class Judge:
         shows_ground_truth: shows the judge the row's column `ground_truth`.
         temperature: 0 is greedy.
         max_new_tokens: maximum tokens per reply.
-        timeout_s: seconds that a reply from the `base_url` may take.
+        timeout_s: seconds to wait for a connection to the `base_url`, and for each read of a reply.
         max_retries: maximum repetitions of a request that nobody answers, or that is answered with 429 or 5xx.
         max_concurrency: maximum requests at the same time.
     """
@@ -106,8 +106,8 @@ class Judge:
         ground_truth: Sequence[Any] | None = None,
         prompts: Sequence[Any] | None = None,
     ) -> list[float]:
-        """The rewards of the answers. An assistant's message in one of the `prompts` is no response. Raises RewardFault if the
-        model doesn't answer, its reply can't be read, or there is no ground truth to show."""
+        """Returns the rewards of the answers. Assistant messages in `prompts` don't count as responses. Raises RewardFault if
+        the model doesn't answer, its reply can't be read, or there is no ground truth to show."""
         self.check_row({"ground_truth": ground_truth})
         truths = ground_truth if self._shows_ground_truth else None
         asked = []

@@ -40,8 +40,8 @@ class _Role(NamedTuple):
 
 class ModelUser:
     """A `protocols.Interaction` whose user is played by a model: it reads the policy's final answers and writes the user's
-    messages, but scores nothing. Requests carry the key in OPENAI_API_KEY. Raises ConfigError if `config` lacks a
-    required key, or has an unknown key or a wrong value."""
+    messages, but scores nothing. Requests carry the API key in `$OPENAI_API_KEY`, if it is set. Raises ConfigError if `config`
+    lacks a required key, or has an unknown key or a wrong value."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         try:

@@ -18,8 +18,8 @@ _CALL_S = 20.0
 
 class OpenAIChat:
     """Chat completions of one model behind a `base_url` such as `http://localhost:8000/v1`. The `api_key` is sent as a bearer
-    token, if it isn't empty. An answer may take `timeout_s` seconds. Raises ConfigError if `base_url` isn't http(s), or no
-    header can hold the key."""
+    token, if it isn't empty. `timeout_s` limits the connection and each read. Raises ConfigError if `base_url` isn't http(s),
+    or no header can hold the key."""
 
     def __init__(self, base_url: str, model: str, api_key: str = "", timeout_s: float = 600.0) -> None:
         base_url = base_url.rstrip("/").removesuffix(_PATH)
@@ -38,7 +38,7 @@ class OpenAIChat:
             return
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
-        """Returns the model's answer, which may call `tools`. Raises ServerError for pictures, or without a valid answer."""
+        """Returns the model's answer, which may call `tools`. Raises ServerError for pictures, or if no valid answer comes."""
         if not all(isinstance(message.get("content") or "", str) for message in messages):
             raise ServerError(f"{self.url} takes no pictures from turnwise; use an environment that renders text")
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Requests inside a server, the checks that all servers make of them, and their results."""
+"""Requests inside a server, the checks that all servers run on them, and their results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field

@@ -32,7 +32,7 @@ class LLMServerManager:
     A replica's load is the sum of prompt length and `max_new_tokens` over its unfinished requests. A replica that raises any
     error but a TurnwiseError is dead: its requests are retried elsewhere with the same prompt and seed. If a replica takes
     longer than `request_s` seconds for a call, DeadlineError is raised, and the replica gets no more calls. The replicas of the
-    last `_MAX_CONVERSATIONS` conversations are remembered. Raises ServerError without servers."""
+    last `_MAX_CONVERSATIONS` conversations are remembered. Raises ServerError if `servers` is empty."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class LLMServerManager:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
-        """See `PolicyServer.generate`. A response that a weight update interrupts continues or starts over, as `suspend` says.
+        """See `PolicyServer.generate`. A response that a weight update interrupts continues or starts over; see `suspend`.
         Raises ServerError if the request can't be served; ReplicasDeadError if no replica is left."""
         if self.claim_devices is not None:
             await self.claim_devices()
@@ -127,7 +127,7 @@ class LLMServerManager:
         await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(how))
 
     async def receive(self, weights: NamedTensors) -> int:
-        """Sends weights to all replicas, each of which iterates over them once. Returns the number of bytes written."""
+        """Sends weights to all replicas; each iterates over `weights` once. Returns the number of bytes written in all."""
         asked = self._ask_all("a weight update", "receive the weights", lambda server: server.receive(weights))
         return sum(num_bytes or 0 for num_bytes in await asked)
 

@@ -167,9 +167,9 @@ class SGLangServer(EngineServer):
             _kill(self._process[0])
 
     async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The answer to a POST. Raises ConnectionError if the server has ended, ServerError if it refuses."""
+        """POSTs `body`. Returns `/generate`'s answer. Raises ConnectionError if SGLang has ended, ServerError if it refuses."""
         try:
-            return await self._http.ask(path, body, is_read=path == "/generate")
+            return await self._http.ask(path, body, is_read=path == "/generate")  # no other answer is needed
         except NoAnswerError as error:
             if self._process is None:
                 raise ConnectionError(str(error)) from error

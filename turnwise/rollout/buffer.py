@@ -81,8 +81,8 @@ class GroupBuffer:
 
     def select(self) -> bool:
         """Selects finished groups for the step; returns whether the step is complete. Selected groups stay selected, so they
-        may be trained on before the others end. Groups are selected in the order in which they finish, unless another group
-        would then miss its last step. `is_ordered` selects the lowest indices, `drops_stale` the earliest last steps."""
+        may be trained on before the others end. Groups are selected in order of finishing, unless another group would then
+        miss its last step. With `is_ordered`, the lowest indices are selected, with `drops_stale` the earliest last steps."""
         num_wanted, candidates = self._num_wanted, list(self._unselected)
         if self.settings.is_ordered:
             lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])

@@ -23,7 +23,7 @@ class Failures:
         self._examples.clear()
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Counts the failed episodes of `trajectories`. Raises RolloutError with the most frequent error if too many failed."""
+        """Counts failed episodes. If more than `allowed` failed, raises a RolloutError that quotes the most frequent error."""
         errors = {(t.task.id, t.sibling): (t.error, t.task) for t in trajectories if t.error is not None}
         for error, task in errors.values():
             kind = kind_of_failure(error, task)

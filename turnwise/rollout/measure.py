@@ -55,7 +55,7 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
 
 
 def system_metrics(samples: Sequence[Sample], elapsed_s: float, num_trajectories: int) -> list[Metric]:
-    """Tokens of the samples per second of the step, and the number of trajectories trained on so far."""
+    """Returns the step's tokens per second (`system/tps`) and the number of trajectories trained on (`system/samples`)."""
     return [
         Metric("system/tps", sum(sample.num_tokens for sample in samples) / elapsed_s),
         Metric("system/samples", num_trajectories, "last"),
@@ -63,7 +63,7 @@ def system_metrics(samples: Sequence[Sample], elapsed_s: float, num_trajectories
 
 
 def validation_metrics(groups: Sequence[Group]) -> list[Metric]:
-    """`val/score/…`, `val/{tag}/score/…` and `val/env/{tag}/…` without failed episodes; `val/failed` is their share."""
+    """Returns the metrics `val/…`. All but `val/failed`, the share of failed trajectories, leave failed episodes out."""
     trajectories = [t for g in groups for t in g.trajectories]
     played = [t for t in trajectories if t.status != "failed"]
     metrics = [

@@ -21,7 +21,7 @@ _USUAL = {
     for f in fields(SamplingParams)
     if f.name not in ("seed", "stop_token_ids")
 }
-"""Defaults of the recorded sampling parameters. A value is left out if it equals its default; no `max_new_tokens` is 0."""
+"""A record leaves out sampling parameters with these values, except the temperature. `max_new_tokens` is never 0."""
 # Fields that are written as they are.
 _OF_TURN = ("observation", "text", "action", "reward", "finish_reason", "metrics", "starts_context", "parent", "is_greedy")
 _SCORES = ("score", "score_kl_penalty", "outcome_rewards", "metrics")
@@ -65,7 +65,7 @@ def _read_state_key(value: Any) -> Hashable:
 
 
 def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
-    """The JSON line of a trajectory, without media. `read_record` ignores the advantages. Pass one `keys` for a whole group."""
+    """The JSON line of a trajectory, without media. `read_record` ignores the advantages. A group's lines share one `keys`."""
     advantages = trajectory.advantages_by_turn
     record = {
         **key._asdict(),
@@ -115,8 +115,8 @@ def _written_sampling(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
-    """The key and the trajectory of a line, without samples (`batching.samples.build_samples` makes them). Raises ValueError,
-    with the first wrong field, if the line isn't what `write_record` writes."""
+    """The key and the trajectory of a line, without samples (`batching.samples.build_samples` makes them). If the line isn't
+    what `write_record` writes, raises a ValueError that names the first wrong field."""
     try:
         record = _TrajectoryRecord.model_validate_json(line)
     except ValidationError as error:

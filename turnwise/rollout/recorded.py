@@ -27,7 +27,7 @@ class RecordedServer:
         self._is_whole = is_whole
         self._contexts: list[np.ndarray[Any, Any]] = []  # the ids of each turn's context, its response included
         self.num_turns = 0
-        """Number of turns requested so far."""
+        """Number of turns answered so far."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
@@ -58,7 +58,7 @@ class RecordedServer:
 
 
 class _RecordedConversation:
-    """A conversation over a `RecordedServer` whose replies include the recorded results of their tool calls."""
+    """Wraps a conversation over a `RecordedServer`, and adds the recorded results of tool calls to its replies."""
 
     def __init__(self, conversation: Conversation, server: RecordedServer, recorded: list[Turn]) -> None:
         self.turns, self.close = conversation.turns, conversation.close
@@ -82,7 +82,7 @@ async def replay(
     """Plays a trajectory again with its agent. `contexts` takes a server and an episode's id, and returns the episode's
     contexts. Raises RolloutError at the first difference, EnvironmentFault if the agent fails. If `is_whole` is False, only the
     beginning of the episode was recorded, without what an agent notes after sampling (observations, actions, rewards, outcome);
-    then a failure after the last recorded turn is returned as text instead. Otherwise returns ""."""
+    then a failure after the last recorded turn isn't raised but returned as text. In all other cases, returns ""."""
     task, server = trajectory.task, RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
     own_sampling = sibling_sampling(sampling, task, trajectory.sibling)

@@ -43,7 +43,7 @@ class RolloutReplay:
         return groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """The batch as one part, since there is nothing to wait for."""
+        """Yields the batch as one part, since there is nothing to wait for."""
         yield Part(self.get_batch(num_trajectories))
 
     def close(self) -> None:

@@ -30,15 +30,15 @@ class RolloutScheduler:
 
     A group's index is the number of groups admitted before it. A synchronous run hands groups out in the order of their
     indices, so that training does not depend on which episode was quickest. If `async_generation_ratio` is above 0, groups keep
-    playing between two batches, whenever the event loop runs; `GroupBuffer` decides which of them a batch takes.
+    playing between two batches, whenever the event loop runs; `GroupBuffer` decides which of them go into a batch.
 
-    With `is_fixed` (validation) every batch plays the same first tasks, and a failed episode stays in its group. Otherwise a
-    group that has a failed episode or that `keep` drops is in `rejected` until the next batch; another task replaces it.
+    With `is_fixed` (validation) every batch begins again at the first task, and a failed episode stays in its group. Otherwise
+    a group that has a failed episode or that `keep` drops is in `rejected` until the next batch; another task replaces it.
 
     `agents` returns the agent that plays a task. `contexts` takes an episode's id and returns its `EpisodeContexts`. `score`
     rewards a complete group before the filter sees it. `run_async` runs a coroutine on the run's event loop and returns its
-    result. `watchdog` ends episodes that run past their deadline. `replay_log` records or prescribes which groups each
-    training batch takes. `stopwatch` is told how many groups are playing."""
+    result. `watchdog` ends episodes that run past their deadline. `replay_log` records or prescribes which groups go
+    into each training batch. `stopwatch` is told how many groups are playing."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class RolloutScheduler:
         return part.groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """See `RolloutSource.parts`. Other groups play on between two parts. Raises what `get_batch` raises. If the generator
-        is closed before the last part, the next batch plays the same tasks again; `close` closes the generator too."""
+        """See `RolloutSource.parts`. Other groups play on between two parts. If an error ends the batch, or the generator is
+        closed before the last part, the next batch plays the same tasks again. `close` closes the generator too."""
         self._open_parts = self._parts(num_trajectories, is_streamed)
         return self._open_parts
 
@@ -136,7 +136,7 @@ class RolloutScheduler:
         yield part
 
     def _allow_failures(self, num_episodes: int) -> None:
-        """Sets how many episodes of the batch may fail: never all episodes of a validation, which would measure nothing."""
+        """Sets how many episodes of the batch may fail. A validation needs at least one that doesn't, to measure anything."""
         allowed = round(self.settings.max_failed_fraction * num_episodes, 6)  # 0.29 × 100 is a little less than 29 in binary
         self._failures.num_episodes = num_episodes
         self._failures.allowed = min(allowed, num_episodes - 1) if self._is_fixed else allowed
@@ -157,8 +157,8 @@ class RolloutScheduler:
         self._failing.clear()
 
     async def _collect(self, parts: list[list[int]], is_streamed: bool) -> Part:
-        """The batch's next part. Adds its groups' indices to `parts` and, if it is the last, removes the batch from the buffer.
-        Unless streamed, the batch is ordered by index, so that a synchronous run doesn't depend on which group ends first."""
+        """Returns the batch's next part and adds the part's group indices to `parts`. After the last part, removes the batch
+        from the buffer. Unless streamed, orders the batch by index, so that it doesn't matter which group ends first."""
         self._stopwatch.work = self._work
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self._stop)
@@ -173,7 +173,7 @@ class RolloutScheduler:
         return part
 
     async def _selected(self, parts: Sequence[Sequence[int]], is_streamed: bool) -> bool:
-        """Waits until the batch has another part; returns whether that is the last. Raises the error that ended a group."""
+        """Waits until the batch has another part; returns whether it is the last part. Raises the error that ended a group."""
         recorded = self._replay_log.batch(self._buffer.step)
         num_known = sum(map(len, parts))
         self._admit()
@@ -257,8 +257,8 @@ class RolloutScheduler:
         return group
 
     def _fail(self, index: int, failed: list[Trajectory]) -> None:
-        """Notes an episode that failed after all its retries; raises RolloutError if too many have. A replay doesn't count
-        the failures in groups that the recorded run rejected too, since more of them may fall into one batch here."""
+        """Notes episodes that failed for good; raises RolloutError if too many have. A replay doesn't count failures in groups
+        that the recorded run rejected too: a batch of the replay may have more such groups than the recorded batch."""
         group = self._failing.setdefault(index, Group(self._task(index), [], index, rejected="failed"))
         group.trajectories += failed
         if not self._replay_log.rejects(index):

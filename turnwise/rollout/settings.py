@@ -20,7 +20,7 @@ class SchedulerSettings:
     has_greedy_sibling: bool = False
     """Whether each group has one more episode, played greedily, as a baseline."""
     group_size_redundancy: int = 0
-    """Extra siblings that start with each group. The first `group_size` to end without failure make the group."""
+    """Extra siblings that start with each group. The first `group_size` to end without failure make up the group."""
     async_generation_ratio: int = 0
     """Number of batches that may be played ahead of training; 0 = synchronous."""
     drops_stale: bool = False

@@ -159,8 +159,8 @@ class SeededTasks(FixedTasks):
 
     @cached_property
     def _tags_of_round(self) -> list[str]:
-        """The tag of each slot. If a tag has n groups per round, its groups k = 0, 1, … get the positions (k + ½)/n, by which
-        all groups of the round are sorted. If two groups have the same position, the earlier tag comes first."""
+        """The tag of each slot. If a tag has n groups per round, its groups k = 0, 1, … get the sort keys (k + ½)/n, by which
+        all groups of the round are sorted. If two groups have the same key, the earlier tag comes first."""
         places = [((k + 0.5) / count, i) for i, count in enumerate(self.partition) for k in range(count)]
         return [self.tags[i] for _, i in sorted(places)]
 

@@ -1,6 +1,6 @@
-"""`turns.jsonl`: every turn as soon as it is sampled, so that even an episode that never ended can be replayed. A turn has two
-lines: first the new messages of its prompt, including results of tools, then the sampled response with its tool calls. The
-first line of an episode holds its task."""
+"""`turns.jsonl` records every turn as soon as it is sampled, so that even an episode that never ended can be replayed. A turn
+has two lines: first the new messages of its prompt, including results of tools, then the sampled response with its tool calls.
+The first line of an episode also has the episode's task."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ _CLOSE_S = 10.0  # seconds to write what is left at the end of a run
 
 
 class TurnJournal:
-    """Appends lines to a file in a thread, so that no episode waits for the disk. A file holds at most half of `max_bytes`. If
+    """Appends lines to a file in a thread, so that no episode waits for the disk. A file has at most `max_bytes` / 2 bytes. If
     the next line doesn't fit, the file is renamed to `turns.1.jsonl`, which replaces an older one, and a new file begins. Lines
     too long for any file are left out. If the disk fails, the journal logs a warning and writes nothing more."""
 
@@ -156,8 +156,8 @@ def is_turn_journal(path: Path) -> bool:
 
 
 def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
-    """The episodes of a journal with their sampled turns, and sentences that say what is left out: unreadable lines, and turns
-    whose earlier turns are lost. Raises DataError if there is no such file."""
+    """Returns a journal's episodes that have sampled turns, and sentences that say what is left out: unreadable lines, and
+    turns whose earlier turns are lost. Raises DataError if there is no such file."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     begun: dict[str, Trajectory] = {}

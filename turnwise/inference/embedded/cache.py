@@ -15,7 +15,7 @@ _FIRST_LENGTH = 256
 
 
 class KVCache:
-    """`keys[layer]` and `values[layer]` [slots, kv_heads, length, head_dim] in the model's dtype, on its device.
+    """Tensors `keys[layer]` and `values[layer]` [slots, kv_heads, length, head_dim], in the model's dtype and on its device.
 
     Slots and length start small and double as conversations need them, so the allocated memory follows the use. There are
     at most as many slots of `max_length` tokens as `num_bytes` has room for. Raises ConfigError if not even one fits."""

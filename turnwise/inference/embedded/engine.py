@@ -30,7 +30,7 @@ def step_size(num_new: IntArray) -> dict[str, int]:
 
 
 class Engine:
-    """Continuous batching over a runner. A forward pass computes up to `max_step_tokens` tokens: one of each
+    """Continuous batching over a runner. A forward pass computes up to `max_step_tokens` tokens: one per
     decoding row, the rest from prompts. A conversation's cache is kept for its next request. Cached keys and values depend on
     token ids and weights alone, so any conversation with the same prefix can copy them."""
 
@@ -77,7 +77,7 @@ class Engine:
         return request_id in self._scheduler.waiting
 
     def add(self, request: Request) -> None:
-        """Queues a request that `check_request` has passed. Raises ServerError if its conversation has another in flight."""
+        """Queues a request that `check_request` has passed. Raises ServerError if its conversation has another request."""
         self._scheduler.add(request)
 
     def step(self) -> list[Finished]:

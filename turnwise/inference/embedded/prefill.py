@@ -45,7 +45,7 @@ class PrefixIndex:
             del self._keys[bisect_left(self._keys, (key, slot))]
 
     def neighbours(self, slot: int, context_ids: IntArray) -> list[int]:
-        """At most two other slots, among them the slot with the longest prefix in common with the context of `slot`."""
+        """At most two slots besides `slot`, among them the one whose context shares the longest prefix with `context_ids`."""
         place = bisect_left(self._keys, (_key(context_ids), slot))
         return [other for _, other in self._keys[max(place - 1, 0) : place + 2] if other != slot][:2]
 
@@ -94,7 +94,7 @@ class Prefill:
         self._index.discard(slot)
 
     def forget_all(self) -> None:
-        """From now on, no slot copies keys and values that are cached now."""
+        """Forgets which prefixes are cached, so that no slot copies them from now on."""
         self._index = PrefixIndex()
 
     def plan(self, budget: int) -> int:

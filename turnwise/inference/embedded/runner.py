@@ -49,7 +49,7 @@ class PackedStep:
         return cls(slots, starts, counts, rows, positions, token_ids, ends_context, last_tokens[ends_context])
 
     def tail(self) -> "PackedStep":
-        """The last token of each row whose context ends with this step, as rows of one token.
+        """Returns a step of one token per row: the last token of each row whose context ends with this step.
 
         >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
         >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 3]), lengths=np.array([3, 3]))
@@ -96,14 +96,14 @@ class Runner(Protocol):
         """Makes room for at least `num_slots` slots of `length` tokens. What is cached stays."""
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
-        """How many of the slot's `num_cached` tokens stay cached if the next context begins with the first `num_common` of
-        them. The others will be overwritten."""
+        """Prepares a slot for a context that begins with the first `num_common` of the slot's `num_cached` cached tokens.
+        Returns how many of these tokens stay cached. The others may be overwritten from now on."""
 
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
         """Copies the cache of positions `start` to `stop` (exclusive) from slot `source` to `target`. Needs `can_copy`."""
 
     def forward(self, step: PackedStep) -> Tensor:
-        """Logits [C, V] float32 after the contexts that end with this step."""
+        """Returns logits [C, V] float32: those of the next token of each row whose context ends with this step."""
 
     def refresh(self, cached_slots: Sequence[int] = ()) -> None:
         """Must be called after the weights have changed or moved. Caches are dropped, except those of `cached_slots`."""

@@ -8,8 +8,8 @@ from turnwise.inference.request import Request
 
 
 class Scheduler:
-    """Serves requests in order of arrival, in at most `max_slots` slots. A slot belongs to a conversation, also between
-    requests. If no slot is free, the least recently used idle conversation loses its slot; if all run, requests wait."""
+    """Runs up to `max_concurrency` requests at once, in order of arrival. A conversation keeps its slot between requests. If
+    all `max_slots` are owned, the least recently used idle conversation loses its slot; if none is idle, requests wait."""
 
     def __init__(self, *, max_slots: int, max_concurrency: int) -> None:
         self.running: dict[int, Request] = {}

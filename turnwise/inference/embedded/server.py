@@ -31,8 +31,8 @@ class EmbeddedServer(HoldsModel):
     """Samples from a Hugging Face causal LM in this process, on its device and in its dtype.
 
     To change the model's parameters in place, call `suspend` before and `resume` afterwards. Up to `max_concurrency` requests
-    are decoded together, in contexts of up to `max_length` tokens (default: the model's own). A forward pass takes up to
-    `max_step_tokens` tokens: one of each decoding request, the rest from prompts. `kv_cache_bytes` bounds the cache of running
+    are decoded together, in contexts of up to `max_length` tokens (default: the model's limit). A forward pass computes up to
+    `max_step_tokens` tokens: one per decoding request, the rest from prompts. `kv_cache_bytes` bounds the cache of running
     and idle conversations. `decode` turns ids into text; requests with stop strings need it. With `reads_trainer` the model is
     the trainer's own. `replay_log` records which requests each step admits, or prescribes them. Responses include the stop
     token, or the token that completed a stop string. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of
@@ -170,7 +170,7 @@ class EmbeddedServer(HoldsModel):
             self._driver = None
 
     def _end(self, driver: asyncio.Task[None]) -> None:
-        """Fails all requests with the driver's error (such as a full disk), since nobody awaits the driver itself."""
+        """If an error ended the driver (such as a full disk), fails all requests with it, since nobody awaits the driver."""
         fault = None if driver.cancelled() else driver.exception()
         for request_id in list(self._futures) if fault is not None else ():
             self._engine.abort(request_id)
