@@ -1,5 +1,5 @@
 """turnwise: reinforcement learning of language-model agents, turn by turn. `Trainer` trains from Python, `RLTrainingTool` runs
-actions given as dicts, `AgenticRLPipeline` stages from a file. Each is imported at first use, so `import turnwise` is fast."""
+actions given as dicts, `AgenticRLPipeline` runs a file's stages. Each is imported when used, so `import turnwise` is fast."""
 
 import os
 

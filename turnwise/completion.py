@@ -39,8 +39,8 @@ class SamplingParams:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether top-k, top-p, min-p or a penalty changes the distribution of the tokens. Without the kept ids, exp(old −
-        sampled log-prob) then needn't be 1 even if sampler and trainer have the same model."""
+        """Whether top-k, top-p, min-p or a penalty changes the distribution of the tokens. If so, and if no kept ids are known,
+        exp(old − sampled log-prob) may differ from 1 even if sampler and trainer have the same model."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1.0
 
     @property
@@ -56,7 +56,7 @@ class CallOptions:
     max_new_tokens: int | None = None
     """Maximum tokens of this response; more than the context's own limit has no effect."""
     temperature: float | None = None
-    """It may vary by turn: a token is trained at the temperature it was sampled at. Greedy tokens (0) are never trained on."""
+    """May differ from turn to turn: each token is trained at its sampling temperature. At 0 (greedy), tokens aren't trained."""
     stop: tuple[str, ...] | None = None
     """Strings that end the response."""
     tools: Sequence[Mapping[str, Any]] | None = None

@@ -29,7 +29,7 @@ class ToolError(TurnwiseError):
 
 
 class BlockingFault(EnvironmentFault):
-    """A call of an environment that blocked all other episodes for longer than a call may take."""
+    """A call to an environment blocked all other episodes for longer than a call may take."""
 
 
 class ChatTemplateError(TurnwiseError):
@@ -61,7 +61,7 @@ class ServerError(TurnwiseError):
 
 
 class WorkerError(TurnwiseError):
-    """A process that holds roles has ended, doesn't find the others, or can't receive its input."""
+    """A process of the run has ended, doesn't find the others, or can't receive its input."""
 
 
 class ReplicasDeadError(ServerError):

@@ -33,7 +33,7 @@ def local_path(name: str | Path) -> Path:
 
 
 def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = False) -> Path | None:
-    """The cached folder of a hub name, without a download; None if weights are missing, or code that is needed and allowed."""
+    """The cached folder of a hub name, without a download. None if it lacks weights or lacks code that's needed and allowed."""
     if Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return None
     from huggingface_hub import snapshot_download

@@ -24,13 +24,13 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def not_utf8(fault: UnicodeDecodeError) -> str:
-    """The part of an error message after the file's name. It says which line isn't UTF-8."""
+    """Returns the rest of an error message that begins with the file's name: which line isn't UTF-8."""
     number = fault.object.count(b"\n", 0, fault.start) + 1
     return f", line {number} isn't UTF-8 (byte 0x{fault.object[fault.start]:02x}); save the file as UTF-8"
 
 
 def half_character(fault: UnicodeEncodeError) -> str:
-    """The part of an error message after a text's place. It says that the text holds half of a surrogate pair."""
+    """Returns the rest of an error message that begins with the place of a text: half of a surrogate pair is in the text."""
     return f"holds {fault.object[fault.start]!a}, half a character, which no tokenizer reads; write it again"
 
 

@@ -91,7 +91,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def base_of_adapter(path: str | Path) -> str | None:
-    """The base that a LoRA adapter's folder names (it may be an adapter too); None if `path` isn't such a folder. Raises
+    """The base that a LoRA adapter's folder names, possibly another adapter; None if `path` isn't an adapter's folder. Raises
     ModelError if an adapter in this chain is incomplete, a base is neither here nor a hub name, or the chain is a circle."""
     bases: list[str] = []
     seen: list[Path] = []

@@ -109,7 +109,7 @@ class Conversation(Protocol):
 
 
 class OpenConversation(Protocol):
-    """Opens a context. It is called once per episode in trajectory mode, once per turn in step mode, and once per sub-agent.
+    """Opens a context. Agents call it once per episode in trajectory mode, once per turn in step mode, and once per sub-agent.
     `parent` is the index of the turn that an agent's rewritten history branches off; the context's first Turn records it.
     `tools` are the schemas that the prompt shows. Without `encode_special_tokens`, special tokens that are spelt out in
     messages of users and tools stay ordinary text."""
@@ -189,7 +189,7 @@ class TrainStrategy(Protocol):
         `position` in the learning-rate schedule counts the optimiser steps planned before (docs/design/training.md)."""
 
     def weights(self) -> Iterator[tuple[str, Any]]:
-        """The policy's named tensors, gathered if it is sharded."""
+        """`(Hugging Face name, tensor)` of every parameter, with adapters merged in and sharded parameters made whole."""
 
     def save(self, folder: Path) -> None:
         """Writes the whole state. If each rank holds the whole model, only the first rank is called, so that it can save after
@@ -258,11 +258,11 @@ class NeedsWholeStep(Protocol):
     """A loss that chooses, masks or weights single tokens by looking at the whole optimiser step."""
 
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
-        """Annotations of the tokens of the next optimiser step, numpy arrays [N] over the step's batch, and metrics.
+        """Returns annotations of the tokens of the next optimiser step, numpy arrays [N], and metrics.
 
-        The role (`pipelines.roles`) calls it in the pipeline's process, once per optimiser step or streamed part. `step_batch`
-        packs its samples as numpy arrays, and each call has its own `seed`. The annotations go with their tokens into the
-        micro-batches, whose denominators count the kept tokens. The loss itself has no state."""
+        `pipelines.roles` calls this in the pipeline's process, once per optimiser step or streamed part, each time with another
+        `seed`. `step_batch` packs all samples of the step or part as numpy arrays. The annotations go with their tokens into
+        the micro-batches, whose denominators count the kept tokens. The loss itself has no state."""
 
 
 # Cluster and tracking
@@ -307,7 +307,7 @@ class Cluster(Protocol):
 
 
 class StepTexts(NamedTuple):
-    """What a step says beside its metrics: sentences about the run's health, by condition, and its sample trajectories."""
+    """Texts that trackers get with a step's metrics: sentences on the run's health, by condition, and sample trajectories."""
 
     health: Mapping[str, str] = MappingProxyType({})
     brief: str = ""

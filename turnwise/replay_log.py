@@ -22,7 +22,7 @@ class EngineSteps(NamedTuple):
 
 
 class BatchGroups(NamedTuple):
-    """Group indices: those of a batch, one list per part, and those that failed or were filtered out since the last batch."""
+    """Indices of groups. A batch trains on `parts`; `rejected` groups failed or were filtered out since the last batch."""
 
     parts: list[list[int]]
     rejected: list[int]
@@ -57,7 +57,7 @@ class ReplayLog:
 
     @property
     def admissions(self) -> Admissions | None:
-        """Admissions of the next engine step. None before a weight update, at the record's end, or without a record."""
+        """Admissions of the next engine step. None if a weight update comes first, at the record's end, or without a record."""
         return self._next.admissions if isinstance(self._next, EngineSteps) else None
 
     @property
@@ -68,7 +68,7 @@ class ReplayLog:
         return self._next if isinstance(self._next, int) else None
 
     def batch(self, step: int) -> BatchGroups | None:
-        """The groups that a step takes; None without a record to follow."""
+        """The recorded groups of the batch of a `step`; None without a record. Raises DataError if it has no such batch."""
         if not self.is_followed:
             return None
         if step not in self._batches:
@@ -90,8 +90,8 @@ class ReplayLog:
             )
 
     def task_version(self, index: int) -> int | None:
-        """The version of the tasks' state with which group `index` was admitted; 0 if no version is recorded. None without a
-        record, or above the last index with a version: as versions only rise, the recorded run never admitted this group."""
+        """The version of the tasks' state with which group `index` was admitted; 0 if none is recorded. None without a record,
+        or if `index` is above all that have a version: since versions only rise, the recorded run never admitted this group."""
         if not self.is_followed or index > max(self._task_versions, default=index):
             return None
         return self._task_versions.get(index, 0)
@@ -113,7 +113,7 @@ class ReplayLog:
     # What has happened
 
     def begin(self, conditions: Mapping[str, Any]) -> None:
-        """Writes what results depend on besides the config. Raises DataError if a condition differs from the record's."""
+        """Writes the `conditions` on which results depend besides the config. Raises DataError if one differs in the record."""
         others = {name: value for name, value in self._conditions.items() if conditions.get(name) != value}
         if others:
             parts = [f"{name} {value}, and here it is {conditions.get(name)}" for name, value in others.items()]
@@ -140,7 +140,7 @@ class ReplayLog:
             self._next = next(self._events, None)
 
     def record_batch(self, step: int, groups: BatchGroups) -> None:
-        """Records the groups that a step took, and those that failed or were filtered out since the step before."""
+        """Records the groups of a step's batch, and those that failed or were filtered out since the batch before."""
         self._num_batches += 1
         parts, rejected = groups
         event = {"parts": parts} if len(parts) > 1 else {"groups": parts[0]}

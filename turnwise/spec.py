@@ -24,7 +24,7 @@ METHOD_STATISTICS: dict[NormalizationMethod, tuple[Statistic, Statistic]] = {
     "mean_std": ("group", "group"),
     "asym_clip": ("group", "group"),
 }
-"""Method of `reward_normalization` → the scores that the mean and the standard deviation are over by default, in this order."""
+"""Method of `reward_normalization` → default `(norm_mean_type, norm_std_type)`: the scores over which each is computed."""
 
 OldLogProbs = Literal["if_needed", "always", "rollouts"]
 """The source of old log-probs: a forward pass if needed, always a forward pass, or the servers that sampled the tokens."""
@@ -36,7 +36,7 @@ Split = Literal["train", "val"]
 @dataclass(frozen=True, slots=True)
 class EstimatorSpec:
     """One `adv_estimator`, and which config keys affect it. `entry` is `module:Class` of the Algorithm. `reward_placement` is
-    the key's default; `score` means that the estimator works on trajectory scores. `normalization` is the default
+    the default of that config key; `score` means that the estimator works on trajectory scores. `normalization` is the default
     `(grouping, method)`; with `own` the estimator centres scores itself and refuses `reward_normalization`."""
 
     entry: str = ""

@@ -48,7 +48,7 @@ class Tool(Protocol):
         reads the message. Any other exception fails the episode."""
 
     async def calc_reward(self, state: Any) -> float:
-        """The reward that is added to the trajectory's reward when it ends; 0 for a tool without a reward."""
+        """The reward that the tool adds to the trajectory's score when the trajectory ends; 0 for a tool without a reward."""
 
     async def release(self, state: Any) -> None:
         """Frees what the state holds. It is called on every path, even if the episode fails or is cancelled."""
@@ -56,7 +56,7 @@ class Tool(Protocol):
 
 @runtime_checkable
 class ChecksRows(Protocol):
-    """A tool or a reward that demands more of a row than columns for its parameters."""
+    """A tool or a reward that checks each row of the data set, beyond whether the row has a column for each parameter."""
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
         """Raises an exception that says what the row lacks. A run calls this for every row before it loads a model. A tool gets

@@ -1,4 +1,4 @@
-"""Trajectories and groups as a few lines of text, and as HTML for a notebook. `types` imports this: they are `Any` here."""
+"""Shows trajectories and groups as text, and as HTML in a notebook. They are typed `Any`, since `types` imports this module."""
 
 from html import escape
 from typing import Any

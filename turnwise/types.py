@@ -78,7 +78,7 @@ class Turn:
 
     `prompt_ids` [P] are the ids that were *added* to the context before this response: the whole prompt in a context's first
     turn, later only the new observation in its template. `response_ids` [R] were sampled. The context that the server saw
-    joins both, turn after turn, from the last turn with `starts_context` on; where history branched, follow `parent`.
+    joins both, turn after turn, beginning at the last turn with `starts_context`; where history branched, follow `parent`.
 
     >>> turn = Turn(prompt_ids=np.array([1, 2, 3]), response_ids=np.array([7, 8]), logprobs=np.array([-0.5, -0.1]))
     >>> turn.num_tokens
@@ -110,7 +110,7 @@ class Turn:
     kept_ids: KeptIds | None = None  # [K] and [R + 1], as in `Completion`
     kept_offsets: IntArray | None = None
     sampling: SamplingParams | None = None
-    """The sampling parameters. Files leave out the seed and the stop tokens. None = unknown; the run's own are assumed."""
+    """The sampling parameters. Files leave out seed and stop tokens. None = unknown: the run's own parameters are assumed."""
     tool_results: tuple[str, ...] | None = None
     """What the model was shown in answer to the calls of this response, for replays."""
     messages: Sequence[Message] = ()
@@ -161,7 +161,7 @@ class Sample:
     for no token. All log-probs of a token are at its sampling temperature."""
     old_logprobs: FloatArray | None = None
     old_full_logprobs: FloatArray | None = None
-    """Old log-probs [N] that are normalised over the whole vocabulary, for a KL; None if `old_logprobs` already are so."""
+    """Old log-probs [N] over the whole vocabulary, for a KL; None if `old_logprobs` are over the whole vocabulary already."""
     ref_logprobs: FloatArray | None = None
     """The reference's log-probs, over the whole vocabulary."""
     values: FloatArray | None = None
@@ -213,7 +213,7 @@ class Trajectory(ViewedTrajectory):
     error: str | None = None
     role: str = "agent"
     weight: float = 1.0
-    """1 for a whole episode. If one episode is split into several trajectories (sub-agents, compaction), they add up to 1."""
+    """1 for a whole episode. If several trajectories make up an episode (sub-agents, compaction), their weights add up to 1."""
     score_kl_penalty: float = 0.0
     """β times the sum of the tokens' KL. `credit` writes it, and estimators on trajectory scores subtract it."""
 

@@ -44,7 +44,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
-        """Writes `advantages` into every sample of the groups, and returns metrics. No trajectory of the groups has failed."""
+        """Writes `advantages` into every sample of the groups, and returns metrics. Callers pass no failed trajectories."""
 
     def penalize(self, tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
         """β·KL of each token [R] (0 without a KL in the reward), and metrics. Each trajectory's sum becomes its

@@ -80,14 +80,14 @@ LOSS_METRICS = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss")
 class PolicyLoss:
     """pg + `kl_loss_coef`·KL(lp ‖ ref) − `entropy_loss_coef`·entropy: a `Loss` that is also `NeedsWholeStep` and `StreamsStep`.
 
-    Returns a micro-batch's part of its optimiser step's loss; the parts of a step add up. If the batch has no `old_logprobs`,
-    old is the current log-prob without its gradient. The ratio is then 1, which is exact for the first optimiser step of an
-    update. Ratio and policy loss are over a token's kept ids (after top-k, top-p, min-p) if it has some, KL and entropy over
-    the whole vocabulary.
+    A call returns what one micro-batch adds to the loss of its optimiser step. If the batch has no `old_logprobs`, old is the
+    current log-prob without its gradient. The ratio is then 1, which is exact for the first optimiser step of an update. Ratio
+    and policy loss are over a token's kept ids (after top-k, top-p, min-p) if it has some, KL and entropy over the whole
+    vocabulary.
 
-    On every batch with `rollout_logprobs` the mismatch between the sampler's log-probs and old is measured. With
-    `use_rollout_log_probs` old is the sampler's own, so the mismatch of the current log-probs is measured. Raises ConfigError
-    if a user's variant can't be loaded or lacks a parameter of `pg_args`."""
+    On every batch with `rollout_logprobs`, metrics compare old with the sampler's log-probs. With `use_rollout_log_probs` old
+    is the sampler's own, so they compare the current log-probs with the sampler's instead. Raises ConfigError if a user's
+    variant can't be loaded, or can't be called with `pg_args`."""
 
     outputs: frozenset[Output] = frozenset({"logprobs", "entropy"})
 
@@ -98,7 +98,7 @@ class PolicyLoss:
 
     @property
     def needs_advantages(self) -> bool:
-        """Whether the gradient is 0 if all advantages are 0. False with a KL, an entropy bonus or a term of the variant."""
+        """Whether advantages of 0 give a gradient of 0. False with a KL, an entropy bonus, kimi15, kl_cov or a user's loss."""
         settings = self.settings
         has_own_term = settings.pg_variant not in VARIANTS or settings.pg_variant in ("kimi15", "kl_cov")
         has_kl = settings.use_kl_loss and settings.kl_loss_coef != 0
@@ -177,8 +177,8 @@ class PolicyLoss:
 
 
 def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
-    """Metrics from `parts`, which maps a metric's name to what the micro-batch adds to that loss of its step. Weights are
-    shares of the step's tokens and sum to 1 in a step, so the mean is over *optimiser steps*, however each was split."""
+    """One metric per entry of `parts`: its name → what the micro-batch adds to this loss of its step. A metric's weight is the
+    micro-batch's share of the step's tokens. Shares sum to 1, so means are over *optimiser steps*, however each was split."""
     tokens = replace_outside(batch.weights, batch.loss_mask).sum()
     share = tokens / max(batch.denominators.num_tokens, torch.finfo(torch.float32).tiny)
     divisor = torch.where(share > 0, share, torch.ones_like(share))

@@ -27,7 +27,7 @@ class RewardNormalization:
 
 @dataclass(frozen=True, slots=True)
 class ImportanceWeight:
-    """Weights min(ρ, cap) of the tokens' losses, with ρ = exp(old − sampled) over the span of `granularity`."""
+    """Multiplies each token's loss by min(ρ, cap), with ρ = exp(old − sampled) over the span of `granularity`."""
 
     granularity: Granularity = "token"
     cap: float = 2.0

@@ -36,7 +36,7 @@ def make_forward(model: PreTrainedModel, temperature: float = 1.0, use_kernels: 
 
 
 class PackedForward(ABC):
-    """Computes outputs of a model, which is in evaluation mode, at the trained tokens of a batch; elsewhere they are 0.
+    """Computes a model's outputs at the trained tokens of a batch, and 0 at other tokens. The model is in evaluation mode.
     Sequences are packed if the model's attention can keep them apart, else padded, with the same results."""
 
     gives: ClassVar[frozenset[Output]]
@@ -65,7 +65,7 @@ class PackedForward(ABC):
         """The outputs, given the positions of the trained tokens in the batch."""
 
     def states(self, batch: Batch, with_logits: bool = False) -> Tensor:
-        """Last hidden states [N, H], or logits [N, V]."""
+        """Hidden states [N, H] after the last layer or, if `with_logits`, logits [N, V]."""
         return self._packed(batch, with_logits) if self.is_packed else self._padded(batch, with_logits)
 
     def _packed(self, batch: Batch, with_logits: bool) -> Tensor:

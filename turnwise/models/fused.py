@@ -94,7 +94,7 @@ def supports_fast_path(model: PreTrainedModel) -> bool:
 def fuse_projections(model: PreTrainedModel) -> None:
     """Makes each layer's q/k/v weights views of one tensor, in place; likewise biases and gate/up. A second call does nothing.
     Parameters stay the same objects with the same values, so existing optimisers still work. Moving the model to another device
-    or dtype, or copying it, undoes the fusion: call this again. Raises ModelError if `fast_path_obstacle` finds a reason."""
+    or dtype, or copying it, undoes the fusion: call this again. Raises ModelError if `fast_path_obstacle` finds an obstacle."""
     obstacle = fast_path_obstacle(model)
     if obstacle is not None:
         raise ModelError(f"projections can't be fused: {obstacle}. Models of another shape run their own forward pass.")

@@ -74,7 +74,7 @@ def token_logprobs(
 def logprobs_of(
     logits: Tensor, targets: Tensor, temperature: float | Tensor, with_entropy: bool = False, kept_ids: RaggedIds | None = None
 ) -> TokenLogprobs:
-    """`token_logprobs` from all logits [N, V]."""
+    """The results of `token_logprobs`, computed from given logits [N, V], which aren't yet divided by the temperature."""
     z = logits.float() / _of_rows(temperature)
     log_p = torch.log_softmax(z, -1)
     full, z_target = (x.gather(-1, targets[:, None]).squeeze(-1) for x in (log_p, z))

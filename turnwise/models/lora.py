@@ -1,4 +1,4 @@
-"""Frozen parameters, and LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: W x + (alpha / rank) · B A x, training only A and B.
+"""Freezes parameters, and adds LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: W x + (alpha / rank) · B A x, with W frozen.
 Only this module imports peft, and only if adapters are used, because the import takes seconds."""
 
 import hashlib

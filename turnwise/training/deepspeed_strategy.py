@@ -1,4 +1,4 @@
-"""Training by DeepSpeed, whose ranks share out optimiser state, gradients and weights (ZeRO)."""
+"""Training by DeepSpeed, which shards optimiser state, gradients and weights over the ranks (ZeRO)."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ from turnwise.types import Batch, Metric, ModelOutputs
 
 _DEFAULT_STAGE = 2
 _PARTS: Mapping[MemoryKind, Sequence[str]] = {"weights": ["lp_params"], "optimizer": ["optim_states", "hp_params", "lp_grads"]}
-"""DeepSpeed's names of what it can offload. Its fp32 copy of the weights and its gradients count as `optimizer`."""
+"""Kind of memory → DeepSpeed's names of its parts. DeepSpeed's fp32 copy of the weights and its gradients are `optimizer`."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's names of its two moments
 
 

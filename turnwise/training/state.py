@@ -121,7 +121,7 @@ def _load_weights(folder: Path, model: PreTrainedModel, gathered: Gathered) -> N
 
 @torch.no_grad()
 def copy_weights(source: PreTrainedModel, target: PreTrainedModel, gathered: Gathered = nullcontext) -> None:
-    """Copies parameters and persistent buffers into `target`. Raises ModelError if `source` lacks one or its shape differs."""
+    """Copies parameters and persistent buffers to `target`. Raises ModelError if `source` lacks a tensor or a shape differs."""
     origin, destination = source.state_dict(), target.state_dict(keep_vars=True)
     for name, tensor in destination.items():
         with gathered([tensor]):

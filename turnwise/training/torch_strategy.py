@@ -35,9 +35,9 @@ class TorchStrategy:
     only they are trained and saved.
 
     The model's own dropout is always off, so that the new log-probs of the first update equal the old ones. Dropout of adapters
-    is on in training passes. `dtype` is that of autocast, which fp32 turns off. bf16 and fp16 multiply matrices in that
-    dtype and keep fp32 master weights. fp16 also scales the loss, so that small gradients don't underflow. Parameters are only
-    changed in place, so an engine may read them, and they may be views of a larger tensor.
+    is on in training passes. `dtype` is autocast's dtype; fp32 turns autocast off. With bf16 and fp16, matrix products run in
+    that dtype, and master weights stay fp32. fp16 also scales the loss, so that small gradients don't underflow. Parameters are
+    only changed in place, so an engine may read them, and they may be views of a larger tensor.
 
     `rank` names the device and the other ranks. Each rank gets a share of the micro-batches. Gradients are summed over the
     ranks before an optimiser step, so all ranks make the same step. Raises ConfigError if trained weights aren't fp32, or the
@@ -232,7 +232,7 @@ class TorchStrategy:
                 layer.training = False
 
     def _count(self) -> None:
-        """Reports the tokens of the passes since the last report to the stopwatch."""
+        """Reports to the stopwatch how many tokens passed through the model since the last report."""
         counts, self._forward_pass.counts = self._forward_pass.counts, TokenCounts()
         self._stopwatch.did_tokens(counts)
 

@@ -127,8 +127,8 @@ def _is_open(folder: Path) -> bool:
 
 
 def compiled(sources: Path, compiler: list[str], folder: Path) -> Path:
-    """The shared library of the C files in `sources` for this machine, compiled into `folder` unless it is there. Raises
-    OSError if the folder can't be written or there is no compiler; SubprocessError if it fails or runs for over a minute."""
+    """The path of the shared library of the C files in `sources`. Compiles it into `folder` unless it is there already. Raises
+    OSError if the folder can't be written or there is no compiler; SubprocessError if compiling fails or exceeds a minute."""
     files = sorted(sources.glob("*.[ch]"))
     texts = [path.read_text(encoding="utf-8") for path in files]
     inputs = [*texts, " ".join(_FLAGS), *_machine(), _run([*compiler, "--version"])]

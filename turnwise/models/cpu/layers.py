@@ -19,9 +19,9 @@ from turnwise.models.packed_attention import PACKED_ATTENTION, packed_attention
 
 
 def use_native_layers(model: PreTrainedModel) -> bool:
-    """Makes the model run its norms, rotary embeddings and gates on turnwise's own kernels if it can, and returns whether it
-    does. A second call changes nothing. The model needs packed attention, which knows where sequences begin. Projections with
-    the same input are fused (`models.fused`), so that one product serves them."""
+    """Makes the model's norms, rotary embeddings and gates run on turnwise's own kernels if possible; returns whether they do.
+    A second call changes nothing. The model needs packed attention, which knows where sequences begin. Projections with the
+    same input are fused (`models.fused`) if possible, so that one matrix product computes them together."""
     is_packed = model.config._attn_implementation == PACKED_ATTENTION
     if not is_packed or model.device.type != "cpu" or model.dtype != torch.float32 or not has_plain_body(model):
         return False
@@ -244,7 +244,7 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
-    """The kernels; None if they don't support these tensors. Other classes (such as DTensor) may have no `data_ptr`."""
+    """The kernels; None if there are none, under autocast, or unless tensors are plain (no DTensor), float32 and on a CPU."""
     if torch.is_autocast_enabled("cpu"):
         return None
     fits = all(

@@ -12,8 +12,8 @@ from torch import Tensor
 from turnwise.types import IntArray
 
 _SHORT, _LONGEST = 512, 4096
-"""Sequence lengths in tokens. A shared prefix needs a mask, with which SDPA doesn't skip future keys. Up to `_SHORT` that costs
-nothing (CPU, torch 2.13), so short prefixes are shared; above, only long ones; above `_LONGEST` (a mask over 64 MiB), none."""
+"""Sequence lengths in tokens. A shared prefix needs a mask, with which SDPA doesn't skip future keys. Up to `_SHORT` the mask
+is free (CPU, torch 2.13), so short prefixes are shared; above, only long ones; above `_LONGEST` (a mask over 64 MiB), none."""
 
 
 @dataclass(frozen=True, slots=True)
