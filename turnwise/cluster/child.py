@@ -105,7 +105,7 @@ class RoleWorkers:
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a method of a role's worker and returns the result. If the method yields named tensors, writes them to shared
-        memory without delay: all processes of the role must iterate together, since that may gather sharded tensors."""
+        memory without delay: iterating may gather sharded tensors, and then all processes of the role must iterate together."""
         call = partial(getattr(self.workers[role], method), *args, **kwargs)
         value = call()
         return self._written.setdefault((role, method), Written())(call) if isinstance(value, Iterator) else value

@@ -42,7 +42,7 @@ class LocalWorkers:
 
 @dataclass
 class LocalCluster:
-    """Spawns roles as objects on `device`. Workers report to `stopwatch`. Calls may take `deadline_s` (None = no limit)."""
+    """Spawns roles as objects on `device`. Workers report to `stopwatch`. A call may last `deadline_s` (None = no limit)."""
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     watchdog: Watchdog = field(default_factory=Watchdog)

@@ -269,7 +269,7 @@ class Watchdog:
                 signal.pthread_kill(self._thread_id, _SIGNAL)
 
     def _arm(self, remaining_s: float) -> None:
-        """Sets the time after which faulthandler ends the process, more than `remaining_s`. The next call sets it anew."""
+        """Makes faulthandler end the process after `remaining_s` or more (up to `_LONGEST_S`). The next call restarts it."""
         timeout_s = min(max(remaining_s, self._stall_s) + 2 * self.grace_s, _LONGEST_S)
         faulthandler.dump_traceback_later(timeout_s, exit=True, file=_STDERR)
 
