@@ -104,8 +104,8 @@ class RoleWorkers:
         self.workers[context.role] = factory(replace(context, neighbours=dict(self.workers), stopwatch=self._stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of a role's worker. If the method yields named tensors, each process of the role writes them to shared
-        memory at once, since gathering a sharded tensor needs all these processes at the same time."""
+        """Calls a method of a role's worker and returns the result. If the method yields named tensors, writes them to shared
+        memory without delay: iterating may gather sharded tensors, and then all processes of the role must iterate together."""
         call = partial(getattr(self.workers[role], method), *args, **kwargs)
         value = call()
         return self._written.setdefault((role, method), Written())(call) if isinstance(value, Iterator) else value
@@ -121,7 +121,7 @@ class Child(RoleWorkers):
         super().__init__(self.stopwatch)
 
     def answer(self, message: bytes) -> bytes:
-        """The pickled Reply to a pickled message."""
+        """Runs the Command of a pickled message and returns the pickled Reply."""
         reply = Reply()
         try:
             command: Command = loads(message)

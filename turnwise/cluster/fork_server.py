@@ -58,8 +58,8 @@ class ForkServer:
         self._process.kill()
 
     def fork(self, main: str, connections: Sequence[Connection]) -> int:
-        """Starts a process that calls the function `main` (`module:name`) with its ends of the connections; returns its id.
-        Raises WorkerError if the fork server has ended or doesn't answer."""
+        """Starts a process that calls the function `main` (`module:name`) with copies of the connections. Returns the process's
+        id. Raises WorkerError if the fork server has ended or doesn't answer."""
         try:
             with self._talking():
                 self._control.send((main, len(connections)))
@@ -112,7 +112,7 @@ _fork_servers: dict[int, ForkServer] = {}  # fork servers by starting process: a
 
 
 def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
-    """The fork server of this process. If none is alive, starts one that imports `modules`, by default its predecessor's."""
+    """Returns this process's fork server. If none is alive, starts one that imports `modules` (default: its predecessor's)."""
     fork_server = _fork_servers.get(os.getpid())
     if fork_server is None or not fork_server.is_alive:
         known = fork_server.modules if fork_server is not None else ()

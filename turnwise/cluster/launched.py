@@ -37,7 +37,7 @@ class OwnRank(TrainerProcess, RoleWorkers):
         return getattr(self, command.method)(*command.args)
 
     def begin(self, begin: Callable[[], object]) -> None:
-        """Calls `begin`, which sets up the thread that it runs in."""
+        """Calls the function `begin` in this rank's thread, to set up the thread."""
         begin()
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
@@ -55,7 +55,7 @@ class OwnRank(TrainerProcess, RoleWorkers):
 
 class LaunchedCluster(ProcessCluster):
     """The cluster in the first of the launched processes; the others call `serve_launched`. Raises WorkerError if the others
-    don't connect, have other versions of the libraries, or have served an earlier run."""
+    don't join or have other versions of the libraries, or if this process has made such a cluster before."""
 
     _has_run = False
 

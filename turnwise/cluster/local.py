@@ -42,7 +42,7 @@ class LocalWorkers:
 
 @dataclass
 class LocalCluster:
-    """Spawns each role as one object, on `device`. Workers report to `stopwatch`; `watchdog` ends calls after `deadline_s`."""
+    """Spawns roles as objects on `device`. Workers report to `stopwatch`. A call may last `deadline_s` (None = no limit)."""
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     watchdog: Watchdog = field(default_factory=Watchdog)

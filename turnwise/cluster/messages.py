@@ -14,9 +14,9 @@ import torch
 from turnwise.runtime.stopwatch import TokenCounts
 
 RECORD = b"log"
-"""Prefix of a pickled log record. A message without a prefix holds a Reply and begins with a pickle's first byte."""
+"""Prefix of a message that holds a pickled log record. A message to the caller without this prefix or `DONE` is a Reply."""
 DONE = b"did"
-"""Begins the message about a finished micro-batch. The number of its tokens follows, in decimal digits."""
+"""Prefix of the message about a finished micro-batch. The number of the batch's tokens follows, in decimal digits."""
 _NUMPY_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
 
 
@@ -41,7 +41,7 @@ class SetUp(NamedTuple):
 
 @dataclass(slots=True)
 class Reply:
-    """The result of a call, and what the stopwatch noted since the last reply: `spans` are arguments of `Stopwatch.add`."""
+    """A call's result or error, and the stopwatch's notes since the last reply. `spans` are arguments of `Stopwatch.add`."""
 
     value: Any = None
     error: BaseException | None = None

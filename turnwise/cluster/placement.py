@@ -13,8 +13,8 @@ ClusterName = Literal["local", "process", "launched"]
 
 @dataclass(frozen=True, slots=True)
 class CpuThreads:
-    """How many threads torch's operators use in training, in rollouts, and in all (`both`). If training and rollouts run at the
-    same time, they share the `both` threads. If they never run together, each has all of them."""
+    """Numbers of threads of torch's operators: for training, for rollouts, and for the whole run (`both`). If training and
+    rollouts overlap, they split these threads as the config says. If not, each of the two uses all of them."""
 
     train: int
     rollout: int
@@ -35,7 +35,7 @@ class RolePlacement:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Roles by process and device. One process for each device hosts the ranks of all roles on it.
+    """Where each role runs. Each device has one process, which hosts the ranks of all roles on the device.
 
     >>> placement = place({"actor_train": [0, 1], "critic": [1]}, num_devices=2, accelerator="", is_apart=False)
     >>> placement.cluster, placement.num_processes, placement.roles["critic"].processes
@@ -43,7 +43,7 @@ class Placement:
     """
 
     cluster: ClusterName
-    """Processes of the roles: `local` this one, `process` new ones on this machine, `launched` torchrun's or accelerate's."""
+    """Roles run in this process (`local`), in new ones on this machine (`process`), or in those of a launcher (`launched`)."""
     accelerator: str
     """`cuda`, or empty where a device is a slot of the CPU."""
     devices: tuple[int, ...]
@@ -62,11 +62,11 @@ class Placement:
         return [processes for processes in several if len(processes) < self.num_processes]
 
     def device(self, number: int) -> str:
-        """A device as torch names it."""
+        """Torch's name for device `number`."""
         return f"{self.accelerator}:{number}" if self.accelerator else "cpu"
 
     def describe(self) -> str:
-        """Every role with its devices."""
+        """One line for people: the devices of every role, and the kind of processes."""
         what = "device" if self.accelerator else "slot"
         where = {"local": "in this process", "process": "a process for each", "launched": "the launcher's processes"}
         roles = [
@@ -98,7 +98,7 @@ class Placement:
         return "\n".join(line.rstrip() for line in lines)
 
     def context(self, role: str, rank: int, stopwatch: Stopwatch | None = None) -> RankContext:
-        """The context that a rank gets. A role without a placement has one rank, on the first device."""
+        """The context of one rank of a role. A role without a placement has one rank, on the first device."""
         placed = self.roles.get(role) or RolePlacement(self.devices[:1], (0,))
         return RankContext(
             role=role,
@@ -121,7 +121,7 @@ def place(
 ) -> Placement:
     """Places training roles on devices. `mappings` holds each role's `device_mapping`; None stands for that of the first role.
     If the first role has none, its devices are 0 to `num_launched` − 1, one per process of the launcher. `is_apart` keeps the
-    trainer out of the rollouts' process. Raises ConfigError if a device doesn't exist, or `cluster` can't hold these ranks."""
+    trainer out of the rollouts' process. Raises ConfigError if a device doesn't exist, or the devices don't fit `cluster`."""
     main = next(iter(mappings))
     default = tuple(mappings[main] or range(num_launched))
     devices = {role: tuple(mapping) if mapping else default for role, mapping in mappings.items()}

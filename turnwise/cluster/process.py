@@ -33,7 +33,7 @@ _POLL_S = 0.05
 
 
 class TrainerProcess(ABC):
-    """A process that holds ranks, and the thread that talks to it. New calls are refused while one past its deadline runs."""
+    """A process that holds ranks, and the thread that talks to it. New calls are refused while an overdue call runs."""
 
     def __init__(
         self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None, name: str
@@ -59,7 +59,7 @@ class TrainerProcess(ABC):
         return Started(name, self._thread.start(self._run, name, command), self)
 
     def wait_for(self, name: str, call: Awaitable[Any]) -> Any:
-        """The result of the call. The event loop runs meanwhile."""
+        """Waits for a call while the event loop runs, and returns its result. Raises DeadlineError past the deadline."""
         return self._run_async(self._wait_for(name, call))
 
     async def _wait_for(self, name: str, call: Awaitable[Any]) -> Any:
@@ -67,7 +67,7 @@ class TrainerProcess(ABC):
             return await call
 
     def left(self) -> None:
-        """Abandons an unfinished call. If its deadline has passed, the error shows the process's stacks."""
+        """Notes that nobody waits for the running call any more. Past the deadline, adds the process's stacks to the error."""
         wait = self._watchdog.expired()
         if wait is not None:
             self._late = self._busy_with
@@ -99,7 +99,7 @@ class TrainerProcess(ABC):
 
     @abstractmethod
     def _ask(self, name: str, command: Command) -> Any:
-        """The result of a command. Called in the thread that talks to the process."""
+        """Runs a command and returns its result. Called in the thread that talks to the process."""
 
     @abstractmethod
     def _stack(self) -> str:
@@ -247,7 +247,7 @@ class Started:
     process: TrainerProcess
 
     def result(self) -> Any:
-        """Waits while the event loop runs. Raises DeadlineError past the deadline; WorkerError if the process has ended."""
+        """Waits while the event loop runs. Raises the call's error, DeadlineError, or WorkerError if the process has ended."""
         return self.process.wait_for(self.name, self)
 
     def __await__(self) -> Generator[Any, None, Any]:

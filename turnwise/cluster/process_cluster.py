@@ -34,7 +34,7 @@ class StartedAll:
 
     def result(self) -> Any:
         """Waits for all ranks. Raises DeadlineError past the cluster's deadline; WorkerError if a process has ended. If several
-        ranks fail, raises the error of one whose process ended, since that makes other ranks fail, or else the first error."""
+        ranks fail, raises the error of a rank whose process has ended, since this makes others fail; else the first error."""
         return self.calls[0].process.wait_for(self.calls[0].name, self)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -97,8 +97,8 @@ class ProcessCluster:
     process, and their stopwatches report to `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
 
     `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets how many threads torch's operators use:
-    until `shutdown` this process uses `num_threads.rollout`, and the spawned processes share `num_threads.train`. `set_up` is
-    called in each spawned process before its roles. Raises WorkerError if the processes don't find each other."""
+    until `shutdown` this process uses `num_threads.rollout`, and the spawned processes share `num_threads.train`. Each spawned
+    process calls `set_up` before roles are made. Raises WorkerError if the processes don't find each other."""
 
     neighbours: Mapping[str, Any] = MappingProxyType({})
     _folder: TemporaryDirectory[str] | None = None  # where the processes find each other

@@ -77,7 +77,7 @@ class _Calls:
         self._wire.send(pickled)
 
     def _pickled(self, call: ServerCall, reply: Reply) -> bytes:
-        """The reply to send, with what the stopwatch has noted since the last one."""
+        """Adds what the stopwatch has noted since the last reply. Returns the pickled reply with the call's number."""
         watch = self._stopwatch
         reply.spans, watch.spans = watch.spans, []
         reply.tokens, watch.tokens = watch.tokens, TokenCounts()

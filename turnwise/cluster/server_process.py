@@ -38,7 +38,7 @@ class ServerProcess(ForkedProcess):
         ]
 
     def wait_until_ready(self) -> None:
-        """Waits until the server is made. Raises WorkerError if the process has ended, or whatever making the server raises."""
+        """Waits until the server is made. Raises DeadlineError, WorkerError if the process has ended, or the server's error."""
         for step in self._beginning:
             step.result()
         self._thread.start(self._read_replies)

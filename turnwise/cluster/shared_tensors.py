@@ -91,13 +91,13 @@ class SharedTensors:
 
 
 def opened_once() -> Callable[[Shared], SharedTensors]:
-    """A function that maps shared tensors, each memory once: a second call with the same `Shared` returns the same object."""
+    """Returns a function that maps shared tensors. Later calls with the same `Shared` return the object of the first call."""
     opened: dict[str, SharedTensors] = {}
     return lambda shared: opened.get(shared.path) or opened.setdefault(shared.path, SharedTensors(shared))
 
 
 class Written:
-    """Writes named tensors into the same shared memory each time."""
+    """Writes named tensors into shared memory, which the first write allocates and later writes reuse."""
 
     def __init__(self) -> None:
         self._tensors: SharedTensors | None = None
@@ -109,7 +109,7 @@ class Written:
         return self._tensors
 
     def share(self, tensors: Iterable[tuple[str, Any]]) -> SharedTensors:
-        """The tensors in shared memory: SharedTensors are returned as they are, any other tensors are copied there."""
+        """Copies tensors into shared memory and returns them there. SharedTensors are returned as they are."""
         if isinstance(tensors, SharedTensors):
             return tensors
         pairs = list(tensors)
@@ -117,7 +117,7 @@ class Written:
 
 
 def _new_file(num_bytes: int) -> tuple[str, Any]:
-    """A file of this size, in memory on Linux, and a path by which other processes can open the file until it is closed."""
+    """Makes a file of this size, on Linux in memory. Returns `(path, file)`. Others can open `path` until `file` is closed."""
     if sys.platform == "linux":
         file: Any = open(os.memfd_create("turnwise weights"), "r+b")  # noqa: SIM115
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"

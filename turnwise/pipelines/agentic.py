@@ -119,7 +119,7 @@ class AgenticPipeline:
         self.log.add(self.by_validation.see(step, validation_metrics(groups), self.checkpoints))
 
     def end_step(self, step: int, rollout: StepRollout | None = None) -> StepReport:
-        """Logs metrics, writes trajectories, and saves a checkpoint if one is due. The final report has no `rollout`."""
+        """Logs metrics, writes trajectories, and saves a checkpoint if one is due. `rollout` is None for the final report."""
         log, groups = self.log, rollout.groups if rollout else []
         if rollout:
             log.add(rollout.measure(step))

@@ -80,7 +80,7 @@ class ByValidation:
         self._folder = folder
 
     def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
-        """Saves a new best model; ends the run after `patience` validations without gain. Returns `metrics` and `val/best`."""
+        """Saves a better model; ends the run after `patience` validations without gain. Returns metrics and any `val/best`."""
         measured = reduce_metrics(metrics)
         if self.best and self.best.see(step, measured):
             checkpoints.save_model(self._folder, {BEST_FILE: json.dumps(self.best.record()) + "\n"})

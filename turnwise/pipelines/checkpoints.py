@@ -139,8 +139,8 @@ class Checkpoints:
         return next(reversed(all_checkpoints(self.path)), None)
 
     def save(self) -> Path:
-        """Writes a checkpoint of the finished steps and removes the oldest checkpoints beyond `max_to_keep`, unless this
-        run's checkpoint of these steps exists already. Returns its folder. Raises CheckpointError if it can't be written."""
+        """Writes a checkpoint of the finished steps, then removes the oldest checkpoints beyond `max_to_keep`. Does neither if
+        this run has this checkpoint already. Returns the folder. Raises CheckpointError if the folder can't be written."""
         folder = self.path / f"checkpoint-{self.num_done}"
         if self._num_saved == self.num_done:
             return folder

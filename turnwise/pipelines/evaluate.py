@@ -117,7 +117,7 @@ class Evaluation:
 
 
 def evaluate(groups: Sequence[Group]) -> Evaluation:
-    """The evaluation of these groups. Episodes that failed are only counted."""
+    """The evaluation of these groups. Failed episodes count in `num_failed` only."""
     by_tag: dict[str, list[list[EpisodeResult]]] = {}
     for group in groups:
         if played := EpisodeResult.of_group(group):

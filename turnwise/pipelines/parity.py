@@ -154,8 +154,8 @@ class ParityGate:
         return Probe(self.template, self.server, name, prompt, own, self.max_length)
 
     def check(self, version: int) -> list[Metric]:
-        """Metrics of the new conversations. Raises ParityError if the mean difference of the new or the continued ones exceeds
-        `max_diff` (nats per token). Call it when the servers have just got policy `version`."""
+        """Samples turns. Returns metrics of the new conversations. Raises ParityError if the mean difference of the new or the
+        continued ones exceeds `max_diff` (nats per token). Call it right after the servers have received policy `version`."""
         started = time.perf_counter()
         new, continued = self.run_async(self._play(version))
         # Scored separately: the last bits of a log-prob depend on the other tokens of its batch.

@@ -126,7 +126,7 @@ def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> Run
 
 
 def _new_folder(config: Config) -> RunFolder:
-    """A new run folder. No run of its name has checkpoints in the folder where the config puts checkpoints."""
+    """Makes a run folder, under a name that has no checkpoints yet in the folder where the config puts them."""
     return RunFolder.create(
         Path(config.output_dir), config.exp_name, is_free=lambda run: not all_checkpoints(checkpoints_folder(config, run))
     )
@@ -208,7 +208,7 @@ def _load_yaml(file: Path) -> dict[str, Any]:
 
 
 def _run_of(config: Config, checkpoint: Path) -> Path | None:
-    """The folder of the run that saved a checkpoint: two levels up, or in `output_dir`, named like its parent; else None."""
+    """A checkpoint's run folder: its grandparent, or `output_dir/exp_name/<parent's name>`. None if neither has a config."""
     around = checkpoint.parent.parent
     named = Path(config.output_dir) / config.exp_name / checkpoint.parent.name
     return next((run for run in (around, named) if RunFolder(run).config.is_file()), None)

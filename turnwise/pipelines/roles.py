@@ -187,7 +187,7 @@ class ModelRole:
         ]
 
     def forward(self, samples: Sequence[Sample], output: Output) -> list[FloatArray]:
-        """The model's `output` (such as `logprobs`) for each sample, an array [N]."""
+        """The model's `output` (such as `logprobs`) for each sample: an array [N] over its N tokens."""
         return [arrays[output] for arrays in self._forward(samples, frozenset({output}))[0]]
 
     def _cut(self, samples: Sequence[Sample], max_tokens: int | None) -> list[list[int]]:

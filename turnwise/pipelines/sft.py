@@ -47,7 +47,7 @@ class SFTPipeline:
         return self.checkpoints.num_steps
 
     def run(self) -> None:
-        """Makes seeded passes over the demonstrations, one optimiser step at a time."""
+        """Trains in passes over the demonstrations, each in its own seeded order, one optimiser step at a time."""
         config, log = self.pipeline_config, self.log
         seed = derive_seed(config.seed, "sft", "shuffle")
         epochs = optimizer_steps(len(self.train_samples), config.samples_per_optimizer_step, seed, config.num_epochs)

@@ -25,7 +25,7 @@ thousands of episodes again and again, which takes a third of the processor time
 
 
 class LoopIteration(Wait):
-    """The deadline of one iteration of an event loop: all other tasks wait until the running task awaits something."""
+    """The deadline of one iteration of an event loop. No other task runs until the running task awaits something."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -127,7 +127,7 @@ def outer_loop_aside() -> Iterator[None]:
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Raises the thresholds of the garbage collector, unless it is off, and restores them."""
+    """Raises the garbage collector's thresholds while the body runs, unless automatic collection is off (threshold 0)."""
     before = within = gc.get_threshold()
     if before[0]:
         first, second, third = (max(own, theirs) for own, theirs in zip(_COLLECTOR, before, strict=True))

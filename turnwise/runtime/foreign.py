@@ -15,9 +15,9 @@ _HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")  # the signal ha
 
 
 class Foreign:
-    """Wraps a call of a user's code, and lists it on the `call_board` if `episode` says where it belongs. Turns StopIteration,
-    and every exception outside `Exception`, into an `EnvironmentFault` that names the call; with `are_faults`, every exception
-    except turnwise's own errors. Ctrl-C, cancellation and deadlines always pass unchanged."""
+    """Wraps a call of a user's code, and lists it on the `call_board` if `episode` isn't empty. Turns StopIteration, and every
+    exception outside `Exception`, into an `EnvironmentFault` that names the call. With `are_faults` it turns all exceptions
+    into such a fault. Errors of turnwise, Ctrl-C, cancellation and deadlines always pass unchanged."""
 
     __slots__ = ("_are_faults", "_call", "_episode", "_line")
 

@@ -14,7 +14,7 @@ from types import CoroutineType, FrameType
 from typing import Any, NamedTuple
 
 WATCHDOG = "watchdog"
-"""Name of the threads that watch all others."""
+"""Name of the watchdogs' threads, which the described stacks leave out."""
 MAX_CALLS = 8
 """Maximum number of calls shown of one stack. The innermost ones are shown."""
 MAX_STACKS = 4
@@ -65,7 +65,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_calls(error: BaseException) -> list[str]:
-    """The last three calls outside of turnwise and libraries that led to an exception, or else the innermost; one line each."""
+    """A line for each of the last three calls outside turnwise and libraries. If there are none, one for the innermost call."""
     calls = traceback.extract_tb(error.__traceback__)
     # Compiled modules have frames too, but no lines to show.
     foreign = [call for call in calls if call.line and not call.filename.startswith((*_LIBRARIES, _OWN))]

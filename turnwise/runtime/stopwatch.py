@@ -60,7 +60,7 @@ class Work:
 
 
 class Stopwatch:
-    """Seconds by track, such as `engine` or `environments`. `tracking.timeline.Timeline` also records when each span ran.
+    """Adds up seconds by track, like `engine` or `environments`. `tracking.timeline.Timeline` also records when each span ran.
 
     >>> stopwatch = Stopwatch()
     >>> stopwatch.add("engine", "step", started=stopwatch.now(), batch_size=4)

@@ -71,7 +71,7 @@ class DaemonPool:
         weakref.finalize(self, _end_all, self._idle).atexit = False
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a call in a thread. If nobody waits any more (cancelled, past a deadline), the call is interrupted."""
+        """Makes a call in a thread and returns its result. Interrupts the call if the waiting task is cancelled."""
         thread = self._idle.pop() if self._idle else DaemonThread(self._name)
         result = thread.start(function, *args)
         try:

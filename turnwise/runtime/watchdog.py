@@ -159,7 +159,7 @@ class Watchdog:
         self.loop: asyncio.AbstractEventLoop | None = None
         """The loop that the thread runs."""
         self.loop_iteration: Wait | None = None
-        """The limit on how long a task may block that loop: all other tasks wait until the running task awaits something."""
+        """The wait whose deadline limits how long a task may block `loop`."""
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
         """The innermost wait of each task that awaits something with a deadline."""
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle, float] | None = None
@@ -175,11 +175,11 @@ class Watchdog:
     def waiting(
         self, waiter: str, awaited: str, timeout_s: float | None, setting: str, error: type[TurnwiseError] = DeadlineError
     ) -> Wait:
-        """A wait of `waiter` for `awaited`, of at most `timeout_s` seconds; `setting` is what a user raises to wait longer."""
+        """A wait of `waiter` for `awaited`, of at most `timeout_s` seconds (None = no limit), which the key `setting` sets."""
         return Wait(self, waiter, awaited, timeout_s, setting, error)
 
     def start(self) -> None:
-        """Watches the calling thread; does nothing if it is watched already."""
+        """Watches the calling thread. Does nothing if this watchdog has been started already."""
         if self._thread is not None:
             return
         if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
@@ -269,7 +269,7 @@ class Watchdog:
                 signal.pthread_kill(self._thread_id, _SIGNAL)
 
     def _arm(self, remaining_s: float) -> None:
-        """Arms faulthandler: it ends the process unless this is called again in time."""
+        """Makes faulthandler end the process after `remaining_s` or more (up to `_LONGEST_S`). The next call restarts it."""
         timeout_s = min(max(remaining_s, self._stall_s) + 2 * self.grace_s, _LONGEST_S)
         faulthandler.dump_traceback_later(timeout_s, exit=True, file=_STDERR)
 

@@ -1,6 +1,6 @@
-"""Why a run may learn nothing: conditions over metrics of finished steps, each reported once, with advice. No condition looks
-at a single step alone. A change of training success only counts if it exceeds several standard errors, estimated from how
-neighbouring steps differ: steps play different tasks, so a binomial error would be too small."""
+"""Warns if a run may learn nothing: checks conditions on metrics of several finished steps, and reports each once, with advice.
+A change of training success only counts if it exceeds several standard errors. These are estimated from how neighbouring steps
+differ: steps play different tasks, so a binomial error would be too small."""
 
 import math
 from collections import defaultdict, deque
@@ -34,7 +34,7 @@ LOST_SHARE, LOST_SUCCESS = 0.25, 0.1
 FELL_BY = 0.05
 """Held-out success must fall by more than this, however narrow its confidence interval."""
 DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
-"""Importance ratios are noise above this mean log-prob gap per token, or below this effective sample size (ESS)."""
+"""Importance ratios are noise above this mean log-prob gap (nats per token), or below this share of effective samples (ESS)."""
 CUT = 0.5
 """There is a warning if at least this share of the responses ends at the length limit."""
 RANDOM_AFTER, RANDOM_MARGIN, RISE_MARGIN = 20, 0.05, 0.03
@@ -217,7 +217,7 @@ def validation_falls(history: History) -> str | None:
 
 
 def _no_better_than(play: Callable[[], Outcomes | None]) -> Check:
-    """The check against a random player. Calls `play` at most once, and only if a rise by `RISE_MARGIN` is ruled out."""
+    """Makes the check against a random player. It calls `play` at most once, when a rise by `RISE_MARGIN` is ruled out."""
     played: list[Outcomes | None] = []
 
     def no_better_than_random(history: History) -> str | None:
@@ -261,13 +261,13 @@ class Health:
         self._said: set[str] = set()
 
     def replay(self, rows: Iterable[Row]) -> None:
-        """Takes over the rows of the steps before a resume, and which conditions were reported then."""
+        """Adds the rows of the steps before a resume. Conditions that were reported then aren't reported again."""
         for row in rows:
             self._history.add(row)
             self._said |= {name.removeprefix("health/") for name in row if name.startswith("health/")}
 
     def see(self, step: int, row: Row, groups: Sequence[Group] = ()) -> dict[str, str]:
-        """The sentences due after a step, by condition. The sentence about unparsable answers quotes an answer of `groups`."""
+        """Adds a step's row and returns the sentences now due, by condition. If answers are unparsable, it quotes `groups`."""
         self._history.add(row)
         sentences = {}
         for check in self._checks:

@@ -23,7 +23,7 @@ from turnwise.tracking.terminal import TerminalTracker, Ticker
 REFRESH_PER_S = 2
 """How many times a second a thread of rich draws the screen. Each time takes a few milliseconds of the run's time."""
 MAX_SHOWN_LINES = 8
-"""Maximum lines of a sample, so that the whole stays on one screen."""
+"""Maximum lines of a sample, so that the live view fits on one screen."""
 _LABEL_WIDTH, _BAR_WIDTH, _MIN_BAR_WIDTH = 10, 32, 8
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -41,7 +41,7 @@ class Screen:
         self._shown = Text(no_wrap=True, overflow="ellipsis")
 
     def show(self, text: str) -> None:
-        """Keeps the first lines of `text`, with control characters escaped."""
+        """Shows the first `MAX_SHOWN_LINES` lines of `text` from now on, with control characters escaped."""
         printable = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
         first, *rest = printable.splitlines()[:MAX_SHOWN_LINES] or [""]
         self._shown = Text("\n", no_wrap=True, overflow="ellipsis").append(first, "bold").append("\n".join(["", *rest]))

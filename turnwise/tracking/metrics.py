@@ -13,7 +13,7 @@ def reduce_metrics(metrics: Iterable[Metric]) -> dict[str, float]:
     """One number per name, in the order in which names first appear: Σ weight·value / Σ weight for a `mean`, and the sum,
     maximum, minimum or last of the values otherwise. `p99` and `ess` pool the arrays of all measurements first.
 
-    A measurement of weight 0 (a micro-batch without trained tokens) doesn't count; a name that has no other is left out.
+    Measurements of weight 0 (micro-batches without trained tokens) don't count. A name that has no others is left out.
     Tensors are read here and only here, so producers don't wait for a device.
 
     >>> loss = [Metric("loss", 1.0, weight=3), Metric("loss", 5.0, weight=1)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from turnwise.tracking.store import TrackedRun
 
 MAX_PARAMS, MAX_VALUE = 100, 6000
-"""MLflow's limits: parameters of one call, and characters of each."""
+"""MLflow's limits: parameters of one call, and characters of a parameter's value."""
 
 
 class MlflowStore:

@@ -16,7 +16,7 @@ from turnwise.types import Group, Metric
 logger = logging.getLogger(__name__)
 
 PUBLISHED_PHASES = {"ref_log_probs": "ref_log_probs_values_reward"}
-"""Phase → its name in `time/step_…`, where other systems' documents call it differently."""
+"""Phase → its name in `time/step_…`, for phases that other systems' documents name differently."""
 
 
 @runtime_checkable
@@ -69,8 +69,8 @@ class RunLog:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[PhaseTime]:
-        """Measures the seconds of the code inside, as the metric `time/step_{name}` (or the phase's published name). Afterwards
-        the yielded PhaseTime has them too."""
+        """Measures the seconds of the code inside as metric `time/step_{name}`; `PUBLISHED_PHASES` renames some phases.
+        Afterwards the yielded PhaseTime has these seconds too."""
         for watcher in self._watchers:
             watcher.begin_phase(name)
         self._num_phases += 1

@@ -48,7 +48,7 @@ class Store(Protocol):
 
 class StoreTracker:
     """Writes to the store that `start` makes, in its own thread. The first failure is logged and turns the tracker off. Raises
-    NotAvailableError if the store can't start, naming the arguments that make it work without network and login."""
+    NotAvailableError if the store can't start; the message names the arguments with which it needs no network or login."""
 
     def __init__(self, name: str, start: Callable[[], Store]) -> None:
         self._name = name

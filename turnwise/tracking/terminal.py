@@ -47,8 +47,8 @@ def _tick(call: weakref.WeakMethod[Callable[[], None]], ended: threading.Event) 
 
 
 class TerminalTracker:
-    """Prints a line with the step's columns every `every` steps, after the last one and at validations. After a silence it
-    prints the progress of the phase. `file` None = the current standard output."""
+    """Prints a line with the step's columns every `every` steps, after the last step and at validations. After `SILENCE_S` s
+    without a line, prints the progress of the phase. `file` None = the current standard output."""
 
     def __init__(self, columns: MetricColumns, pace: Pace, every: int = 1, file: TextIO | None = None) -> None:
         self._columns = columns
@@ -63,7 +63,7 @@ class TerminalTracker:
         self._pace.begin_phase(name, time.monotonic())
 
     def tick(self, now: float | None = None) -> None:
-        """Prints advice or progress if it is due."""
+        """Logs advice and prints progress, each if it is due. `now` is a time of `time.monotonic()` (None = now)."""
         now = time.monotonic() if now is None else now
         self._pace.advise(now)
         if now - self._printed_at < SILENCE_S:
