@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _parameters(words: Sequence[str]) -> dict[str, Any]:
-    """Parses `--name value`, `--name=value`, and `--name` alone, which means true. Values are YAML."""
+    """Parses `--name value`, `--name=value`, and `--name` alone, which means true. Values are YAML, so `--name=` means null."""
     found: dict[str, Any] = {}
     awaiting = ""  # the parameter whose value the next word may be
     for word in words:

@@ -79,7 +79,7 @@ class ExpertPlayer:
 
 
 class ErringPlayer:
-    """Plays like another player, but replaces each action by a uniformly drawn one with probability `error_rate`."""
+    """Plays like another player and gives up where it does, but with probability `error_rate` draws an action uniformly."""
 
     def __init__(self, player: Player, error_rate: float, seed: int) -> None:
         if not 0.0 <= error_rate <= 1.0:

@@ -38,7 +38,7 @@ class RowChoice(Action):
     split: Literal["train", "test"] | None = None
     """The split to read, if the data set has splits [train; test for evaluate]."""
     max_samples: PositiveInt | None = None
-    """Maximum rows, from the first on [all rows; 1,000 generated ones; 100 rows for load_dataset and evaluate]."""
+    """Maximum number of rows, from the first on [all rows; 1,000 generated ones; 100 rows for load_dataset and evaluate]."""
 
 
 class Train(RowChoice):

@@ -21,7 +21,7 @@ def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: in
     environment's metric `success`. The player draws uniformly from the environment's `actions`.
 
     The result is empty if the environment has no `actions`, doesn't report `success` or fails in a call, or if fewer than
-    `MIN_EPISODES` episodes were played within `budget_s` seconds: a partial measurement proves nothing."""
+    `MIN_EPISODES` episodes were begun within `budget_s` seconds: a partial measurement proves nothing."""
     outcomes: list[bool] = []
     ends_at = time.monotonic() + budget_s
     for seed in seeds:

@@ -12,7 +12,7 @@ Copy = Callable[[int, int, int, int], None]
 
 
 class SharedPrefixes:
-    """Lets conversations with the same prompt store its keys and values once, and read them once per decoding step.
+    """Lets conversations with the same prompt store its keys and values once, so that a step fetches them from memory once.
 
     Slot `s` reads its positions below `splits[s]`, a multiple of `LANES`, from slot `bases[s]`, its base, and the others from
     itself. A base reads from no other slot. Before the base's positions are overwritten, `keep` copies them to a slot that
