@@ -255,7 +255,7 @@ def exact_match(completions: Sequence[str], answer: Sequence[str]) -> list[float
 
 
 def gsm8k(completions: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
-    """1 if the number after the last `####` is the row's `ground_truth`, which may be nested in another column; else 0.
+    """1 if the last number that follows `####` is the row's `ground_truth`, also one nested in another column; else 0.
 
     >>> gsm8k(["6 × 12 = 72\\n#### 72", "72"], ["72", "72"])
     [1.0, 0.0]
