@@ -41,7 +41,7 @@ class DataError(TurnwiseError):
 
 
 class RolloutError(TurnwiseError):
-    """Rollouts that can't continue, because too many episodes failed or a prompt doesn't fit."""
+    """Rollouts that can't continue, for example because too many episodes failed or a prompt doesn't fit."""
 
 
 class DeadlineError(TurnwiseError, TimeoutError):

@@ -23,7 +23,7 @@ class Estimator(ABC):
     the settings contradict the estimator: for example, a normalisation without a mean for GRPO."""
 
     spec: ClassVar[EstimatorSpec] = EstimatorSpec()
-    """The estimator's defaults and needs; those of a built-in estimator are in `spec.ESTIMATORS`."""
+    """The estimator's defaults and needs; those of a built-in estimator are in `turnwise.spec.ESTIMATORS`."""
     needs: frozenset[str]
     loss: Loss
     value_loss: Loss | None = None

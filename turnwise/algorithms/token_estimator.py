@@ -33,7 +33,7 @@ class TokenEstimator(Estimator):
     before the normalisation, and nothing from single tokens."""
 
     normalizes: ClassVar[Literal["scores", "step returns"]] = "scores"
-    """What `reward_normalization` normalises. Rewards of single turns are never normalised."""
+    """What `reward_normalization` normalises. Scores are normalised only with `reward_placement: final`, never turn by turn."""
     reward_placement: RewardPlacement
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:

@@ -69,7 +69,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: floa
 
 
 def _weighted(inputs: PolicyInputs, weights: Tensor) -> Tensor:
-    """−sg(w)·A·lp [N]: the policy gradient, with a constant factor for each token."""
+    """−sg(w)·A·lp [N]: the policy-gradient loss with a weight per token, through which no gradient flows."""
     return -weights.detach() * inputs.advantages * inputs.logprobs
 
 

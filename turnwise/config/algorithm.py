@@ -57,7 +57,7 @@ class ImportanceWeightArgs(Section):
     enabled: bool = True
     """False leaves the loss as it is."""
     weight_type: Granularity = "token"
-    """Ratio of a `token`, geometric mean over a turn (`segment`) or sequence (`geometric`), or product over a `sequence`."""
+    """Ratio of a `token`; of a turn (`segment`) or sequence (`geometric`), a geometric mean; or of a `sequence`, a product."""
     upper_bound: Positive = 2.0
     """Larger weights are replaced by this value."""
     detach: Literal[True] = True
@@ -70,7 +70,7 @@ class RatioFilter(Section):
     enabled: bool = True
     """False leaves all tokens in the loss."""
     agg_type: Granularity = "token"
-    """Ratio of a `token`, geometric mean over a turn (`segment`) or sequence (`geometric`), or product over a `sequence`."""
+    """Ratio of a `token`; of a turn (`segment`) or sequence (`geometric`), a geometric mean; or of a `sequence`, a product."""
     ratio_low: NonNegative = 0.5
     """Lower end of the band."""
     ratio_high: Positive = 2.0

@@ -108,7 +108,7 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:
 
 
 def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """A sentence for each folder that the run couldn't make or write into. A run that resumes has its own folder already."""
+    """A sentence for each folder that the run couldn't make or write into; `output_dir` only if the run isn't to resume."""
     pictures = config.render_save_dir if isinstance(config, AgenticConfig) and config.uses_validation else None
     asked = {"logging_dir": config.logging_dir, "render_save_dir": pictures}
     asked["checkpoint_config.output_dir"] = config.checkpoint_config.output_dir

@@ -236,7 +236,7 @@ class PlacedModel(Section):
     training_args: TrainingArgs = Field(default_factory=TrainingArgs)
     strategy_args: StrategyArgs = Field(default_factory=StrategyArgs)
     device_mapping: DeviceRanks | None = None
-    """Device ranks or `list(range(0,8))` [one per launched process; critic, reference: the policy's; actor_infer: the first]."""
+    """Device ranks or `list(range(0,8))` [one per launched process; critic, reference: actor_train's; servers: the first]."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
     """Maximum tokens of a micro-batch with use_dynamic_batching_in_train [2 × sequence_length, at least 4096]."""
 

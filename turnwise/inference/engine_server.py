@@ -233,7 +233,7 @@ class EngineServer(RequestServer):
 
     @property
     def _mark(self) -> str:
-        """The mark of prefixes that are computed with the current weights."""
+        """Key of the engine's prefix cache; a new one after each weight update, so that older prefixes aren't reused."""
         return str(self._num_updates)
 
     async def receive(self, weights: NamedTensors) -> int:

@@ -167,7 +167,7 @@ class SGLangServer(EngineServer):
             _kill(self._process[0])
 
     async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POSTs `body`. Returns `/generate`'s answer. Raises ConnectionError if SGLang has ended, ServerError if it refuses."""
+        """POSTs `body`. Returns only `/generate`'s answer. Raises ConnectionError if none comes, ServerError for a refusal."""
         try:
             return await self._http.ask(path, body, is_read=path == "/generate")  # no other answer is needed
         except NoAnswerError as error:

@@ -124,7 +124,7 @@ class Adapters:
 
     def merged_weights(self, gathered: Gathered = nullcontext) -> Iterator[tuple[str, Tensor]]:
         """`(Hugging Face name, tensor)` of every parameter of the model with the adapters added, W + (alpha / rank) · B A. The
-        sums are computed at each call; base and adapters stay as they are. Parameters are read while they are `gathered`."""
+        sums are computed at each call; base and adapters stay as they are. Parameters are read inside `gathered(…)`."""
         adapted = {id(layer.get_base_layer().weight): layer for layer in self._layers.values()}
         with torch.no_grad():
             for name, parameter in self._base_parameters():

@@ -291,7 +291,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes partly written and partly removed checkpoints under `path`, which a killed process leaves."""
+    """Removes what a killed process left in `path`: checkpoints partly written, replaced by a newer one, or partly removed."""
     for ending in ("partial", "old", "removed"):
         for leftover in path.glob(f"checkpoint-*.{ending}"):
             shutil.rmtree(leftover)

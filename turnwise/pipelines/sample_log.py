@@ -29,8 +29,8 @@ def log_samples(step: int, groups: Sequence[Group], decode: DecodeArray) -> tupl
 
 
 def describe_trajectory(trajectory: Trajectory, decode: DecodeArray) -> str:
-    """The episode as text: the first prompt, then each turn's observation, answer, action and reward, and its mean advantage
-    over tokens if it has been computed."""
+    """The episode as text: the first prompt, then each turn's observation, answer, action and reward, and the turn's mean
+    advantage over tokens if it has been computed. Long texts are clipped; of many turns the middle ones are left out."""
     first = trajectory.turns[0]
     advantages = trajectory.advantages_by_turn
     lines = [headline(trajectory), *_quoted(decode(first.prompt_ids), MAX_PROMPT)]

@@ -1,4 +1,4 @@
-"""How a step spent its time and what waited for what: two partitions of its wall time, from a stopwatch's totals."""
+"""How a step spent its time: its wall time split once by what the trainer did, and once by what the rollouts did."""
 
 from collections.abc import Mapping
 

@@ -103,7 +103,7 @@ class Trainer:
         """Trains, and yields a report after each finished step and after the final validation. If the loop is left early
         (`break`, an exception, Ctrl-C), the finished steps are saved. The next call continues after the newest checkpoint, up
         to `max_steps` in total (default: the config's). If a callback raises, saves the finished steps, then raises
-        EnvironmentFault, or a TurnwiseError as it is. Raises NotAvailableError if a Trainer of this process is at work already."""
+        EnvironmentFault, or its TurnwiseError. Raises NotAvailableError if a Trainer of this process is at work already."""
         done = self.checkpoint
         config = self.config
         if done is not None or max_steps is not None:

@@ -92,7 +92,7 @@ class Rows:
         self.stop_ids[slot, :num_stops] = sampling.stop_token_ids
 
     def response(self, slot: int) -> tuple[IntArray, FloatArray]:
-        """Copies of the tokens of a slot's response, partial ones included, and of their log-probs."""
+        """Copies of the tokens and log-probs of a slot's response. The request's partial tokens have no valid log-probs."""
         start, stop = self.state["prompt_length"][slot], self.state["length"][slot]
         return self.ids[slot, start:stop].copy(), self.logprobs[slot, start:stop].copy()
 

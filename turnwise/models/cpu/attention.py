@@ -43,7 +43,7 @@ class Branches(NamedTuple):
 
 
 def attention_kernels(tensors: Sequence[Tensor], branches: Branches) -> ctypes.CDLL | None:
-    """The kernels; None if they don't support these `tensors` (query, key, value [1, heads, N, D]) or SDPA is faster."""
+    """The kernels; None if off, unfit for these `tensors` (query, key, value [1, heads, N, D]), or slower than SDPA."""
     heads, size = tensors[0].shape[1], tensors[0].shape[-1]
     is_plain = all(
         type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.shape[-1] == size

@@ -133,7 +133,7 @@ class SwiGLU(torch.autograd.Function):
 
 
 class JoinedLinear(torch.autograd.Function):
-    """Outputs [N, ΣO] of linear layers side by side. `weight` [ΣO, I] is `joined(weights)`; only `weights` get gradients."""
+    """Outputs [N, ΣO] of linear layers side by side. `weight` [ΣO, I] is `joined(weights)`; `weights` get its gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, *weights: Tensor) -> Tensor:
