@@ -123,8 +123,7 @@ def test_ranks_have_the_same_weights_before_and_after_steps(make_role):
 def test_a_loss_that_is_not_finite_on_one_rank_skips_the_step_of_all(make_role):
     role = make_role(FULL, 2)
     start = of_each_rank(role)
-    infinite = InfiniteOnce(role.workers._processes[1]._id)
-    metrics = role.optimizer_step(toy_samples(8), infinite, position=0)
+    metrics = role.optimizer_step(toy_samples(8), InfiniteOnce(role.workers._processes[1]._id), position=0)
     assert [metric.value for metric in metrics if metric.name == "actor/skipped_steps"] == [1.0]
     np.testing.assert_equal(of_each_rank(role), start)
 

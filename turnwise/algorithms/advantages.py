@@ -31,8 +31,7 @@ def clip(metric: str, values: Array, bound: float | None) -> tuple[Array, list[M
     """`values` clipped to ±`bound`, and the clipped share as `metric`; unchanged and without a metric if `bound` is None."""
     if bound is None or not len(values):
         return values, []
-    share = float((np.abs(values) > bound).mean())
-    return values.clip(-bound, bound), [Metric(metric, share, weight=len(values))]
+    return values.clip(-bound, bound), [Metric(metric, float((np.abs(values) > bound).mean()), weight=len(values))]
 
 
 def summary(name: str, values: Array) -> list[Metric]:

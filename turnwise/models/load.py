@@ -248,22 +248,23 @@ def written_whole(folder: Path) -> Iterator[Path]:
     """Yields a new, empty folder to write into, and afterwards renames it to `folder`, replacing an old one. If writing fails,
     `folder` stays as it was and nothing else is left behind. The data reach the disk before the folder gets its name: otherwise
     a power cut could leave empty files under this name."""
-    partial = folder.with_name(folder.name + ".partial")
+    partial, old = (folder.with_name(folder.name + ending) for ending in (".partial", ".old"))
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
         for path in [*partial.rglob("*"), partial]:
             _flush(path)
-        old = folder.with_name(folder.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)
         partial.rename(folder)
         _flush(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        if old.exists() and not folder.exists():  # a rename failed, now or before a kill
+            old.rename(folder)
 
 
 def remove_folder(folder: Path) -> None:

@@ -121,6 +121,5 @@ def test_no_row_is_duplicated_before_group_statistics():
     ]
     build("grpo", reward_normalization=MEAN).credit([group_of(*siblings)])
     assert [set(advantages(trajectory)) for trajectory in siblings] == [{score - 2.0} for score in scores.values()]
-    samples = samples_of([group_of(*siblings)])
-    [epoch] = optimizer_steps(len(samples), 4, seed=0)
+    [epoch] = optimizer_steps(len(samples_of([group_of(*siblings)])), 4, seed=0)
     assert sorted(index for step in epoch for index in step) == list(range(7))

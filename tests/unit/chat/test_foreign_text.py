@@ -116,8 +116,7 @@ def test_a_huge_first_observation_is_an_error_with_its_size():
 
 def test_whatever_fits_is_let_through():
     tokenizer = byte_tokenizer(training_texts=["-" * 64] * 50, vocab_size=400)
-    longest = max(tokenizer.get_vocab(), key=len)
-    text = longest * 20
+    text = max(tokenizer.get_vocab(), key=len) * 20
     num_tokens = len(tokenizer.encode(text)) + 32
     assert len(text) >= 20 * len(tokenizer.encode(text)) > 0
     _, replies = play(ChatTemplate(tokenizer), [text], max_length=num_tokens)

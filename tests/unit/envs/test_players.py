@@ -27,8 +27,7 @@ def test_the_expert_on_firm_ice_is_never_longer_than_the_shortest_path() -> None
 
 
 def test_it_finds_the_way_back_where_it_slipped() -> None:
-    rows = ["SFFF", "FFFF", "FFFF", "FFFG"]
-    env = FrozenLakeEnv(map_rows=rows, is_slippery=True)
+    env = FrozenLakeEnv(map_rows=["SFFF", "FFFF", "FFFF", "FFFG"], is_slippery=True)
     env.reset(seed=0)
     assert num_steps_to_goal(env, ExpertPlayer(env), max_steps=200) is not None
     assert ExpertPlayer(env).act() in env.actions  # the episode is over: any action will do

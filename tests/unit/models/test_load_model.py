@@ -84,13 +84,19 @@ def test_views_of_one_tensor_are_saved_as_own_tensors(tmp_path: Path, is_tied: b
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_a_folder_that_cannot_be_written_whole_keeps_the_old_one(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_whole_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "m"
     with written_whole(folder) as partial:
         (partial / "a").write_text("old")
     with pytest.raises(OSError), written_whole(folder) as partial:
         (partial / "a").write_text("new")
         raise OSError("disk full")
+    assert (folder / "a").read_text() == "old"
+    rename = Path.rename
+    with monkeypatch.context() as patched, pytest.raises(FileNotFoundError):
+        patched.setattr(Path, "rename", lambda path, to: rename(path / "gone" if path.suffix == ".partial" else path, to))
+        with written_whole(folder) as partial:
+            (partial / "a").write_text("new")
     assert (folder / "a").read_text() == "old"
     with written_whole(folder) as partial:
         assert not list(partial.iterdir()), "what is left of a failed attempt is dropped"

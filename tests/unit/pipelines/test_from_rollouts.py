@@ -78,8 +78,7 @@ def test_rollouts_without_a_trainer_train_like_those_of_a_run(played, tiny_model
     config = make_config(tiny_model, tmp_path)
     collection = Collection(tmp_path / "rollouts.jsonl")
     collect_rollouts(config, collection)
-    again = run(config, rollouts=collection.file)
-    assert_same_weights(checkpoint(played, 1), checkpoint(again, 1))
+    assert_same_weights(checkpoint(played, 1), checkpoint(run(config, rollouts=collection.file), 1))
 
 
 def test_greedy_siblings_are_in_the_file(played, tiny_model, tmp_path):
