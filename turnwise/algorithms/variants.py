@@ -57,7 +57,7 @@ Variant = Callable[..., VariantResult]
 
 
 def _shares(is_clipped: Tensor, x: Tensor, low: float, high: float) -> dict[str, Tensor]:
-    """Flags [N] for the metrics: whether a token is clipped, and whether its `x` is above or below the bounds."""
+    """Flags [N] for the metrics: whether a token is clipped, and whether its (log-)ratio `x` is above `high` or below `low`."""
     return {"actor/clipfrac": is_clipped, "actor/ppo_ratio_high_clipfrac": x > high, "actor/ppo_ratio_low_clipfrac": x < low}
 
 

@@ -83,7 +83,7 @@ def open_policy(
     replay_log: ReplayLog | None = None,
     turn_journal: TurnJournal | None = None,
 ) -> Policy:
-    """The policy of the config, or the one in the folder `model_path`, without its weights."""
+    """The config's policy, or the one at `model_path` (a folder or hub name), without its weights."""
     arguments = config.actor_train.model_args
     path = model_path or arguments.model_name_or_path
     tokenizer = load_tokenizer(path, arguments.trust)

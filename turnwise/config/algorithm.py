@@ -32,7 +32,7 @@ class RewardNormalizationArgs(Section):
     """How scores are centred and scaled. The defaults of `grouping` and `method` depend on the estimator."""
 
     grouping: Annotated[Grouping, aliased(GROUPING_ALIASES)] = derived()
-    """Group scores by task (`traj_group_id`/`state`), tag (`tags`/`inductive`) or not (`batch`/`global`) [the estimator's]."""
+    """Normalise per task (`traj_group_id`/`state`), tag (`tags`/`inductive`) or batch (`batch`/`global`) [the estimator's]."""
     method: NormalizationMethod = derived()
     """Score s becomes: `identity` s, `mean` s − μ, `mean_std` (s − μ)/σ, `asym_clip` that clamped to −1…3 [the estimator's]."""
     norm_mean_type: Statistic | None = None

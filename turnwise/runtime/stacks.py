@@ -81,7 +81,7 @@ def _relative(file: str) -> str:
 
 
 def _waits_for_work(stack: Stack) -> bool:
-    """Whether a thread is idle: all its calls are of libraries (as in a writer or monitor), or it waits for its next call."""
+    """Whether a thread is idle: its stack is library code only (a writer or monitor), or it waits for the next call to run."""
     return all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack) or (
         stack[-1].file == _POOLS and stack[-1].function == "_next"
     )
