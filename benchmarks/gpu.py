@@ -100,11 +100,11 @@ def main() -> None:
         "train": lambda: train(size, device, card, options.rounds),
         "step": lambda: grpo_step(size, device),
     }
+    out = Path(options.out or HERE / "results" / f"gpu-{card.lower().replace(' ', '-')}.json")
     for name, part in parts.items():
         result[name] = part()
         print(json.dumps({name: result[name]}, indent=2), flush=True)
-    out = Path(options.out or HERE / "results" / f"gpu-{card.lower().replace(' ', '-')}.json")
-    out.write_text(json.dumps(result, indent=2) + "\n")
+        out.write_text(json.dumps(result, indent=2) + "\n")  # after each part: a machine that is lent may end before the last
     print(f"written: {out}")
 
 
