@@ -68,6 +68,16 @@ class ReplicasDeadError(ServerError):
     """No inference server is left: the run can't continue, and no environment is to blame."""
 
 
+def install_hint(extra: str) -> str:
+    """The command that installs an extra of pyproject.toml. turnwise is installed from its checkout: an index's `turnwise` is
+    another project.
+
+    >>> install_hint("gym")
+    "pip install -e '.[gym]' in turnwise's checkout"
+    """
+    return f"pip install -e '.[{extra}]' in turnwise's checkout"
+
+
 def nearest(name: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
     """A hint for a misspelt name; empty if no allowed name has a similarity of at least `likeness` (difflib's ratio, 0 to 1).
 

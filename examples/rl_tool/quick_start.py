@@ -17,6 +17,10 @@ from turnwise.cli.main import exit_status
 from turnwise.data.gsm8k import generate_problems, prompt_of
 from turnwise.models.make import make_model
 
+NUM_TRAIN, NUM_TEST = 10_000, 400
+SIZES = {"steps": (1, 2), "largest": 29, "operations": "+"}
+"""One or two additions of numbers below 30. One pair of operands in five is in test problems only."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -24,17 +28,13 @@ def main() -> int:
     parser.add_argument("--only-model", action="store_true", help="make the model and the problems, train nothing")
     options = parser.parse_args()
     out = options.out
-    problems = {
-        "train": generate_problems(2000, steps=(1, 2), largest=9),
-        "test": generate_problems(200, "test", steps=(1, 2), largest=9),
-    }
+    problems = {"train": generate_problems(NUM_TRAIN, **SIZES), "test": generate_problems(NUM_TEST, "test", **SIZES)}
     (out / "problems").mkdir(parents=True, exist_ok=True)
     for split, rows in problems.items():
         (out / "problems" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     if not (out / "model").exists():
-        make_model(
-            "tiny", out / "model", [f"{prompt_of(row['question'])} {row['answer']} Final Answer:" for row in problems["train"]]
-        )
+        texts = [f"{prompt_of(row['question'])} {row['answer']} Final Answer:" for row in problems["train"][:2000]]
+        make_model("tiny", out / "model", texts)
     if options.only_model:
         return 0
     tool = RLTrainingTool()

@@ -1,6 +1,6 @@
 #!/bin/bash
 # GRPO on GSM8K with Qwen2.5-3B-Instruct as an agent with a tool, on one node of eight GPUs with SGLang, followed in MLflow:
-#   pip install 'turnwise[mlflow]'
+#   pip install -e '.[mlflow]'
 #   python examples/data_preprocess/gsm8k_tool_agent_loop.py      # once: writes ~/data/gsm8k with the column agent_name
 #   bash examples/sglang_multiturn/run_qwen2.5-3b_gsm8k_tool_agent_mlflow.sh
 #   mlflow ui -h 0.0.0.0 -p 5000 --backend-store-uri sqlite:////tmp/mlruns.db

@@ -10,7 +10,7 @@ from turnwise.config.checks import named_models
 from turnwise.config.roles import Role
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
-from turnwise.errors import ModelError, NotAvailableError
+from turnwise.errors import ModelError, NotAvailableError, install_hint
 from turnwise.hub import check_hub_name
 from turnwise.model_folder import NO_TOKENIZER, NO_WEIGHTS, base_of_adapter, folder_here, has_tokenizer, has_weights
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS, Split
@@ -61,9 +61,9 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
         and not (name == "sglang" and "url" in role.strategy_args.strategy_config)  # a server that runs elsewhere
         and not _is_installed(_MODULES.get(spec.extra, spec.extra))
     ):
-        yield f"{path}: {name} needs a library that isn't installed; pip install 'turnwise[{spec.extra}]'."
+        yield f"{path}: {name} needs a library that isn't installed; {install_hint(spec.extra)}."
     if spec.kind == "train" and role.model_args.has_adapter and not _is_installed("peft"):
-        yield f"{prefix}model_args.lora_rank: LoRA needs peft, which isn't installed; pip install 'turnwise[rl]'."
+        yield f"{prefix}model_args.lora_rank: LoRA needs peft, which isn't installed; {install_hint('rl')}."
     if role.model_args.attn_implementation == "fa2" and not _is_installed("flash_attn"):
         yield f"{prefix}model_args.attn_implementation: fa2 needs the flash-attn package and a CUDA device; use auto here."
     if name in _WITHOUT_OPTIONS and role.strategy_args.strategy_config:
@@ -89,7 +89,7 @@ def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
 def _trackers(names: list[str]) -> Iterator[str]:
     for name in names:
         if (extra := TRACKERS[name].extra) and not _is_installed(extra):
-            yield f"track_with {name} needs a library that isn't installed; pip install 'turnwise[{extra}]'."
+            yield f"track_with {name} needs a library that isn't installed; {install_hint(extra)}."
 
 
 def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from turnwise.entry_points import OBJECT_PREFIX, load_object
-from turnwise.errors import DataError, NotAvailableError, TurnwiseError, nearest
+from turnwise.errors import DataError, NotAvailableError, TurnwiseError, install_hint, nearest
 from turnwise.hub import local_path, looks_like_hub_name
 from turnwise.jsonl import half_character, read_jsonl
 from turnwise.protocols import ChecksRows
@@ -20,7 +20,7 @@ from turnwise.runtime.foreign import Foreign
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_INSTALL = "pip install 'turnwise[data]'"
+_INSTALL = install_hint("data")
 _SECONDS_BETWEEN_LINES = 5.0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.errors import NotAvailableError
+from turnwise.errors import NotAvailableError, install_hint
 from turnwise.package_tables import read_table
 
 _process = threading.Lock()
@@ -45,15 +45,15 @@ def alone() -> Iterator[None]:
 def needs(package: str, extra: str) -> Iterator[None]:
     """Surrounds the import of an optional package. If the package is missing, the error names the extra to install.
 
-    >>> with needs("no_such_package", "gym"):
-    ...     import no_such_package
+    >>> with needs("nosuch", "gym"):
+    ...     import nosuch
     Traceback (most recent call last):
     ...
-    turnwise.errors.NotAvailableError: this environment needs the package no_such_package: pip install 'turnwise[gym]'
+    turnwise.errors.NotAvailableError: this environment needs the package nosuch: pip install -e '.[gym]' in turnwise's checkout
     """
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != package:
             raise
-        raise NotAvailableError(f"this environment needs the package {package}: pip install 'turnwise[{extra}]'") from error
+        raise NotAvailableError(f"this environment needs the package {package}: {install_hint(extra)}") from error

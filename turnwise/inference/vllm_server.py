@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
-from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
+from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError, install_hint
 from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, own_folder, require_version
 from turnwise.inference.request import Request
 from turnwise.models.load import parse_dtype
@@ -193,7 +193,7 @@ def load_vllm() -> ModuleType:
     try:
         import vllm
     except ImportError as error:
-        raise NotAvailableError(f"vLLM can't be imported ({error}); pip install 'turnwise[vllm]'") from error
+        raise NotAvailableError(f"vLLM can't be imported ({error}); {install_hint('vllm')}") from error
     require_version("vLLM", vllm.__version__, VERSION)
     return vllm
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from turnwise.errors import ConfigError, ModelError, NotAvailableError, first_line, nearest
+from turnwise.errors import ConfigError, ModelError, NotAvailableError, first_line, install_hint, nearest
 from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from turnwise.types import derive_seed
 
@@ -234,7 +234,7 @@ def _import_peft() -> ModuleType:
     try:
         import peft
     except ImportError as error:
-        raise NotAvailableError("LoRA needs peft, which isn't installed; pip install 'turnwise[rl]'") from error
+        raise NotAvailableError(f"LoRA needs peft, which isn't installed; {install_hint('rl')}") from error
     module: ModuleType = peft
     return module
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from functools import lru_cache
 from typing import Any
 
-from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, ToolError, nearest
+from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, ToolError, install_hint, nearest
 from turnwise.runtime.threads import DaemonThread
 from turnwise.tools.function_tool import StatelessTool, check_keys
 
@@ -156,5 +156,5 @@ def _connected(how: str) -> _Connection:
     try:
         import mcp  # noqa: F401
     except ImportError as fault:
-        raise NotAvailableError("mcp needs the client mcp, which isn't installed; pip install 'turnwise[tools]'") from fault
+        raise NotAvailableError(f"mcp needs the client mcp, which isn't installed; {install_hint('tools')}") from fault
     return _Connection(json.loads(how))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.errors import ConfigError, DataError, NotAvailableError
+from turnwise.errors import ConfigError, DataError, NotAvailableError, install_hint
 from turnwise.hub import local_path
 from turnwise.jsonl import read_jsonl
 from turnwise.tools.function_tool import FunctionTool, check_keys
@@ -58,7 +58,7 @@ def _library() -> Any:
     try:
         import bm25s
     except ImportError as fault:
-        raise NotAvailableError("the tool search needs bm25s, which isn't installed; pip install 'turnwise[tools]'") from fault
+        raise NotAvailableError(f"the tool search needs bm25s, which isn't installed; {install_hint('tools')}") from fault
     return bm25s
 
 

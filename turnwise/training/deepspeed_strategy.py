@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 
-from turnwise.errors import ConfigError, NotAvailableError, counted
+from turnwise.errors import ConfigError, NotAvailableError, counted, install_hint
 from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, StepPart
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import StrategyInfo
@@ -252,7 +252,7 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
             import deepspeed
     except ImportError as error:
         raise NotAvailableError(
-            "deepspeed_train needs DeepSpeed, which isn't installed; pip install 'turnwise[deepspeed]'"
+            f"deepspeed_train needs DeepSpeed, which isn't installed; {install_hint('deepspeed')}"
         ) from error
     # Its warnings go to the root logger's handlers instead of the standard output.
     logger = logging.getLogger("DeepSpeed")

@@ -372,7 +372,7 @@ def test_valid_settings_of_later_versions_are_named(keys: dict[str, Any], part: 
 def test_a_tracker_without_its_library_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert unavailable(config_of(track_with=["stdout", "wandb"])) == [
-        "track_with wandb needs a library that isn't installed; pip install 'turnwise[wandb]'."
+        "track_with wandb needs a library that isn't installed; pip install -e '.[wandb]' in turnwise's checkout."
     ]
 
 

@@ -39,7 +39,7 @@ def test_all_linear_is_all(target: str | list[str]) -> None:
 
 def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(missing, "find_spec", lambda name: None if name == "peft" else object())
-    sentence = "model_args.lora_rank: LoRA needs peft, which isn't installed; pip install 'turnwise[rl]'."
+    sentence = "model_args.lora_rank: LoRA needs peft, which isn't installed; pip install -e '.[rl]' in turnwise's checkout."
     assert unavailable(config_of(**with_lora())) == [f"actor_train.{sentence}"]
     assert unavailable(parse_config(SFT | {"model_args": {"lora_rank": 4}}, SFTConfig)[0]) == [sentence]
     assert unavailable(config_of()) == []

@@ -319,7 +319,7 @@ def test_missing_packages_name_what_brings_them() -> None:
 def test_pictures_without_the_package_that_draws_are_refused_before_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pygame", None)
     for env_id in ("Taxi-v4", "CartPole-v1"):
-        with pytest.raises(NotAvailableError, match=r"package pygame: pip install 'turnwise\[gym\]'"):
+        with pytest.raises(NotAvailableError, match=r"package pygame: pip install -e '\.\[gym\]'"):
             GymnasiumEnv(env_id, render_mode="rgb_array")
     assert GymnasiumEnv(DOOR_KEY, render_mode="rgb_array").reset(seed=1)
     taxi = GymnasiumEnv("Taxi-v4")

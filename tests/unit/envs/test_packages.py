@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from turnwise.envs.packages import needs
+from turnwise.errors import install_hint
 
 PACKAGES = {
     "gymnasium": ("gymnasium", {"id": "Taxi-v4"}, "gym"),
@@ -32,7 +33,7 @@ for env_type, (package, env_config, extra) in {PACKAGES!r}.items():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     told = run.stdout.splitlines()
-    assert [line.partition("pip install ")[2] for line in told] == [f"'turnwise[{extra}]'" for _, _, extra in PACKAGES.values()]
+    assert [line.partition(": ")[2] for line in told] == [install_hint(extra) for _, _, extra in PACKAGES.values()]
 
 
 def test_what_a_package_itself_lacks_is_not_blamed_on_it() -> None:

@@ -165,5 +165,5 @@ def test_a_tool_that_the_server_lacks_is_refused(stdio):
 
 def test_without_its_library_it_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(NotAvailableError, match=r"isn't installed; pip install 'turnwise\[tools\]'"):
+    with pytest.raises(NotAvailableError, match=r"isn't installed; pip install -e '\.\[tools\]'"):
         McpServer({"url": "http://127.0.0.1:2/mcp"}, None)

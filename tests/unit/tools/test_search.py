@@ -107,5 +107,5 @@ def test_wrong_documents_are_refused(lines, message, tmp_path):
 
 def test_without_its_library_it_is_refused(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(NotAvailableError, match=r"needs bm25s, which isn't installed; pip install 'turnwise\[tools\]'"):
+    with pytest.raises(NotAvailableError, match=r"needs bm25s, which isn't installed; pip install -e '\.\[tools\]'"):
         SearchTool({"documents": path}, None)

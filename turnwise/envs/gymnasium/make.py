@@ -11,7 +11,7 @@ from gymnasium.envs.registration import load_env_creator
 from numpy.typing import NDArray
 
 from turnwise.envs.packages import needs
-from turnwise.errors import EnvironmentFault, NotAvailableError, nearest
+from turnwise.errors import EnvironmentFault, NotAvailableError, install_hint, nearest
 
 Drawing = Literal["rgb_array", "ansi"]
 
@@ -77,5 +77,5 @@ def _import(package: str) -> None:
     except ModuleNotFoundError as error:
         if error.name != package.split(".")[0]:
             raise
-        how = f": pip install 'turnwise[{EXTRAS[package]}]'" if package in EXTRAS else " on Python's path"
+        how = f": {install_hint(EXTRAS[package])}" if package in EXTRAS else " on Python's path"
         raise NotAvailableError(f"the id names the package {package!r}, and there is none{how}") from error
