@@ -349,8 +349,46 @@ def test_without_known_actions_it_says_how_to_name_them_and_checks_the_rest() ->
 def test_one_start_and_no_split_are_warnings() -> None:
     report = examine(BanditEnv, takes_split=False)
     assert found(report, "other seeds").result.startswith("1 of 8 starts")
-    assert found(report, "train/val").result.startswith("8 of 8 validation starts occur among 8 of training; no `split`")
+    assert found(report, "train/val").result.startswith("8 of 8 validation starts occur among 8 of training, by what they show")
+    assert "no `split`" in found(report, "train/val").result
     assert report.verdict == "warning"
+
+
+def hidden(split: str = "train") -> SoundEnv:
+    """Splits its tasks soundly, but shows nothing of them at the start."""
+    return sound(_marked=lambda self, text: SoundEnv._marked(self, text) if self._turn else "a closed box")(split)
+
+
+class UnkeyedEnv(IdentityEnv):
+    """The same game without a state_key."""
+
+    def __init__(self, split: str = "train") -> None:
+        super().__init__(["a", "b", "c", "d"] if split == "train" else ["w", "x", "y", "z"])
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        return "a closed box", {}
+
+
+def test_starts_of_a_partially_observed_game_are_compared_by_their_state_key() -> None:
+    report = examine(hidden)
+    finding = found(report, "train/val")
+    assert finding.verdict == "ok" and finding.result.startswith("0 of 8") and "by state_key" in finding.result
+    assert report.verdict != "error"
+
+
+@pytest.mark.parametrize("make", [UnkeyedEnv, sound(state_key=lambda self: None, _marked=lambda *_: "a closed box")])
+def test_without_a_state_key_starts_that_look_alike_are_a_warning_that_names_it(make: Any) -> None:
+    report = examine(make)
+    finding = found(report, "train/val")
+    assert report.verdict == finding.verdict == "warning"
+    assert "no state_key" in finding.result and "state_key()" in finding.advice
+    assert "state_key()" in found(report, "other seeds").advice
+
+
+def test_one_key_for_starts_that_look_different_is_a_warning() -> None:
+    finding = found(examine(sound(state_key=lambda self: self._turn)), "train/val")
+    assert finding.verdict == "warning" and finding.result.startswith("8 of 8") and "look different" in finding.result
 
 
 def test_truncation_by_the_environment_and_by_the_limit_are_told_apart() -> None:

@@ -68,18 +68,29 @@ def starts(call_results: Sequence[CallResult]) -> Finding:
     """Whether different seeds give different starts."""
     distinct = len({call_result.content for call_result in call_results})
     result = f"{distinct} of {len(call_results)} starts are distinct ({distinct / len(call_results):.0%})"
-    is_fixed = distinct == 1 and len(call_results) > 1
-    return judged("other seeds", result, "draw the start from reset's seed, unless there is one task only" if is_fixed else "")
+    advice = ""
+    if distinct == 1 and len(call_results) > 1:
+        advice = "draw the start from reset's seed, unless there is one task only"
+        if not have_keys(call_results):
+            advice += "; if a hidden part differs, state_key() can tell"
+    return judged("other seeds", result, advice)
+
+
+def have_keys(call_results: Iterable[CallResult]) -> bool:
+    return any(call_result.state_key is not None for call_result in call_results)
 
 
 def splits(
     train: Sequence[CallResult], val: Sequence[CallResult], takes_split: bool, is_given: bool = False, plays_all: bool = False
 ) -> Finding:
-    """Whether any start of validation has the same content as a start of training. `is_given`: the arguments fix one `split`
-    for both. `plays_all`: the environment has too few tasks to hold any out."""
-    known = {call_result.content for call_result in train}
-    num_shared = sum(call_result.content in known for call_result in val)
-    result = f"{num_shared} of {len(val)} validation starts occur among {len(train)} of training"
+    """Whether any start of validation has the same state as a start of training: the same state key or, without keys, the same
+    look. `is_given`: the arguments fix one `split` for both. `plays_all`: the environment has too few tasks to hold any out."""
+    states, contents = {start.state for start in train}, {start.content for start in train}
+    num_shared = sum(start.state in states for start in val)
+    num_alike = sum(start.content in contents for start in val)
+    are_keyed = have_keys([*train, *val])
+    compared = "by state_key" if are_keyed else "by what they show, as there is no state_key"
+    result = f"{num_shared} of {len(val)} validation starts occur among {len(train)} of training, {compared}"
     if plays_all:
         advice = "training and validation tasks are the same: success in validation says nothing about new tasks"
         return judged("train/val", f"{result}: too few tasks to hold any out", advice)
@@ -89,8 +100,16 @@ def splits(
     if not takes_split:
         advice = "give the constructor a parameter `split` (train or val) that keeps tasks apart by content"
         return judged("train/val", f"{result}; no `split`: only seeds differ", advice)
+    advice = "let `split` decide by a hash of the content, not by seed"
+    if are_keyed and num_alike:
+        return Finding("train/val", "error", result, advice)
+    if are_keyed and num_shared:
+        return judged(
+            "train/val", f"{result}; they look different", f"{advice}, or put all that tells tasks apart into state_key()"
+        )
     if num_shared:
-        return Finding("train/val", "error", result, "let `split` decide by a hash of the content, not by seed")
+        advice = f"if they differ in what isn't shown, add state_key(), by which starts are compared; if not, {advice}"
+        return judged("train/val", result, advice)
     return judged("train/val", result)
 
 

@@ -43,8 +43,13 @@ class CallResult(NamedTuple):
 
     @property
     def content(self) -> Hashable:
-        """Identifies a start: everything shown, and the state key, if there is one."""
+        """Everything shown, and the state key, if there is one."""
         return self.prompt, self.text, self.images, self.state_key
+
+    @property
+    def state(self) -> Hashable:
+        """Identifies a start: the state key or, if there is none, everything shown."""
+        return self.content if self.state_key is None else self.state_key
 
 
 def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) -> tuple[str, str] | None:
