@@ -1,16 +1,16 @@
 """`AgenticRLPipeline` runs SFT, an evaluation, GRPO and another evaluation, with the settings of one config file."""
 
-import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, TurnwiseError, nearest
+from turnwise.rl_tool.comparison import compare_stages
 from turnwise.rl_tool.parameters import Evaluate, LoadDataset, Train, parse
+from turnwise.rl_tool.report_page import write_report
 from turnwise.rl_tool.tool import RLTrainingTool, error_answer
 from turnwise.rl_tool.training import with_preset
 
@@ -40,7 +40,8 @@ class AgenticRLPipeline:
         self.results = _recorded(self.output_dir / RESULTS)
 
     def run(self) -> dict[str, Any]:
-        """Runs all stages in order. Returns the results or, if a stage failed, its error in the form of the tool's answers."""
+        """Runs all stages in order and prints how the model has changed. Returns the results with their `comparison` or, if a stage
+        failed, its error in the form of the tool's answers."""
         try:
             self.stage1_prepare_data()
             sft_model = self.stage2_sft_training()
@@ -51,6 +52,7 @@ class AgenticRLPipeline:
                 self.stage6_save_results()
             return error_answer(error, "pipeline")
         self.stage6_save_results()
+        print(self.results["comparison"]["sentence"], flush=True)
         return {"status": "success", "action": "pipeline", "output_dir": str(self.output_dir), **self.results}
 
     def stage1_prepare_data(self) -> dict[str, Any]:
@@ -87,7 +89,10 @@ class AgenticRLPipeline:
         return self._stage("grpo_evaluation", "evaluate", self._evaluation(model_path))
 
     def stage6_save_results(self) -> str:
-        """Writes the results as JSON, and a report with curves and answers as HTML; returns the file of the results."""
+        """Writes the results as JSON, and a report with curves and answers as HTML; returns the file of the results. Once both
+        evaluations are there, the results have their `comparison`."""
+        if comparison := compare_stages(self.results):
+            self.results["comparison"] = comparison
         self.output_dir.mkdir(parents=True, exist_ok=True)
         file = self.output_dir / RESULTS
         partial = file.with_suffix(".partial")
@@ -155,41 +160,3 @@ def _recorded(file: Path) -> dict[str, Any]:
     except (ValueError, TypeError) as error:
         hint = "remove it: a training that is done is found by its checkpoint, and not done again"
         raise ConfigError(f"{file}: isn't a JSON object of results ({error}); {hint}") from error
-
-
-_NUM_SAMPLES = 5
-_HIDDEN = ("parameters", "details", "metrics", "samples")
-
-
-def write_report(file: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes the results of the stages as one self-contained HTML file."""
-    parts = [part for name, result in results.items() for part in _stage(name, result)]
-    style = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td{padding:2px 1em 2px 0}img{max-width:100%}"
-    page = ["<!doctype html><meta charset=utf-8><title>turnwise pipeline</title>", f"<style>{style}</style>", *parts]
-    file.write_text("\n".join([*page, *_samples(results)]) + "\n", encoding="utf-8")
-
-
-def _stage(name: str, result: Mapping[str, Any]) -> Iterator[str]:
-    yield f"<h2>{escape(name)}</h2><table>"
-    for key, value in result.items():
-        if key not in _HIDDEN:
-            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-            yield f"<tr><td>{escape(key)}</td><td>{escape(shown)}</td></tr>"
-    yield "</table>"
-    curve = Path(result.get("curve", ""))
-    if curve.is_file():
-        yield f'<img alt="learning curve" src="data:image/png;base64,{base64.b64encode(curve.read_bytes()).decode()}">'
-
-
-def _samples(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A table of the first answers of both evaluations, side by side."""
-    before, after = (results.get(f"{kind}_evaluation", {}).get("details", []) for kind in ("sft", "grpo"))
-    later = {answer["question"]: answer for answer in after}
-    if before:
-        yield "<h2>Answers after sft and after grpo</h2><table>"
-    for answer in before[:_NUM_SAMPLES]:
-        second = later.get(answer["question"], {}).get("completion", "")
-        columns = (answer["question"], answer["ground_truth"], answer["completion"], second)
-        yield "<tr>" + "".join(f"<td><pre>{escape(str(column))}</pre></td>" for column in columns) + "</tr>"
-    if before:
-        yield "</table>"

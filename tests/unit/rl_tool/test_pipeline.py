@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ import pytest
 from turnwise import AgenticRLPipeline
 from turnwise.cli.main import main
 from turnwise.errors import ConfigError
+from turnwise.rl_tool.comparison import compare_stages
 from turnwise.rl_tool.pipeline import StageError
+from turnwise.rl_tool.report_page import write_report
 
 
 @pytest.fixture
@@ -41,6 +45,9 @@ def test_six_stages_then_nothing_is_done_twice(write, capsys):
     report = Path("out/report.html").read_text()
     assert report.count("data:image/png;base64") == 2 and "Answers after sft and after grpo" in report
     assert report.count("<tr><td>dataset</td><td>generated</td></tr>") == 6
+    comparison = results["comparison"]
+    assert comparison == answer["comparison"] and comparison["sentence"] in capsys.readouterr().out
+    assert comparison["training"] and "held-out" in comparison["sentence"] and escape(comparison["sentence"]) in report
     assert results["grpo_training"]["model"] == "out/sft"
     assert Path(results["grpo_training"]["base_model"]).is_dir(), "new adapters are put onto the merged model"
 
@@ -66,6 +73,49 @@ def test_a_stage_is_usable_alone_and_a_cut_file_of_results_is_named(write, word_
         with pytest.raises(ConfigError, match=r"training_results.json: isn't a JSON object of results .*; remove it"):
             AgenticRLPipeline("config.json")
     assert main(["pipeline", "config.json"]) == 1
+
+
+def evaluated(accuracy: float, low: float, high: float) -> dict:
+    return {"status": "success", "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "num_samples": 100}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict", "is_significant", "words"),
+    [
+        ((0.07, 0.03, 0.14), (0.02, 0.006, 0.07), "worse", False, ["worse than after sft", "overlap", "carry over"]),
+        ((0.5, 0.4, 0.6), (0.1, 0.05, 0.2), "worse", True, ["worse than after sft", "don't overlap", "carry over"]),
+        ((0.4, 0.36, 0.45), (0.77, 0.73, 0.81), "better", True, ["better than after sft", "0.400 [0.360, 0.450] → 0.770"]),
+        ((0.0, 0.0, 0.04), (0.0, 0.0, 0.04), "equal", False, ["as good as", "carry over"]),
+    ],
+)
+def test_the_end_says_in_words_whether_the_model_is_better_or_worse(
+    before, after, verdict, is_significant, words, tmp_path
+) -> None:
+    metrics = [{"rollout/score/mean": score} for score in [0.8] * 5 + [0.9] * 5] + [{"val/score/mean": 0.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    training = {"run_folder": str(tmp_path), "kl": None, "status": "success"}
+    results = {
+        "sft_evaluation": {**evaluated(*before), "pass_at_k": {"1": 0.07}, "uses_lora": False},
+        "grpo_training": training,
+        "grpo_evaluation": evaluated(*after),
+    }
+    comparison = compare_stages(results)
+    assert (comparison["verdict"], comparison["is_significant"]) == (verdict, is_significant)
+    assert all(word in comparison["sentence"] for word in words), comparison["sentence"]
+    assert comparison["training"] == {"before": pytest.approx(0.8), "after": pytest.approx(0.9)}
+
+    write_report(tmp_path / "report.html", {**results, "comparison": comparison})
+    page = (tmp_path / "report.html").read_text()
+    headline = re.search("<h1.*?</h1>", page)[0]
+    assert f"{before[0]:.3f} → {after[0]:.3f}" in headline and verdict in headline
+    assert not re.search(r"None|[{]'|success|False", page) and "1: 0.07" in page
+
+
+def test_a_pipeline_with_one_evaluation_has_no_comparison(tmp_path) -> None:
+    results = {"sft_evaluation": evaluated(0.5, 0.4, 0.6)}
+    assert compare_stages(results) == {}
+    write_report(tmp_path / "report.html", results)
+    assert "1 of 6 stages" in (tmp_path / "report.html").read_text()
 
 
 class NotedTool:
