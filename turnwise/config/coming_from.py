@@ -80,7 +80,7 @@ def counterpart(path: KeyPath) -> str:
 def differing_defaults(config: AgenticConfig) -> str:
     """A note on keys that the file leaves out and that have another default in ROLL; empty if there are none."""
     differing, values = [], dict(leaves(config.model_dump()))
-    for theirs, value, ours in vocabulary()["systems"][PUBLISHED]["defaults"]:
+    for theirs, value, ours, *_ in vocabulary()["systems"][PUBLISHED]["defaults"]:
         here = values.get(ours)
         is_given = config.is_set("pg_args" if ours.startswith("pg_args.") else ours)
         if not is_given and here is not None and here != value:

@@ -40,7 +40,7 @@ class AgenticRLPipeline:
         self.results = _recorded(self.output_dir / RESULTS)
 
     def run(self) -> dict[str, Any]:
-        """Runs all stages in order and prints how the model has changed. Returns the results with their `comparison` or, if a stage
+        """Runs all stages in order and prints how the model has changed. Returns the results with `comparison` or, if a stage
         failed, its error in the form of the tool's answers."""
         try:
             self.stage1_prepare_data()

@@ -17,6 +17,7 @@ from turnwise.config import AgenticConfig
 from turnwise.config.coming_from import vocabulary
 from turnwise.config.dump import leaves
 from turnwise.config.load import _sections
+from turnwise.config.schema import DEFAULT_MAX_NEW_TOKENS
 from turnwise.spec import PG_VARIANTS
 
 SYSTEMS = vocabulary()["systems"]
@@ -38,8 +39,9 @@ def tables(name: str) -> Iterator[str]:
     yield ""
     yield f"| default of {name} | there | key here | default here |"
     yield "|---|---|---|---|"
-    for theirs, value, key in system["defaults"]:
-        yield f"| `{theirs}` | {shown(value)} | `{key}` | {shown(ours[key])} |"
+    for theirs, value, key, *effective in system["defaults"]:
+        # A fourth value says what an unset key comes to, or what a number means.
+        yield f"| `{theirs}` | {shown(value)} | `{key}` | {shown(effective[0] if effective else ours[key])} |"
 
 
 def rewritten(text: str) -> str:
@@ -55,6 +57,17 @@ def test_no_row_differs_from_what_the_program_knows() -> None:
     page = FILE.read_text(encoding="utf-8")
     assert re.findall("<!-- table of (.+?) -->", page) == list(SYSTEMS)
     assert rewritten(page) == page, "write it anew: python tests/unit/docs/test_coming_from.py"
+
+
+def test_the_effective_defaults_are_those_of_the_program() -> None:
+    config = config_of()
+    training = config.actor_train.training_args
+    rows = {theirs: effective for theirs, *_, effective in SYSTEMS["TRL and Hugging Face"]["defaults"]}
+    assert rows["max_completion_length"] == DEFAULT_MAX_NEW_TOKENS
+    per_update = training.per_device_train_batch_size * training.gradient_accumulation_steps
+    batch = AgenticConfig.model_fields["rollout_batch_size"].default
+    said = re.findall(r"\d+", rows["steps_per_generation"])
+    assert list(map(int, said)) == [training.gradient_accumulation_steps, batch // per_update, per_update, batch]
 
 
 SECTIONS = dict(_sections(AgenticConfig))
