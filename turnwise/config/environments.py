@@ -130,6 +130,8 @@ class RewardFunction(Section):
     """Factor of the reward in the score."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Additional arguments of the function, by name."""
+    form: Literal["text", "messages"] | None = None
+    """What the function's `completions` are: texts, or lists of messages as TRL's [`text`; `messages` for trl.rewards]."""
 
 
 def _as_functions(value: Any) -> Any:

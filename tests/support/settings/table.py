@@ -293,6 +293,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("data.reward.name", "exact_match", "rewards", _ROWS),
     Live("data.reward.weight", 0.5, "rewards", {"data.reward.name": "toy_rewards:length"}),
     Live("data.reward.args", {"power": 2.0}, "rewards", {"data.reward.name": "toy_rewards:length"}),
+    Live("data.reward.form", "messages", "rewards", {"data.reward.name": "toy_rewards:length"}),
     Live("data.reward_timeout_s", 0.01, "error", {"data.reward.name": "toy_rewards:slow"}),
     Live("data.max_prompt_length", 24, "rollouts", _ROWS | _TWO),
     Live("data.shuffle", False, "rollouts", _ROWS),
