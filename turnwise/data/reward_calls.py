@@ -34,8 +34,8 @@ def parameters_of(function: Callable[..., Any], name: str) -> Mapping[str, inspe
         return inspect.signature(function).parameters
     except (ValueError, TypeError) as fault:
         raise ConfigError(
-            f"data.reward {name}: Python doesn't know the parameters of this {type(function).__name__} ({fault}); write a "
-            "function (completions, **columns) that calls it"
+            f"data.reward {name}: Python doesn't know the parameters of this {type(function).__name__} ({fault}); give a "
+            "function (completions, **columns) instead"
         ) from fault
 
 

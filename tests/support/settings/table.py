@@ -297,6 +297,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("data.reward_timeout_s", 0.01, "error", {"data.reward.name": "toy_rewards:slow"}),
     Live("data.max_prompt_length", 24, "rollouts", _ROWS | _TWO),
     Live("data.shuffle", False, "rollouts", _ROWS),
+    Live("agent.tools", ["toy_tools:greet"], "rollouts", _TOOLS),
     Live("agent.tool_config_path", "$other_tools", "rollouts", _TOOLS),
     Live("agent.function_tool_path", "$functions", "rollouts", _TOOLS),
     Live("agent.interaction_config_path", "$users", "rollouts", _TOOLS),
