@@ -368,6 +368,15 @@ class Metric(NamedTuple):
     """Weight in a mean: a number or a zero-dimensional tensor. Reductions skip measurements of weight 0."""
 
 
+def are_equal(scores: Sequence[float]) -> bool:
+    """Whether the scores differ by rounding only (`SAME_SCORE`). True for no scores.
+
+    >>> are_equal([0.6, 0.1 + 0.2 + 0.3]), are_equal([0.6, 0.6001])
+    (True, False)
+    """
+    return not scores or max(scores) - min(scores) <= SAME_SCORE
+
+
 def samples_of(groups: Sequence[Group]) -> list[Sample]:
     """All samples of the groups, in their order."""
     return [sample for group in groups for sample in group.samples]
