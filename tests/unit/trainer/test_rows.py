@@ -95,6 +95,7 @@ def test_entries_of_rewards_have_a_form_and_those_of_trl_need_none(keys):
 
 def test_tools_are_functions_and_objects(keys):
     given = {"train_dataset": ROWS, "reward_funcs": has_letter, "tools": [divide, Notebook(), "toy_tools:greet"]}
+    given["eval_steps"] = 0
     trainer = Trainer(**keys | given)
     assert [offered.name for offered in build_tools(trainer.config).tools] == ["divide", "note", "greet"]
     assert trainer.config.data.default_agent == "tool_agent"
