@@ -165,7 +165,8 @@ def trl(model: str) -> list[float]:
 
 def reward_manager(num_completions: int = 10_000) -> dict[str, float]:
     """Microseconds of the manager for one completion, beside those of the function itself."""
-    from turnwise.data.rewards import FunctionReward, RewardManager, WeightedReward
+    from turnwise.data.reward_functions import FunctionReward
+    from turnwise.data.rewards import RewardManager, WeightedReward
     from turnwise.runtime.watchdog import Watchdog
     from turnwise.types import Group, Task, Trajectory, Turn
 

@@ -113,7 +113,7 @@ BROAD_EXCEPT = {
     "cluster/fork_server.py",
     "cluster/process.py",
     "cluster/server_child.py",
-    "data/rewards.py",
+    "data/reward_calls.py",
     "entry_points.py",
     "hub.py",
     "inference/embedded/server.py",

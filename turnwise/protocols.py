@@ -137,8 +137,11 @@ class AgentLoop(Protocol):
 class RewardResult(NamedTuple):
     """One score per episode of a group, in order: failed episodes are left out, the greedy one is last."""
 
-    scores: Sequence[float]
+    scores: Sequence[float | None]
+    """None where the reward doesn't apply: it adds nothing to that episode."""
     turn_rewards: Sequence[Sequence[float]] | None = None  # for each of these episodes, one reward per turn
+    metrics: Sequence[Mapping[str, float]] | None = None
+    """For each of these episodes, numbers by name that are recorded beside the score."""
 
 
 class Reward(Protocol):

@@ -60,7 +60,7 @@ class ChecksRows(Protocol):
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
         """Raises an exception that says what the row lacks. A run calls this for every row before it loads a model. A tool gets
-        all columns, and a reward gets those that its parameters name."""
+        all columns; a reward gets those that its parameters name, and the `args` of its entry in the config."""
 
 
 @runtime_checkable

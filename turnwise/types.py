@@ -30,6 +30,11 @@ from turnwise.trajectory_view import ViewedGroup, ViewedTrajectory
 Message = dict[str, Any]
 """One chat message in the OpenAI form: `{"role": ..., "content": ...}` and, with tools, `tool_calls` or `tool_call_id`."""
 
+MAX_ABS = 1e30
+"""The largest absolute value of a reward or metric. It fits into a float32, and sums of its squares fit into a float64."""
+SAME_SCORE = 1e-6
+"""Scores that differ by no more than this are equal: they differ by rounding."""
+
 Status = Literal["finished", "truncated", "failed"]
 Limit = Literal["max_steps", "max_new_tokens", "sequence_length", "environment", "time"]
 Reduction = Literal["mean", "sum", "max", "min", "last"]
@@ -54,6 +59,11 @@ class Task:
     """Name of the agent loop that plays the task; empty if the caller picks the agent."""
     row: int | None = None
     """Row number in the data set, from 0."""
+
+    @property
+    def place(self) -> str:
+        """Its id and, for a row of a data set, the row's number from 1: for messages."""
+        return self.id if self.row is None else f"{self.id} (row {self.row + 1})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +366,15 @@ class Metric(NamedTuple):
     reduction: Reduction | PooledReduction = "mean"
     weight: Any = 1.0
     """Weight in a mean: a number or a zero-dimensional tensor. Reductions skip measurements of weight 0."""
+
+
+def are_equal(scores: Sequence[float]) -> bool:
+    """Whether the scores differ by rounding only (`SAME_SCORE`). True for no scores.
+
+    >>> are_equal([0.6, 0.1 + 0.2 + 0.3]), are_equal([0.6, 0.6001])
+    (True, False)
+    """
+    return not scores or max(scores) - min(scores) <= SAME_SCORE
 
 
 def samples_of(groups: Sequence[Group]) -> list[Sample]:

@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turnwise.algorithms.response_tokens import Array, Index
 from turnwise.algorithms.settings import RewardNormalization
 from turnwise.errors import ConfigError
 from turnwise.spec import METHOD_STATISTICS, Grouping, NormalizationMethod, Statistic
-from turnwise.types import Group
+from turnwise.types import SAME_SCORE, Group
 
 
 @dataclass(slots=True)
@@ -84,7 +85,8 @@ MIN_STD = 1e-6
 class Normalizer:
     """Normalises scores: (s − μ) / (σ + 1e-6), without μ or σ if its type is `none`; `asym_clip` clips this to [−1, 3].
 
-    The result is 0 if μ or σ is over a single run, or if σ ≤ 1e-6. Each call adds its scores to `running`, if given.
+    The result is 0 if μ or σ is over a single run, if σ ≤ 1e-6, or if the scores of a group that μ is over are equal
+    (`differ`). Each call adds its scores to `running`, if given.
 
     >>> normalize = Normalizer("traj_group_id", "mean_std", "group", "group")
     >>> normalize(np.array([1.0, 0, 0, 1, 3, 3]), np.array([0, 0, 0, 0, 1, 1])).round(6).tolist()
@@ -113,6 +115,8 @@ class Normalizer:
             mean, _, num_runs = self._statistics(self.mean_type, scores, group_ids, weight)
             result -= mean
             defined &= num_runs > 1
+        if self.mean_type == "group":
+            defined &= differ(scores, group_ids)
         if self.std_type != "none":
             _, std, num_runs = self._statistics(self.std_type, scores, group_ids, weight)
             defined &= (num_runs > 1) & (std > MIN_STD)
@@ -142,6 +146,20 @@ def group_statistics(scores: Array, ids: Index, weights: Array) -> tuple[Array, 
     squares = np.bincount(index, weights * (scores - mean[index]) ** 2)
     variance = np.divide(squares, num_runs - 1.0, out=np.zeros(len(squares)), where=num_runs > 1.0)
     return mean[index], np.sqrt(variance)[index], num_runs[index]
+
+
+def differ(scores: Array, ids: Index) -> NDArray[np.bool_]:
+    """Whether the scores of each trajectory's group differ by more than rounding (`SAME_SCORE`), [T].
+
+    >>> differ(np.array([0.6, 0.1 + 0.2 + 0.3, 1.0, 0.0]), np.array([0, 0, 1, 1])).tolist()
+    [False, False, True, True]
+    """
+    _, index = np.unique(ids, return_inverse=True)
+    highest = np.full(len(scores), -np.inf)
+    np.maximum.at(highest, index, scores)
+    lowest = np.full(len(scores), np.inf)
+    np.minimum.at(lowest, index, scores)
+    return (highest - lowest > SAME_SCORE)[index]
 
 
 def resolve_normalizer(

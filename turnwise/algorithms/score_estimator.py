@@ -7,7 +7,7 @@ import numpy as np
 
 from turnwise.algorithms.advantages import clip, summary, write_advantages
 from turnwise.algorithms.estimator import Estimator, tokens_of
-from turnwise.algorithms.normalization import MIN_STD, factorize, group_ids, group_statistics
+from turnwise.algorithms.normalization import MIN_STD, differ, factorize, group_ids, group_statistics
 from turnwise.algorithms.response_tokens import Array, Index
 from turnwise.errors import ConfigError
 from turnwise.spec import ESTIMATORS
@@ -125,7 +125,7 @@ class OPO(ScoreEstimator):
         lengths, groups = outcomes.weights * outcomes.lengths, outcomes.groups
         total = np.bincount(groups, lengths)
         baseline = np.bincount(groups, lengths * outcomes.scores) / np.where(total > 0, total, 1.0)
-        return outcomes.scores - baseline[groups]
+        return np.where(differ(outcomes.scores, groups), outcomes.scores - baseline[groups], 0.0)
 
 
 class RLOO(ScoreEstimator):
@@ -138,7 +138,8 @@ class RLOO(ScoreEstimator):
         scores, weights, group, run = outcomes.scores, outcomes.weights, outcomes.groups, outcomes.runs
         others, total = (np.bincount(group, x)[group] - np.bincount(run, x)[run] for x in (weights, weights * scores))
         has_others = others > 1e-9  # thirds and sixths only nearly add up to 1
-        return np.where(has_others, scores - total / np.where(has_others, others, 1.0), 0.0)
+        is_compared = has_others & differ(scores, group)
+        return np.where(is_compared, scores - total / np.where(has_others, others, 1.0), 0.0)
 
 
 class ReinforcePlusPlusBaseline(ScoreEstimator):
@@ -148,4 +149,5 @@ class ReinforcePlusPlusBaseline(ScoreEstimator):
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
         mean, _, num_runs = group_statistics(outcomes.scores, outcomes.groups, outcomes.weights)
-        return np.where(num_runs > 1.0, outcomes.scores - mean, 0.0)
+        is_compared = (num_runs > 1.0) & differ(outcomes.scores, outcomes.groups)
+        return np.where(is_compared, outcomes.scores - mean, 0.0)

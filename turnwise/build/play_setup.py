@@ -165,7 +165,7 @@ def _player_policy(config: AgenticConfig, task: Task, choices: Choices) -> PlayP
     prepare, note = lambda printer: printer.over_text(server.complete), ""
     if template is not None:
         prepare = _over_tokens(config, task, server, template)
-    elif config.agent.tool_config_path or config.agent.function_tool_path:
+    elif config.agent.has_tools:
         raise ConfigError("--tokenizer: tool calls are read from tokens, and there is no tokenizer here; name one")
     else:
         note = "there is no tokenizer here, so texts are shown and no token limit applies; name one with --tokenizer DIR"

@@ -13,7 +13,8 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.cluster.local import LocalCluster
 from turnwise.config import AgenticConfig
-from turnwise.data.rewards import RewardFault, messages_of, runs_of
+from turnwise.data.reward_scores import RewardFault
+from turnwise.data.rewards import messages_of, runs_of
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError, ModelError
 from turnwise.inference.served_chat import ServedChat

@@ -163,7 +163,7 @@ def build_scheduler(
 def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser | None:
     """The parser that finds tool calls in responses; None if the config names no tools."""
     agent = config.agent
-    return find_parser(agent.tool_parser, template) if agent.tool_config_path or agent.function_tool_path else None
+    return find_parser(agent.tool_parser, template) if agent.has_tools else None
 
 
 def agents_of(

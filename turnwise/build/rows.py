@@ -24,7 +24,9 @@ from turnwise.config import AgenticConfig
 from turnwise.config.environments import RewardFunction
 from turnwise.config.tools import LoopEntry, read_loop_file
 from turnwise.data.demonstrations import message_problem
-from turnwise.data.rewards import DecodeCompletion, FunctionReward, GroupReward, RewardManager, WeightedReward, prompt_of
+from turnwise.data.reward_calls import parameters_of
+from turnwise.data.reward_functions import FunctionReward
+from turnwise.data.rewards import DecodeCompletion, GroupReward, RewardManager, WeightedReward, prompt_of
 from turnwise.data.tables import TableRow, noting, read_tables
 from turnwise.entry_points import load_class, load_object
 from turnwise.errors import ConfigError, DataError, NotAvailableError, ServerError, counted, nearest
@@ -280,24 +282,37 @@ def _judges(rewards: Sequence[WeightedReward]) -> list[Judge]:
 
 def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion: DecodeCompletion) -> Reward:
     found, arguments = load_object(REWARDS.get(asked.name) or asked.name, "data.reward", ConfigError), asked.args
-    if not callable(found):
-        raise ConfigError(f"data.reward {asked.name} is a {type(found).__name__}; a reward is a function or a class")
     if isinstance(found, type):
         _check_arguments(asked, found)
         with Foreign(f"data.reward {asked.name}: making it", "at the start", are_faults=True):
             found, arguments = found(**arguments), {}
-    parameters = inspect.signature(found).parameters
-    if "group" in parameters:
+    if not callable(found):
+        kind = type(found).__name__
+        raise ConfigError(
+            f"data.reward {asked.name} is a {kind}, which can't be called; a reward is a function, or a class with `__call__`"
+        )
+    if "group" in parameters_of(found, asked.name):
         _check_arguments(asked.model_copy(update={"args": {"group": None, **arguments}}), found)
+        if asked.form is not None:
+            raise ConfigError(f"data.reward {asked.name}: it gets a whole group, and `form` is for functions of completions")
         return GroupReward(name, partial(found, **arguments) if arguments else found)
-    function = FunctionReward(name, found, completion, config.data.prompt_key, arguments)
+    form = asked.form or ("messages" if _is_of_trl(found) else "text")
+    function = FunctionReward(name, found, completion, config.data.prompt_key, arguments, form)
     if config.train_env_manager.env_tags:
         function.check([TableRow("environments have no columns", {})])
     return function
 
 
+def _is_of_trl(function: Callable[..., Any]) -> bool:
+    """Whether it is one of `trl.rewards`, whose completions are lists of messages."""
+    while isinstance(function, partial):
+        function = function.func
+    module = str(inspect.unwrap(function).__module__)
+    return f"{module}.".startswith("trl.rewards.")
+
+
 def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(called).parameters.values())
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters_of(called, asked.name).values())
     named = {p.name: p for p in named_parameters(called)}
     what = f"data.reward {asked.name}: args"
     if not takes_any and (unknown := [key for key in asked.args if key not in named]):

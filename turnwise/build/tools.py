@@ -25,11 +25,13 @@ from turnwise.tools.session import Interactions, OfferedTool, ToolBox, interacti
 
 
 def build_tools(config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None) -> ToolBox:
-    """The tools of `agent.tool_config_path` and `agent.function_tool_path`. Raises TurnwiseError if one can't be made."""
+    """The tools of `agent.tools`, `agent.tool_config_path` and `agent.function_tool_path`. Raises TurnwiseError if one can't be
+    made."""
     agent = config.agent
     key = f"class_name of {agent.tool_config_path}"
     entries = read_tool_file(agent.tool_config_path) if agent.tool_config_path else []
-    tools = [offered for entry in entries for offered in _of_entry(entry, key)]
+    tools = [offered for name in agent.tools for offered in _of_entry(ToolEntry(class_name=name), "agent.tools")]
+    tools += [offered for entry in entries for offered in _of_entry(entry, key)]
     if agent.function_tool_path:
         tools += [OfferedTool(FunctionTool(function)) for function in _functions(agent.function_tool_path)]
     return ToolBox(tools, agent.tool_timeout_s, watchdog or Watchdog(), stopwatch or Stopwatch())
@@ -40,8 +42,13 @@ def _of_entry(entry: ToolEntry, key: str) -> list[OfferedTool]:
     make: Callable[[], Tool | McpServer]
     if isinstance(found, type):
         make = partial(found, entry.config, entry.tool_schema)
+    elif isinstance(found, Tool):
+        make = partial(_as_it_is, found)
     elif not callable(found):
-        raise ConfigError(f"{key} {entry.class_name} is a {type(found).__name__}; a tool is a class or a function")
+        raise ConfigError(
+            f"{key} {entry.class_name} is a {type(found).__name__}; a tool is a function, or a class or object with schema, "
+            "create, execute, calc_reward and release"
+        )
     elif entry.config:
         raise ConfigError(f"{key} {entry.class_name} is a function, which takes no config; leave config out")
     else:
@@ -50,6 +57,10 @@ def _of_entry(entry: ToolEntry, key: str) -> list[OfferedTool]:
         made = make()
     tools = list(made) if isinstance(made, McpServer) else [made]
     return [OfferedTool(_checked(tool, f"{key} {entry.class_name}"), entry.timeout_s, entry.max_concurrency) for tool in tools]
+
+
+def _as_it_is(tool: Tool) -> Tool:
+    return tool
 
 
 def _checked(tool: Tool, what: str) -> Tool:
@@ -141,7 +152,11 @@ def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
         if agent_name(config, row) != "tool_agent":
             continue
         if not names:
-            what = f"{path} (agent.tool_config_path) names none" if path else "set agent.tool_config_path or function_tool_path"
+            what = (
+                f"{path} (agent.tool_config_path) names none"
+                if path
+                else "set agent.tools, tool_config_path or function_tool_path"
+            )
             raise DataError(f"{row.place}: tool_agent has no tools; {what}")
         for name in _named_by(row):
             if name not in names:

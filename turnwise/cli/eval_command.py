@@ -57,7 +57,7 @@ def _report(results: Sequence[Result], json_file: Path | None) -> None:
 
     print(score_table(list(_rows(results))))
     for model, mode, evaluation in results:
-        for sentence in evaluation.failures():
+        for sentence in [*evaluation.too_few_samples(), *evaluation.failures()]:
             print(f"{_short(model, results)}, {mode}: {sentence}")
     if json_file:
         # The first entry is also at the top level.

@@ -20,6 +20,7 @@ from turnwise.config.section import (
     derived,
     is_entry_point,
 )
+from turnwise.config.tools import Target as ToolTarget
 from turnwise.spec import (
     AGENT_ALIASES,
     AGENTS,
@@ -130,6 +131,8 @@ class RewardFunction(Section):
     """Factor of the reward in the score."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Additional arguments of the function, by name."""
+    form: Literal["text", "messages"] | None = None
+    """What the function's `completions` are: texts, or lists of messages as TRL's [`text`; `messages` for trl.rewards]."""
 
 
 def _as_functions(value: Any) -> Any:
@@ -170,6 +173,10 @@ class Data(Section):
 class Agent(Section):
     """Agents that play the rows of a data set: tools, simulated users, limits, and your own agent loops."""
 
+    tools: Annotated[list[ToolTarget], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = Field(
+        default_factory=list
+    )
+    """Tools without settings: registered names, or your own `module:function`, `module:Class` or `module:object`."""
     tool_config_path: str | None = None
     """YAML file of tools: `tools`, a list of {class_name, config, tool_schema}."""
     function_tool_path: str | None = None
@@ -192,3 +199,8 @@ class Agent(Section):
     """The part of a longer result that is removed."""
     tool_timeout_s: Seconds = 60.0
     """Time limit of each call of a tool or a simulated user, and of creating and releasing its state."""
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether a key or a file names tools."""
+        return bool(self.tools or self.tool_config_path or self.function_tool_path)

@@ -7,6 +7,7 @@ from functools import lru_cache
 from inspect import Signature, signature
 from typing import Any, Literal, NamedTuple
 
+from turnwise.data.truths import check_truth, needs_truth
 from turnwise.errors import ConfigError, nearest
 
 TOLERANCE = 1e-4
@@ -34,6 +35,10 @@ _ONLY_NUMBER = re.compile(rf"[\s(]*{_NUMBER.pattern}[\s.)]*(?:\s[a-z][a-z\s./]*|
 _UNIT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 _SIGNS = re.compile(r"\\(?=[%$])|\\[,;! ]|\*|(?<=\d)\$$|^\s*\$(?=.*\$\s*$)")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([^{}]+?)\s*\}\s*\{\s*([^{}]+?)\s*\}")
+
+
+_TRUTHS = ("ground_truth", "answer")
+"""The columns of a row's true answer; the first that a row has counts."""
 
 
 class Quantity(NamedTuple):
@@ -123,6 +128,7 @@ def has_format(text: str) -> bool:
     return stated_answer(text.strip().rpartition("\n")[2]) is not None
 
 
+@needs_truth(*_TRUTHS)
 def accuracy(completions: Sequence[str], ground_truth: Any = None, answer: Any = None) -> list[float]:
     """r = 1[a = a*], where a is the completion's answer and a* the value of the column `ground_truth` or, without this column,
     of `answer`. Raises ConfigError if the rows have neither."""
@@ -132,6 +138,7 @@ def accuracy(completions: Sequence[str], ground_truth: Any = None, answer: Any =
     return [float(is_correct(text, truth)) for text, truth in zip(completions, truths, strict=True)]
 
 
+@needs_truth(*_TRUTHS)
 def length_penalty(
     completions: Sequence[str],
     ground_truth: Any = None,
@@ -151,6 +158,7 @@ def length_penalty(
     return _extended(accuracy(completions, ground_truth, answer), more, only_if_correct, floor)
 
 
+@needs_truth(*_TRUTHS)
 def step(
     completions: Sequence[str],
     ground_truth: Any = None,
@@ -210,6 +218,16 @@ _OPTIONS = {p.name: p for part in PARTS.values() for p in signature(part).parame
 _OWN = [p for p in signature(combined).parameters.values() if p.kind is not p.VAR_KEYWORD]
 # Gives `combined` the parameters of its parts, so that callers can refuse wrong arguments and pass no other columns.
 combined.__signature__ = Signature([*_OWN, *_OPTIONS.values()])  # type: ignore[attr-defined]
+
+
+def _check_combined(row: Mapping[str, Any]) -> None:
+    """`row` has the arguments too. The format alone needs no true answer."""
+    weights = row.get("weights")
+    if not isinstance(weights, Mapping) or set(weights) - {"format"}:
+        check_truth(row, _TRUTHS)
+
+
+combined.check_row = _check_combined  # type: ignore[attr-defined]
 
 
 def _length(text: str, unit: str, tokenizer: str | None) -> int:

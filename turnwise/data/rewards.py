@@ -1,34 +1,25 @@
-"""Rewards of whole groups: functions of completions and columns. A slow or broken reward delays or fails only its group."""
+"""Rewards of whole groups, and their sum. A slow or broken reward delays or fails only its group."""
 
 import asyncio
-import inspect
 import logging
-import math
 import re
-import reprlib
-import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.data.tables import TableRow, Wanted, leaves
-from turnwise.errors import ConfigError, DataError, EnvironmentFault
-from turnwise.protocols import ChecksRows, Reward, RewardResult
-from turnwise.runtime.foreign import Foreign
+from turnwise.data.reward_calls import call_reward
+from turnwise.data.reward_scores import RewardFault, read_numbers, read_scores
+from turnwise.data.truths import needs_truth
+from turnwise.errors import EnvironmentFault
+from turnwise.protocols import Reward, RewardResult
 from turnwise.runtime.threads import DaemonPool
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Group, Message, Trajectory
 
 logger = logging.getLogger(__name__)
 
-GIVEN = ("completions", "messages", "prompts")
-"""Arguments of a reward function that come from the run, not from columns. Each has one value per rollout (`runs_of`)."""
 DecodeCompletion = Callable[[Trajectory], str]
 """A function that decodes a trajectory's last response, without special tokens."""
-
-
-class RewardFault(EnvironmentFault):
-    """A reward raised, hung, or returned something that isn't a reward."""
 
 
 def runs_of(group: Group) -> list[list[Trajectory]]:
@@ -65,65 +56,6 @@ def prompt_of(columns: Mapping[str, Any], prompt_key: str) -> list[Message]:
 
 
 @dataclass(slots=True)
-class FunctionReward:
-    """A function `(completions, **columns) -> list[float]`, one number per completion. A coroutine function is awaited;
-    any other function runs in a thread, so that only its group waits for it."""
-
-    name: str
-    function: Callable[..., Any]
-    completion: DecodeCompletion
-    prompt_key: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments that the config gives as `args` of the reward."""
-    _pool: DaemonPool = field(default_factory=lambda: DaemonPool("reward"))
-    wanted: Wanted = field(init=False)
-    _given: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        parameters = inspect.signature(self.function).parameters
-        if "completions" not in parameters:
-            form = "(completions, **columns)"
-            raise ConfigError(f"data.reward {self.name}: it has no parameter `completions`; a reward is called as {form}")
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        for name in self.arguments:
-            if name not in parameters and not takes_all:
-                raise ConfigError(f"data.reward {self.name}: args.{name} isn't a parameter; it has {', '.join(parameters)}")
-        self.wanted = Wanted.by(self.function, [*GIVEN, *self.arguments])
-        self._given = tuple(name for name in GIVEN if name in parameters or takes_all)
-
-    def check(self, rows: Sequence[TableRow]) -> None:
-        """Raises DataError if a row lacks a required column, `function.check_row` refuses it, or an argument hides a column."""
-        self.wanted.check(rows, f"data.reward {self.name}")
-        function: object = self.function
-        if isinstance(function, ChecksRows):
-            for row in rows:
-                row.check(f"data.reward {self.name}", function, self.wanted.choose(row.columns))
-        named = {name: "from the run" for name in inspect.signature(self.function).parameters if name in GIVEN}
-        named.pop(self.prompt_key, None)
-        named |= dict.fromkeys(self.arguments, "from its args in the config")
-        for row in rows:
-            for path in (path for path, _ in leaves(row.columns) if path[-1] in named):
-                raise DataError(
-                    f"{row.place}: data.reward {self.name} gets `{path[-1]}` {named[path[-1]]}, which would hide the column "
-                    f"{'.'.join(path)!r}; rename the column, or the function's parameter"
-                )
-
-    async def __call__(self, group: Group) -> RewardResult:
-        runs = runs_of(group)
-        columns = self.wanted.choose(group.task.payload)
-        columns = {name: value for name, value in columns.items() if name not in (*GIVEN, *self.arguments)}
-        arguments = {name: [value] * len(runs) for name, value in columns.items()} | dict(self.arguments)
-        if "completions" in self._given:
-            arguments["completions"] = [self.completion(run[-1]) for run in runs]
-        if "messages" in self._given:
-            arguments["messages"] = [messages_of(run[-1], self.prompt_key) for run in runs]
-        if "prompts" in self._given:
-            arguments["prompts"] = [group.task.payload.get(self.prompt_key, run[0].turns[0].observation) for run in runs]
-        values = await _called(self.function, self.name, group.task.id, arguments, self._pool)
-        return RewardResult(_numbers(values, len(runs), self.name))
-
-
-@dataclass(slots=True)
 class GroupReward:
     """A user's own `Reward`: a function or coroutine function that takes a group. It returns one number for each rollout of
     `runs_of(group)`, or a RewardResult."""
@@ -133,55 +65,17 @@ class GroupReward:
     _pool: DaemonPool = field(default_factory=lambda: DaemonPool("reward"))
 
     async def __call__(self, group: Group) -> RewardResult:
-        found = await _called(self.reward, self.name, group.task.id, {"group": group}, self._pool)
-        result = found if isinstance(found, RewardResult) else RewardResult(found)
+        returned = await call_reward(self.reward, self.name, group.task.id, {"group": group}, self._pool)
+        result = returned if isinstance(returned, RewardResult) else RewardResult(returned)
         num_runs = len(runs_of(group))
-        scores = _numbers(result.scores, num_runs, self.name)
+        scores = read_scores(result.scores, num_runs, self.name)
         if result.turn_rewards is None:
             return RewardResult(scores)
         if not isinstance(result.turn_rewards, Collection) or len(result.turn_rewards) != num_runs:
             raise RewardFault(f"data.reward {self.name}: turn_rewards must be a list for each of {num_runs} runs")
         turns = [sum(len(t.turns) for t in run) for run in runs_of(group)]
-        per_turn = [_numbers(of_run, n, self.name) for of_run, n in zip(result.turn_rewards, turns, strict=True)]
+        per_turn = [read_numbers(of_run, n, self.name) for of_run, n in zip(result.turn_rewards, turns, strict=True)]
         return RewardResult(scores, per_turn)
-
-
-async def _called(function: Callable[..., Any], name: str, task_id: str, arguments: Mapping[str, Any], pool: DaemonPool) -> Any:
-    """The function's result. A function that isn't a coroutine function runs in a thread."""
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-    def call() -> Any:
-        with Foreign(f"data.reward {name}", task_id):
-            return function(**arguments)
-
-    try:
-        if is_async:
-            with Foreign(f"data.reward {name}", task_id):
-                return await function(**arguments)
-        result = await pool.call(call)
-        return await result if inspect.isawaitable(result) else result
-    except (EnvironmentFault, asyncio.CancelledError):
-        raise
-    except Exception as fault:  # boundary: a reward may raise anything
-        place = traceback.extract_tb(fault.__traceback__)[-1]
-        what = "".join(traceback.format_exception_only(fault)).strip()
-        raise RewardFault(f"data.reward {name} raised {what} ({place.filename}, line {place.lineno}); fix it there") from fault
-
-
-def _numbers(values: Any, num_wanted: int, name: str) -> list[float]:
-    form = f"return one finite number for each of the {num_wanted} completions"
-    if isinstance(values, str | Mapping) or not isinstance(values, Collection):
-        raise RewardFault(f"data.reward {name} returned a {type(values).__name__}; {form}")
-    if len(values) != num_wanted:
-        raise RewardFault(f"data.reward {name} returned {len(values)} values; {form}")
-    try:
-        numbers = [float(value) for value in values]
-    except (TypeError, ValueError, OverflowError) as fault:
-        raise RewardFault(f"data.reward {name} returned {reprlib.repr(values)}; {form}") from fault
-    for number in numbers:
-        if not math.isfinite(number):
-            raise RewardFault(f"data.reward {name} returned {number}; {form}")
-    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +89,9 @@ class WeightedReward:
 
 @dataclass(frozen=True, slots=True)
 class RewardManager:
-    """Adds the rewards of a group to its trajectories: weighted to `outcome_rewards`, unweighted to `metrics`. If a trajectory
-    of a data set's row has no metric `success`, sets this metric: 1 if the first reward is more than ½, else 0."""
+    """Adds the rewards of a group to its trajectories: weighted to `outcome_rewards`, unweighted to `metrics`. A reward that is
+    None for an episode adds nothing to it. If a trajectory of a data set's row has no metric `success`, sets this metric: 1 if
+    the first reward that isn't None is more than ½, else 0."""
 
     rewards: Sequence[WeightedReward]
     timeout_s: float
@@ -210,20 +105,34 @@ class RewardManager:
             return []
         try:
             results = await asyncio.gather(*(self._result(weighted, group) for weighted in self.rewards))
+            self._check_that_some_apply(results, group, len(runs))
         except EnvironmentFault as fault:
             failed = [trajectory for run in runs for trajectory in run]
             if (kind := str(fault).replace(group.task.id, "…")) not in self._warned:
                 self._warned.add(kind)
-                logger.warning("the episodes of %s fail: %s", group.task.id, fault)
+                logger.warning("the episodes of %s fail: %s", group.task.place, fault)
             for trajectory in failed:
-                trajectory.status, trajectory.error = "failed", str(fault)
+                trajectory.status, trajectory.error = "failed", f"{group.task.place}: {fault}"
             return failed
         for number, run in enumerate(runs):
             for weighted, result in zip(self.rewards, results, strict=True):
                 _add(weighted, result, number, run)
+            first = next((score for result in results if (score := result.scores[number]) is not None), 0.0)
             for trajectory in run if group.task.row is not None else ():
-                trajectory.metrics.setdefault("success", float(results[0].scores[number] > 0.5))
+                trajectory.metrics.setdefault("success", float(first > 0.5))
         return []
+
+    def _check_that_some_apply(self, results: Sequence[RewardResult], group: Group, num_runs: int) -> None:
+        """Raises RewardFault if no reward applies to an episode of a row. An environment has rewards of its own."""
+        if group.task.row is None:
+            return
+        for number in range(num_runs):
+            if all(result.scores[number] is None for result in results):
+                names = ", ".join(weighted.name for weighted in self.rewards)
+                raise RewardFault(
+                    f"data.reward {names}: each returned None, so none applies to this row; return a number in one of them, or "
+                    "leave the row out"
+                )
 
     async def _result(self, weighted: WeightedReward, group: Group) -> RewardResult:
         what = f"data.reward {weighted.name}"
@@ -233,9 +142,14 @@ class RewardManager:
 
 def _add(weighted: WeightedReward, result: RewardResult, number: int, run: Sequence[Trajectory]) -> None:
     score = result.scores[number]
+    if score is None:
+        return
+    more = {} if result.metrics is None else result.metrics[number]
     for trajectory in run:
         trajectory.outcome_rewards[weighted.name] = weighted.weight * score
         trajectory.metrics[f"reward/{weighted.name}"] = score
+        for name, value in more.items():
+            trajectory.metrics[f"reward/{weighted.name}/{name}"] = value
     if result.turn_rewards is not None:
         turns = [turn for trajectory in run for turn in trajectory.turns]
         for turn, reward in zip(turns, result.turn_rewards[number], strict=True):
@@ -245,6 +159,7 @@ def _add(weighted: WeightedReward, result: RewardResult, number: int, run: Seque
 _GSM8K_ANSWER = re.compile(r"#### *(\$?-?\$?[0-9.,]+)")
 
 
+@needs_truth("answer")
 def exact_match(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
     """1 if the completion is the row's `answer`, apart from spaces around it, else 0.
 
@@ -254,6 +169,7 @@ def exact_match(completions: Sequence[str], answer: Sequence[str]) -> list[float
     return [float(text.strip() == str(right).strip()) for text, right in zip(completions, answer, strict=True)]
 
 
+@needs_truth("ground_truth")
 def gsm8k(completions: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
     """1 if the last number that follows `####` is the row's `ground_truth`, also one nested in another column; else 0.
 

@@ -203,6 +203,11 @@ def arguments_of(columns: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _is_missing(value: Any) -> bool:
+    # A table of floats has NaN where another form of file has null.
+    return value is None or (isinstance(value, float) and value != value)
+
+
 def clashes(columns: Mapping[str, Any]) -> dict[str, list[str]]:
     """Names that several columns or nested values share → their dotted paths."""
     paths: dict[str, list[str]] = {}
@@ -238,9 +243,10 @@ class Wanted:
         return {name: found[name] for name in names if name in found and (found[name] is not None or name not in self.optional)}
 
     def check(self, rows: Sequence[TableRow], what: str) -> None:
-        """Raises DataError, which names the row, if a required column is missing or null, or a row has a wanted name twice."""
+        """Raises DataError, which names the row, if a required column is missing, null or NaN, or a row has a wanted name
+        twice."""
         for row in rows:
-            found = {name: value for name, value in arguments_of(row.columns).items() if value is not None}
+            found = {name: value for name, value in arguments_of(row.columns).items() if not _is_missing(value)}
             doubled = clashes(row.columns)
             for name in doubled if self.takes_all else [*self.required, *self.optional]:
                 if name in doubled:
@@ -252,6 +258,6 @@ class Wanted:
                 if name not in found:
                     known = ", ".join(sorted(found)) or "none"
                     raise DataError(
-                        f"{row.place}: {what} needs the column {name!r}, and the row has {known} (null is none); add it, or "
-                        f"give the parameter a default.{nearest(name, found)}"
+                        f"{row.place}: {what} needs the column {name!r}, and the row has {known} (null and NaN are none); add "
+                        f"it, or give the parameter a default.{nearest(name, found)}"
                     )

@@ -10,13 +10,10 @@ import numpy as np
 
 from turnwise.errors import EnvironmentFault, nearest
 from turnwise.protocols import Env, HasStateKey
-from turnwise.types import Media, Observation, Reduction, Trajectory
+from turnwise.types import MAX_ABS, Media, Observation, Reduction, Trajectory
 
 PROMPT_KEYS = ("env_instruction", "suffix")
 """Keys of `info` whose texts go into prompts."""
-
-MAX_ABS = 1e30
-"""The largest absolute value of a reward or metric. It fits into a float32, and sums of its squares fit into a float64."""
 
 _REDUCTIONS: dict[Reduction, Callable[[list[float]], float]] = {
     "mean": lambda values: sum(values) / len(values),

@@ -89,7 +89,7 @@ class Collection:
     def render(self) -> str:
         """The summary as text: a table of scores, then one line for each other result."""
         summary, evaluation = self.summary(), self._evaluation()
-        lines = [score_table(evaluation.rows())]
+        lines = [score_table(evaluation.rows()), *evaluation.too_few_samples()]
         if self._limits:
             lines.append("truncated  " + ", ".join(f"{count} by {limit}" for limit, count in self._limits.most_common()))
         if self._failures:

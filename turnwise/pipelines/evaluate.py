@@ -57,6 +57,8 @@ class Score:
     """Share of episodes that a limit ended."""
     pass_at: Mapping[int, float] = field(default_factory=dict)
     """pass@k by k, if tasks were sampled several times."""
+    pass_at_tasks: Mapping[int, int] = field(default_factory=dict)
+    """By k, the number of tasks with at least k episodes, over which pass@k is the mean."""
 
     @classmethod
     def count(cls, outcomes: Sequence[tuple[bool, float]]) -> "Score":
@@ -81,6 +83,7 @@ class Score:
             mean_tokens=_mean(outcome.num_tokens for outcome in episodes),
             truncated=_mean(outcome.is_truncated for outcome in episodes),
             pass_at=_pass_at(successes, trials),
+            pass_at_tasks={k: sum(n >= k for n in trials) for k in _sample_sizes(trials)},
         )
 
 
@@ -109,7 +112,16 @@ class Evaluation:
         return [("all", self.overall), *(self.by_tag.items() if len(self.by_tag) > 1 else ())]
 
     def __str__(self) -> str:
-        return "\n".join([score_table(self.rows()), *self.failures()])
+        return "\n".join([score_table(self.rows()), *self.too_few_samples(), *self.failures()])
+
+    def too_few_samples(self) -> list[str]:
+        """For each k, a sentence that says how many tasks pass@k covers, if it covers less than all."""
+        total = self.overall.num_tasks
+        return [
+            f"pass@{k}: over {num_tasks} of {counted(total, 'task')}; the others have fewer than {counted(k, 'episode')}"
+            for k, num_tasks in self.overall.pass_at_tasks.items()
+            if num_tasks < total
+        ]
 
     def failures(self) -> list[str]:
         """A sentence about the failed episodes, if there are any."""
@@ -137,12 +149,19 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
 
 def _pass_at(successes: Sequence[int], trials: Sequence[int]) -> dict[int, float]:
-    """Mean pass@k of the tasks with at least k samples, for k = 1, 2, 4, … and m, the maximum samples per task; {} if m = 1."""
+    """Mean pass@k of the tasks with at least k samples, for each of the `_sample_sizes`."""
+    return {
+        k: _mean(pass_at_k(n, c, k) for n, c in zip(trials, successes, strict=True) if n >= k) for k in _sample_sizes(trials)
+    }
+
+
+def _sample_sizes(trials: Sequence[int]) -> list[int]:
+    """k = 1, 2, 4, … and m, the maximum samples per task; none if m = 1."""
     most = max(trials, default=1)
     if most == 1:
-        return {}
+        return []
     powers = [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent < most]
-    return {k: _mean(pass_at_k(n, c, k) for n, c in zip(trials, successes, strict=True) if n >= k) for k in [*powers, most]}
+    return [*powers, most]
 
 
 def _mean(values: Iterable[float]) -> float:

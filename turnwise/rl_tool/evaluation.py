@@ -104,7 +104,7 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[G
     }
     trainer = Trainer(
         model=model,
-        train_dataset=[{"prompt": "unused", "ground_truth": ""}],
+        train_dataset=[{"prompt": "unused", "ground_truth": "0"}],
         eval_dataset=rows,
         reward_funcs=["accuracy"],
         seed=asked.seed,

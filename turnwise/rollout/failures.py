@@ -47,8 +47,8 @@ def _advice(error: str) -> str:
 
 
 def kind_of_failure(error: str, task: Task) -> str:
-    """The message of an error without the task's id: the same for episodes of different tasks that fail alike."""
-    return headline(error).replace(task.id, "…")
+    """The message of an error without the task's id and row: the same for episodes of different tasks that fail alike."""
+    return headline(error).replace(task.place, "…").replace(task.id, "…")
 
 
 def headline(error: str) -> str:

@@ -8,16 +8,12 @@ import numpy as np
 
 from turnwise.entry_points import load_function
 from turnwise.errors import ConfigError, RolloutError
-from turnwise.types import Group
-
-MIN_SPREAD = 1e-6
-"""Scores count as equal if they differ by at most this much."""
+from turnwise.types import Group, are_equal
 
 
 def non_zero_variance(group: Group) -> bool:
     """Whether the siblings' scores differ. Equal scores give no advantage (DAPO, Yu et al. 2025, arXiv:2503.14476)."""
-    scores = [trajectory.score for trajectory in group.trajectories]
-    return max(scores) - min(scores) > MIN_SPREAD
+    return not are_equal([trajectory.score for trajectory in group.trajectories])
 
 
 @dataclass(frozen=True, slots=True)

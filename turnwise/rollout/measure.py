@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from turnwise.rollout.source import played_of
-from turnwise.types import Group, Metric, Sample, Trajectory, samples_of
+from turnwise.types import Group, Metric, Sample, Trajectory, are_equal, samples_of
 
 
 def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> list[Metric]:
@@ -49,7 +49,7 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
         *_mean("rollout/parsed", [turn.action is not None for t in played if "num_actions" in t.metrics for turn in t.turns]),
         *([Metric("rollout/log_prob/mean", logprob_sum / num_sampled, weight=num_sampled)] if num_sampled else []),
         *_env_metrics(played, prefix="env", rewards="rollout"),
-        *_mean("rollout/zero_variance_groups", [len(set(of_group)) == 1 for of_group in scores if len(of_group) > 1]),
+        *_mean("rollout/zero_variance_groups", [are_equal(of_group) for of_group in scores if len(of_group) > 1]),
         *_sample_metrics(samples_of(groups)),
     ]
 

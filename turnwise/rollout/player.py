@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Protocol
 
 from turnwise.batching.samples import build_samples
@@ -17,6 +19,7 @@ from turnwise.errors import (
     ReplicasDeadError,
     RolloutError,
     TurnwiseError,
+    counted,
 )
 from turnwise.protocols import AgentLoop, OpenConversation
 from turnwise.rollout.failures import headline
@@ -28,6 +31,8 @@ from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Group, SamplingParams, Task, Trajectory
 
 logger = logging.getLogger(__name__)
+
+_ROUNDING = 1e-6
 
 EpisodeTask = asyncio.Task[list[Trajectory]]
 
@@ -101,11 +106,13 @@ class GroupPlayer:
             limit = self.watchdog.waiting("the rollouts", awaited, timeout_s, "episode_timeout_s", EnvironmentFault)
             try:
                 async with limit:
+                    agent = self.agents(task)
                     with Foreign(f"the agent of {task.tag}"):
-                        trajectories = await self.agents(task).run(task, sibling, contexts, sampling)
+                        trajectories = await agent.run(task, sibling, contexts, sampling)
                 contexts.verify()
                 if not trajectories:
                     raise EnvironmentFault(f"the agent of {task.tag} returned no trajectory; its `run` returns at least one")
+                check_weights(trajectories, f"the agent {type(agent).__name__} of {task.tag}")
                 for trajectory in trajectories:
                     check_numbers(trajectory, f"the agent of {task.tag}")
                     trajectory.samples = build_samples(trajectory, self.sampling.temperature)
@@ -132,6 +139,24 @@ async def _quickest(episodes: Sequence[EpisodeTask], num_wanted: int) -> None:
     while pending and num_well < num_wanted:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         num_well += sum(not _has_failed(episode.result()) for episode in done)
+
+
+def check_weights(trajectories: Sequence[Trajectory], agent: str) -> None:
+    """Raises EnvironmentFault unless the weights of one episode's trajectories are numbers ≥ 0 that add up to 1. By any other
+    sum one episode would count as several, or as a part of one, in statistics and losses."""
+    weights = [trajectory.weight for trajectory in trajectories]
+    for weight in weights:
+        if not isinstance(weight, Real) or not weight >= 0:
+            raise EnvironmentFault(f"{agent} returned a trajectory of weight {weight!r}; a weight is a number ≥ 0")
+    total = math.fsum(weights)
+    if abs(total - 1.0) > _ROUNDING:
+        advice = "give it weight=1"
+        if len(weights) > 1:
+            advice = f"give each of the {len(weights)} its share, such as weight={1 / len(weights):.3g}"
+        raise EnvironmentFault(
+            f"{agent} returned {counted(len(weights), 'trajectory')} for one episode, whose weights add up to {total:g}; they "
+            f"must add up to 1: {advice}"
+        )
 
 
 def _has_failed(trajectories: Iterable[Trajectory]) -> bool:

@@ -11,9 +11,8 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from turnwise.completion import SamplingParams
-from turnwise.envs.contract import MAX_ABS
 from turnwise.rollout.source import Rejection
-from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun, join_kept_ids
+from turnwise.types import MAX_ABS, FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun, join_kept_ids
 
 _MAX_SHOWN = 40
 _USUAL = {

@@ -158,9 +158,27 @@ class IdleSelector(selectors.DefaultSelector):
         return events
 
 
+class OwnLoop(asyncio.SelectorEventLoop):
+    """An event loop that only its own end stops. Code of users that runs on it would end the run by `stop`."""
+
+    _main: asyncio.Future[Any] | None = None
+
+    def run_until_complete(self, future: Any) -> Any:
+        outer, self._main = self._main, asyncio.ensure_future(future, loop=self)
+        try:
+            return super().run_until_complete(self._main)
+        finally:
+            self._main = outer
+
+    def stop(self) -> None:
+        if self._main is not None and not self._main.done():
+            raise RuntimeError("this is the event loop of the whole run, which nobody may stop; return instead")
+        super().stop()
+
+
 def new_loop(stopwatch: Stopwatch | None = None) -> asyncio.AbstractEventLoop:
     """An event loop whose `asyncio.to_thread` doesn't keep the process from ending."""
-    loop = asyncio.SelectorEventLoop(IdleSelector(stopwatch or Stopwatch()))
+    loop = OwnLoop(IdleSelector(stopwatch or Stopwatch()))
     loop.set_default_executor(DaemonExecutor())
     loop.set_exception_handler(_report)
     return loop

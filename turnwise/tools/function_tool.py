@@ -2,14 +2,23 @@
 
 import inspect
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from turnwise.errors import ConfigError, EnvironmentFault, nearest
 from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.signal_watch import REFUSAL, SignalWatch
 from turnwise.runtime.threads import DaemonPool
 from turnwise.types import Observation, Task
+
+logger = logging.getLogger(__name__)
+
+_NO_SIGNALS = (
+    "it runs in a thread, where Python allows no signal handlers (SIGALRM): make it `async def`, or leave its own time limit "
+    "out, since agent.tool_timeout_s bounds each call"
+)
 
 
 class StatelessTool:
@@ -45,6 +54,7 @@ class FunctionTool(StatelessTool):
         self._function = function
         self._name = str(function.__name__)
         self._pool = DaemonPool(self._name)
+        self._has_warned = False
 
     async def execute(self, state: None, arguments: Mapping[str, Any]) -> str | Observation:
         if inspect.iscoroutinefunction(self._function):
@@ -58,8 +68,19 @@ class FunctionTool(StatelessTool):
             raise EnvironmentFault(f"{what}, which is no text and can't be written as JSON ({fault}); return a text") from fault
 
     def _called(self, arguments: Mapping[str, Any]) -> Any:
-        with Foreign(self._name):
-            return self._function(**arguments)
+        with SignalWatch() as signals:
+            try:
+                with Foreign(self._name):
+                    result = self._function(**arguments)
+            except ValueError as fault:
+                if REFUSAL in str(fault):
+                    # It isn't the model's mistake, as other ValueErrors are.
+                    raise EnvironmentFault(f"the tool {self._name}: {fault}; {_NO_SIGNALS}") from fault
+                raise
+        if signals.num_refused and not self._has_warned:
+            self._has_warned = True
+            logger.warning("the tool %s tried to set a signal handler and caught the error; %s", self._name, _NO_SIGNALS)
+        return result
 
 
 def check_keys(tool: str, config: Mapping[str, Any], known: Iterable[str]) -> None:

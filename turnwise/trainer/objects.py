@@ -13,6 +13,7 @@ from typing import Any
 
 from turnwise.entry_points import OBJECT_PREFIX
 from turnwise.errors import ConfigError
+from turnwise.protocols import Tool
 
 
 class Objects:
@@ -29,7 +30,7 @@ class Objects:
         self._by_text: dict[str, Any] = {}
 
     def text_of(self, value: Any) -> str:
-        """The string that stands for a class, a function, another callable, or rows. Remembers the value for `install`."""
+        """The string that stands for a class, a function, another callable, a tool, or rows. Remembers it for `install`."""
         named = _named(value)
         owner = f"{_owner(value).__name__}." if isinstance(value, MethodType) else ""
         module, name = (_identifier(part) for part in (named.__module__ or "", f"{owner}{named.__name__}"))
@@ -55,7 +56,7 @@ def _identifier(text: str) -> str:
 
 
 def _digest(value: Any) -> str:
-    """A hash of rows, or of a callable's source and the plain values of its closure, attributes or bound arguments."""
+    """A hash of rows, or of a callable's or tool's source and the plain values in its closure, attributes, bound arguments."""
     match value:
         case type():
             parts = [_source(value)]
@@ -69,6 +70,8 @@ def _digest(value: Any) -> str:
         case _ if callable(value):
             named = _named(value)
             parts = [_digest(named) if isinstance(named, FunctionType) else _source(named), *_plain(_attributes(value))]
+        case Tool():
+            parts = [_source(type(value)), *_plain(_attributes(value))]
         case _:
             parts = [repr(row) for row in value]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
@@ -135,10 +138,15 @@ def plain_values(value: Any, objects: Objects, key: str) -> Any:
         case _ if callable(value):
             return objects.text_of(value)
     kind = type(value).__name__
+    hint = ""
+    if key.startswith("custom_envs."):
+        hint = (
+            f" An environment is given by its class, and its arguments by env={{'{kind}': {{'env_type': {kind}, "
+            "'env_config': {…}}}"
+        )
     raise ConfigError(
         f"{key}: got {str(value)[:60]!r}, an instance of {kind}; a setting is a number, a string, a list, a dict, a class or a "
-        f"function. An environment is given by its class, and its arguments by env={{'{kind}': {{'env_type': {kind}, "
-        "'env_config': {…}}}"
+        f"function.{hint}"
     )
 
 
@@ -152,24 +160,55 @@ def custom_envs(env: Any) -> dict[str, Any]:
 
 
 def data_section(
-    train_dataset: Any, eval_dataset: Any, reward_funcs: Any, reward_weights: Sequence[float] | None, objects: Objects
+    train_dataset: Any,
+    eval_dataset: Any,
+    rewards: Any,
+    reward_weights: Sequence[float] | None,
+    objects: Objects,
 ) -> dict[str, Any]:
-    """The section `data`. Raises ConfigError for wrong types, or if there aren't as many weights as functions."""
+    """The section `data`. Raises ConfigError for wrong types, or if there aren't as many weights as rewards."""
     section: dict[str, Any] = {}
     for key, rows in (("train_files", train_dataset), ("val_files", eval_dataset)):
         if rows is not None:
             section[key] = _files(rows, objects)
-    if reward_funcs is not None:
-        functions = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-        weights = [1.0] * len(functions) if reward_weights is None else reward_weights
-        if not isinstance(weights, Collection) or not all(isinstance(weight, Real) for weight in weights):
-            raise ConfigError(f"reward_weights: got {weights!r}; give one number for each of the reward_funcs")
-        if len(weights) != len(functions):
-            raise ConfigError(f"reward_weights: {len(weights)} weights for {len(functions)} reward_funcs; give one for each")
-        section["reward"] = [{"name": name, "weight": float(weight)} for name, weight in zip(functions, weights, strict=True)]
+    if rewards is not None:
+        section["reward"] = _reward_entries(rewards, reward_weights)
     elif reward_weights is not None:
         raise ConfigError("reward_weights: there are no reward_funcs that they could weigh; add those, or leave this out")
     return section
+
+
+def _reward_entries(rewards: Any, weights: Sequence[float] | None) -> list[dict[str, Any]]:
+    """The entries of `data.reward`, from functions, names, entries with `name`, or a mapping of names to weights."""
+    if isinstance(rewards, Mapping) and "name" not in rewards:
+        given = [{"name": name, "weight": weight} for name, weight in rewards.items()]
+    else:
+        listed = rewards if isinstance(rewards, list | tuple) else [rewards]
+        given = [dict(reward) if isinstance(reward, Mapping) else {"name": reward} for reward in listed]
+    if weights is None:
+        return [{"weight": 1.0, **entry} for entry in given]
+    if not isinstance(weights, Collection) or not all(isinstance(weight, Real) for weight in weights):
+        raise ConfigError(f"reward_weights: got {weights!r}; give one number for each of the reward_funcs")
+    if len(weights) != len(given):
+        raise ConfigError(f"reward_weights: {len(weights)} weights for {len(given)} reward_funcs; give one for each")
+    if any("weight" in entry for entry in given):
+        raise ConfigError("reward_weights: a reward has a weight of its own already; leave one of the two out")
+    return [{**entry, "weight": float(weight)} for entry, weight in zip(given, weights, strict=True)]
+
+
+def tool_names(tools: Any, objects: Objects) -> list[str]:
+    """The strings that stand for tools: functions, objects or classes with the methods of `protocols.Tool`, or names. Raises
+    ConfigError for anything else."""
+    listed = tools if isinstance(tools, list | tuple) else [tools]
+    names = []
+    for tool in listed:
+        if not isinstance(tool, str | Tool) and not callable(tool):
+            raise ConfigError(
+                f"tools: got {str(tool)[:60]!r}, a {type(tool).__name__}; a tool is a function with type hints and a "
+                "docstring, or an object with schema, create, execute, calc_reward and release (docs/tools.md)"
+            )
+        names.append(tool if isinstance(tool, str) else objects.text_of(tool))
+    return names
 
 
 def _files(rows: Any, objects: Objects) -> list[str]:

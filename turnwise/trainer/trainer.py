@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from turnwise.build.envs import plug_in_problems
 from turnwise.build.prepare import row_problems
 from turnwise.config import AgenticConfig, SFTConfig, parse_config, require, unavailable
+from turnwise.config.coming_from import counterpart
 from turnwise.data.tables import numbered, plain_columns
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.trainer.callbacks import asks_to_stop, check_callbacks
-from turnwise.trainer.objects import Objects, custom_envs, data_section, plain_values
+from turnwise.trainer.objects import Objects, custom_envs, data_section, plain_values, tool_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +40,10 @@ class Trainer:
         train_dataset: rows to train on: a list of dicts, a `datasets.Dataset`, or names of files.
         eval_dataset: rows for validation, in the same forms.
         reward_funcs: functions, or their names, that score what was played; `reward_weights` has a number for each [all 1].
+            An entry of `data.reward` is one too: `{"name": function, "form": "messages"}`.
+        rewards: another name of `reward_funcs`.
+        tools: functions, or objects with the methods of `protocols.Tool`, that rows are played with; rows that name no agent
+            are then played by `tool_agent`.
         callbacks: objects with `on_validation`, `on_step_end` or `on_checkpoint` (`turnwise.trainer.callbacks`).
         is_quiet: True prints no steps.
         config_file: a YAML file; the other arguments replace its settings (`from_config`).
@@ -55,7 +60,9 @@ class Trainer:
         train_dataset: Any = None,
         eval_dataset: Any = None,
         reward_funcs: Any = None,
+        rewards: Any = None,
         reward_weights: Sequence[float] | None = None,
+        tools: Any = None,
         callbacks: Sequence[object] = (),
         is_quiet: bool = False,
         config_file: str | Path | None = None,
@@ -68,6 +75,11 @@ class Trainer:
         self.is_quiet = is_quiet
         self._file = config_file
         self._objects = Objects()
+        if model is not None and not isinstance(model, str | Path):
+            raise ConfigError(
+                f"model: got an object of {type(model).__name__}; a Trainer loads a model by its folder or its name on the "
+                "hub, so save yours and its tokenizer into one folder with save_pretrained(folder), and give model=folder"
+            )
         for name, key, value in (("model", "pretrain", model), ("algorithm", "adv_estimator", algorithm)):
             if value is not None and key in config:
                 raise ConfigError(f"{name} and {key} are the same setting, and both are given; leave one out")
@@ -77,12 +89,19 @@ class Trainer:
             config["custom_envs"] = custom_envs(env)
         if not isinstance(config.get("data") or {}, Mapping):
             raise ConfigError(f"data: got {str(config['data'])[:60]}; it is a section: a dict of its keys")
-        data = data_section(train_dataset, eval_dataset, reward_funcs, reward_weights, self._objects)
+        if rewards is not None and reward_funcs is not None:
+            raise ConfigError("rewards and reward_funcs are the same argument, and both are given; leave one out")
+        rewards = reward_funcs if rewards is None else rewards
+        data = data_section(train_dataset, eval_dataset, rewards, reward_weights, self._objects)
         if data:
             config["data"] = {**(config.get("data") or {}), **data}
+        if tools is not None:
+            config["agent"] = {**(config.get("agent") or {}), "tools": tool_names(tools, self._objects)}
+            if config_file is None:  # a file names the agent itself
+                config["data"] = {"default_agent": "tool_agent", **(config.get("data") or {})}
         if config_file is None:
             _require_enough(config)
-        self._values = {key: plain_values(value, self._objects, key) for key, value in config.items()}
+        self._values = {key: _plain_setting(key, value, self._objects) for key, value in config.items()}
         self.config = self._parse({})
         require(unavailable(self.config))
 
@@ -211,6 +230,16 @@ class Trainer:
         config, notes = parse_config({**self._values, **changes}, AgenticConfig, file=self._file, examine=plug_in_problems)
         _say(notes)
         return config
+
+
+def _plain_setting(key: str, value: Any, objects: Objects) -> Any:
+    """`plain_values`; None for an object under a key of another system, which `_parse` refuses with the key to use here."""
+    try:
+        return plain_values(value, objects, key)
+    except ConfigError:
+        if key in AgenticConfig.model_fields or not counterpart((key,)):
+            raise
+        return None
 
 
 def _require_enough(config: Mapping[str, Any]) -> None:

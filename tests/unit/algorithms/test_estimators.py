@@ -147,6 +147,18 @@ def test_gpg_counts_groups_without_variance_and_not_scores_at_the_mean():
     assert credited("gpg", score_groups([1, 1]))[0] == [[0], [0]]
 
 
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("grpo", "mean"),
+        *((name, None) for name in ("grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline", "grpo_passk")),
+    ],
+)
+def test_scores_that_differ_by_rounding_have_no_advantage(name, method):
+    asked = {"reward_normalization": RewardNormalization(method=method)}
+    assert not any(flat(credited(name, score_groups([0.6, 0.1 + 0.2 + 0.3, 0.6], [0.1, 0.1, 0.1]), **asked)[0]))
+
+
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_batches_with_nothing_to_train_are_credited_zeros(name):
     trajectories = [episode([1.0, 0.0], lengths=[0, 0], sibling=i) for i in range(2)]

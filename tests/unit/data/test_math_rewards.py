@@ -8,7 +8,7 @@ import pytest
 
 from turnwise.data.gsm8k import generate_problems, rl_row, sft_row
 from turnwise.data.math_rewards import FORMULAS, accuracy, answer_of, combined, format_reward, is_correct, length_penalty, step
-from turnwise.data.rewards import FunctionReward
+from turnwise.data.reward_functions import FunctionReward
 from turnwise.errors import ConfigError, DataError
 
 

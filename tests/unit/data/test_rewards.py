@@ -5,42 +5,19 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import toy_rewards
+from scored_groups import group, of, scored, trajectory
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.build.reward_model import ModelReward
 from turnwise.chat.conversation import TextAnswer, TextConversation
-from turnwise.data.rewards import FunctionReward, GroupReward, RewardManager, WeightedReward, messages_of, prompt_of
+from turnwise.data.reward_functions import FunctionReward
+from turnwise.data.rewards import GroupReward, messages_of, prompt_of
 from turnwise.data.tables import TableRow
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.errors import ConfigError, DataError
-from turnwise.runtime.watchdog import Watchdog
-from turnwise.types import Group, SamplingParams, Task, Trajectory, Turn
-
-TASK = Task("train/data/0", "data", "train", 1, payload={"prompt": "Say it", "reward_model": {"ground_truth": "abc"}}, row=0)
-
-
-def trajectory(text: str, sibling: int, task: Task = TASK, reward: float = 0.0) -> Trajectory:
-    turn = Turn(np.array([1]), np.array([2]), np.array([-1.0], np.float32), text=text, observation="Say it", reward=reward)
-    return Trajectory(task, sibling, [turn])
-
-
-def group(*texts: str) -> Group:
-    return Group(TASK, [trajectory(text, sibling) for sibling, text in enumerate(texts)])
-
-
-def of(function, **arguments) -> FunctionReward:
-    return FunctionReward(function.__name__, function, lambda t: t.turns[-1].text, "prompt", arguments)
-
-
-def scored(group: Group, *rewards: tuple[object, float], timeout_s: float = 5.0) -> list[Trajectory]:
-    with Watchdog() as watchdog:
-        manager = RewardManager(
-            [WeightedReward(reward.name, weight, reward) for reward, weight in rewards], timeout_s, watchdog
-        )
-        return asyncio.run(manager(group))
+from turnwise.types import SamplingParams, Task
 
 
 def test_weighted_parts_add_up_to_the_score_and_metrics_are_raw() -> None:
@@ -118,7 +95,7 @@ def test_messages_of_an_environment_have_its_templates_and_the_system_message_on
         (toy_rewards.too_few, "data.reward too_few returned 1 values; return one finite number for each of the 2 completions"),
         (toy_rewards.not_finite, "data.reward not_finite returned nan; return one finite number"),
         (lambda completions: "no list", "returned a str"),
-        (lambda completions: [None, None], "returned [None, None]"),
+        (lambda completions: [None, 1.0], "each returned None"),
         (lambda completions: [10**400, 1], "returned [1000"),
     ],
 )

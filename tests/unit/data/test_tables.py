@@ -174,7 +174,7 @@ def test_a_row_without_a_column_is_refused_from_every_form_of_file(tmp_path: Pat
     for name in ("rows.jsonl", "rows.parquet"):
         first, second = read_tables([str(tmp_path / name)], "data.train_files")
         wanted.check([first], "data.reward function")
-        with pytest.raises(DataError, match=r"2: data.reward function needs the column 'answer', and the row has .* \(null is"):
+        with pytest.raises(DataError, match=r"2: data.reward function needs the column 'answer', and the row has .* \(null"):
             wanted.check([second], "data.reward function")
         assert wanted.choose(first.columns) == {"answer": "4", "level": 1}
         assert "level" not in wanted.choose(second.columns), "null would take the place of the parameter's default"

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from turnwise.data.rewards import RewardFault
+from turnwise.data.reward_scores import RewardFault
 from turnwise.errors import ChatTemplateError, ConfigError, ServerError
 from turnwise.inference.judge import Judge
 from turnwise.inference.openai_chat import OpenAIChat

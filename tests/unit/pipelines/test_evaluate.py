@@ -112,6 +112,15 @@ def test_pass_at_k_is_a_mean_over_tasks_for_powers_of_two_and_all_samples():
     assert evaluate([group("A", [1]), group("A", [0])]).overall.pass_at == {}
 
 
+def test_pass_at_k_says_how_many_tasks_had_enough_samples():
+    groups = [group("A", [1] * 4), group("A", [1] * 4), group("A", [0], failed=3), group("A", [0], failed=3)]
+    evaluation = evaluate(groups)
+    assert evaluation.overall.pass_at == {1: 0.5, 2: 1.0, 4: 1.0}
+    assert evaluation.to_json()["overall"]["pass_at_tasks"] == {1: 4, 2: 2, 4: 2}
+    assert "pass@4: over 2 of 4 tasks" in str(evaluation) and "pass@1:" not in str(evaluation)
+    assert "tasks" not in str(evaluate(groups[:2])), "all tasks have enough"
+
+
 def test_one_episode_a_task_has_the_wilson_interval():
     score = Score.count([(i < 30, 0.0) for i in range(100)])
     assert (score.low, score.high) == pytest.approx(wilson_interval(30, 100))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from turnwise.rollout.group_filter import non_zero_variance
 from turnwise.rollout.measure import rollout_metrics, validation_metrics
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import Group, Task, Trajectory, Turn
@@ -32,6 +33,12 @@ def test_rollout_metrics():
     assert reduced["rollout/zero_variance_groups"] == 0.5
     assert reduced["rollout/sampled_tokens"] == 10 and reduced["rollout/total_tokens"] == 30
     assert reduced["rollout/non_prompt_length/max"] == 8 and reduced["rollout/prompt_length/mean"] == 4
+
+
+def test_scores_that_differ_by_rounding_are_a_group_without_variance():
+    groups = [group(([0.6], {}), ([0.1 + 0.2 + 0.3], {})), group(([0.6], {}), ([0.60001], {}))]
+    assert reduce_metrics(rollout_metrics(groups))["rollout/zero_variance_groups"] == 0.5
+    assert [non_zero_variance(one) for one in groups] == [False, True]
 
 
 def test_what_was_lost_to_failures_is_counted():

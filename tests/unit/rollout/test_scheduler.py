@@ -6,6 +6,7 @@ import asyncio
 import signal
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -155,6 +156,38 @@ def test_an_agent_that_returns_nothing_fails_its_episode(runner):
 
     with pytest.raises(RolloutError, match=r"the agent of [AB] returned no trajectory; its `run` returns at least one"):
         make(runner, Silent(), max_env_retries=0).get_batch(2)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0, 1.0], "the agent Parts of [AB] .*add up to 2;.*weight=0.5"),
+        ([0.5], "the agent Parts of [AB] .*add up to 0.5;.*weight=1"),
+        ([1.5, -0.5], "the agent Parts of [AB] .*weight -0.5"),
+        ([float("nan"), 1.0], "the agent Parts of [AB] .*weight nan"),
+        (["1"], "the agent Parts of [AB] .*weight '1'"),
+    ],
+)
+def test_weights_of_an_episode_that_do_not_add_up_to_1_fail_it(runner, weights, message):
+    with pytest.raises(RolloutError, match=message):
+        make(runner, Parts(weights), max_env_retries=0).get_batch(2)
+
+
+def test_thirds_add_up_to_1(runner):
+    [first, *_] = make(runner, Parts([1 / 3, 1 / 3, 1 / 3])).get_batch(4)
+    assert [trajectory.weight for trajectory in first.trajectories[:3]] == [1 / 3] * 3
+
+
+class Parts(Agent):
+    """Returns several trajectories an episode, with these weights."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self._weights = weights
+
+    async def run(self, *arguments):
+        [trajectory] = await super().run(*arguments)
+        return [replace(trajectory, weight=weight) for weight in self._weights]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -285,3 +286,21 @@ def test_the_published_tool_says_whether_an_answer_is_right_and_punishes_what_im
     wrong, right = "Current parsed answer='7' reward=0.0", "Current parsed answer='72' reward=1.0"
     assert texts == [wrong, right, right]
     assert rewards == {"calc_gsm8k_reward": -0.1}
+
+
+def test_a_limit_of_time_by_signals_is_named_and_not_the_models_mistake(caplog):
+    def with_alarm(text: str) -> str:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return text
+
+    def catching(text: str) -> str:
+        try:
+            return with_alarm(text)
+        except ValueError:
+            return "no answer"
+
+    box = ToolBox([OfferedTool(FunctionTool(tool, schema(tool.__name__))) for tool in (with_alarm, catching)])
+    with pytest.raises(EnvironmentFault, match=r"the tool with_alarm.*async def.*agent.tool_timeout_s"):
+        called(box, "with_alarm", text="a")
+    assert called(box, "catching", text="a")[0].text == "no answer"
+    assert "the tool catching" in caplog.text and "SIGALRM" in caplog.text

@@ -118,7 +118,7 @@ CALCULATOR = {"tools": [{"class_name": "calculator"}]}
     ("tools", "row", "said"),
     [
         (CALCULATOR, {}, r"rows.jsonl.* the tools calculator are configured, and this row would be played without them"),
-        (None, {"agent_name": "tool_agent"}, "tool_agent has no tools; set agent.tool_config_path"),
+        (None, {"agent_name": "tool_agent"}, "tool_agent has no tools; set agent.*tool_config_path"),
         (
             {"tools": []},
             {"agent_name": "tool_agent"},

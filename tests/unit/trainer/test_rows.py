@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from functools import lru_cache, partial
+from types import FunctionType
 
 import pytest
-from toy_tools import LACKS_SANDBOX
+from toy_tools import LACKS_SANDBOX, Notebook, divide
 
 from turnwise import Trainer
 from turnwise.agents.single_turn_agent import SingleTurnAgent
+from turnwise.build.tools import build_tools
 from turnwise.errors import TurnwiseError
 from turnwise.tools.sandbox import run_python
 from turnwise.tracking.jsonl import read_metrics
@@ -74,6 +76,31 @@ def test_a_reward_that_runs_programs_in_the_sandbox_is_trained_on(keys):
     trajectories = [t for report in trainer.steps() for group in report.groups for t in group.trajectories]
     assert trajectories
     assert [t.score for t in trajectories] == [t.turns[-1].text.count(t.task.payload["letter"]) for t in trajectories]
+
+
+def of_messages(completions, letter):
+    return [float(wanted in completion[-1]["content"]) for completion, wanted in zip(completions, letter, strict=True)]
+
+
+of_messages_of_trl = FunctionType(of_messages.__code__, {**globals(), "__name__": "trl.rewards.other"}, "of_messages_of_trl")
+
+
+def test_entries_of_rewards_have_a_form_and_those_of_trl_need_none(keys):
+    entries = [{"name": of_messages, "form": "messages", "weight": 2.0}, of_messages_of_trl]
+    trainer = Trainer(**keys | {"max_steps": 1, "eval_steps": 0}, train_dataset=ROWS, rewards=entries)
+    [report] = trainer.steps()
+    for trajectory in (t for group in report.groups for t in group.trajectories):
+        assert trajectory.score == 3.0 * (trajectory.task.payload["letter"] in trajectory.turns[-1].text)
+
+
+def test_tools_are_functions_and_objects(keys):
+    given = {"train_dataset": ROWS, "reward_funcs": has_letter, "tools": [divide, Notebook(), "toy_tools:greet"]}
+    given["eval_steps"] = 0
+    trainer = Trainer(**keys | given)
+    assert [offered.name for offered in build_tools(trainer.config).tools] == ["divide", "note", "greet"]
+    assert trainer.config.data.default_agent == "tool_agent"
+    named = Trainer(**keys | given, data={"default_agent": "single_turn_agent"})
+    assert named.config.data.default_agent == "single_turn_agent"
 
 
 def test_other_rows_have_another_text_and_equal_ones_the_same(keys):
@@ -171,9 +198,25 @@ def test_rows_are_played_by_a_loop_that_is_an_object(keys):
         ({"train_dataset": ["a.jsonl"]}, "a.jsonl"),
         ({"reward_funcs": ["exact_mach"]}, "'exact_mach' isn't one of .* Did you mean 'exact_match'"),
         ({"reward_funcs": [len]}, "has no parameter `completions`"),
+        ({"reward_funcs": object}, "a reward is a function"),
+        ({"reward_funcs": ValueError}, "parameters"),
+        ({"reward_funcs": ["numpy:add"]}, "parameters of this ufunc"),
+        ({"reward_funcs": ["torch:ones"]}, "parameters"),
+        ({"rewards": [has_letter]}, "rewards and reward_funcs are the same"),
+        ({"reward_funcs": [{"name": has_letter, "form": "message"}]}, "form: input should be 'text' or 'messages'"),
+        ({"reward_funcs": [{"name": has_letter, "weight": 1.0}], "reward_weights": [2.0]}, "a weight of its own already"),
+        ({"reward_funcs": ["accuracy"]}, "row 1: data.reward accuracy.*ground_truth or answer"),
+        ({"tools": [3]}, "tools: got '3'.*schema, create, execute"),
+        ({"tools": [{"type": "function"}]}, "tools: got .*a dict"),
+        ({"processing_class": object()}, "processing_class: unknown key.*save_pretrained"),
+        ({"optimizers": (object(), None)}, "optimizers: unknown key.*AdamW"),
+        ({"args": object()}, "args: unknown key.*Trainer"),
+        ({"environment_factory": Brief}, "environment_factory: unknown key.*env="),
+        ({"rollout_func": len}, "rollout_func: unknown key.*agent loop"),
+        ({"model": object()}, "model: got an object.*save_pretrained"),
     ],
 )
 def test_bad_rows_and_rewards_are_refused_when_the_trainer_is_made(keys, changes, sentence):
     given = {"train_dataset": ROWS, "reward_funcs": [has_letter]} | changes
     with pytest.raises(TurnwiseError, match=sentence):
-        Trainer(**keys | {"eval_steps": 0}, **{key: value for key, value in given.items() if value is not None})
+        Trainer(**keys | {"eval_steps": 0} | {key: value for key, value in given.items() if value is not None})

@@ -1,0 +1,241 @@
+"""Reward functions as people write them: over completions and columns (turnwise, TRL), or one call per completion (verl)."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from turnwise.data.reward_calls import call_reward, is_async, parameters_of, warn_once
+from turnwise.data.reward_scores import RewardFault, is_number, read_metric, read_scores
+from turnwise.data.rewards import DecodeCompletion, messages_of, prompt_of, runs_of
+from turnwise.data.tables import TableRow, Wanted, leaves
+from turnwise.errors import ConfigError, DataError
+from turnwise.protocols import ChecksRows, RewardResult
+from turnwise.runtime.threads import DaemonPool
+from turnwise.types import Group, Message, Trajectory
+
+CompletionForm = Literal["text", "messages"]
+
+_PER_RUN = ("completions", "completion_ids", "messages", "prompts")
+_COLLECTORS = ("log_metric", "log_extra")
+GIVEN = (*_PER_RUN, *_COLLECTORS)
+"""Arguments of a reward function that come from the run, not from columns. Those of `_PER_RUN` have one value per rollout
+(`runs_of`); the `_COLLECTORS` are functions, as TRL passes them."""
+_NOT_GIVEN = ("trainer_state", "environments")
+"""Arguments that TRL passes and a run here doesn't."""
+_ONE_TEXT = "solution_str"
+"""The parameter by which verl's functions are known: they are called once per completion."""
+_FORMS = (
+    "a reward is called as (completions, **columns), or as verl's functions, (data_source, solution_str, ground_truth, "
+    "extra_info)"
+)
+_FOR_TEXTS = {
+    r"string indices must be integers|'str' object has no attribute '(get|keys|items|role|content)'": (
+        "completions are strings; a function that takes each as a list of messages needs `form: messages`, "
+        "{{name: {name}, form: messages}} in data.reward"
+    )
+}
+_FOR_MESSAGES = {
+    r"'(list|dict)' object has no attribute|expected string or bytes-like object, got '(list|dict)'|"
+    r"list indices must be integers|(can only|must be) \w* ?(concatenate )?str": (
+        "completions are lists of messages (`form: messages`); a function that takes strings needs `form: text`"
+    )
+}
+
+
+@dataclass(slots=True)
+class FunctionReward:
+    """A function `(completions, **columns) -> list[float | None]`, one number per completion; None where it doesn't apply. Or
+    verl's `(data_source, solution_str, ground_truth, extra_info) -> float | dict`, called once per completion. A coroutine
+    function is awaited; any other function runs in a thread, so that only its group waits for it."""
+
+    name: str
+    function: Callable[..., Any]
+    completion: DecodeCompletion
+    prompt_key: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that the config gives as `args` of the reward."""
+    form: CompletionForm = "text"
+    """What a completion is: the text of the last response, or the list of all messages after the prompt."""
+    _pool: DaemonPool = field(default_factory=lambda: DaemonPool("reward"))
+    wanted: Wanted = field(init=False)
+    _given: frozenset[str] = field(init=False)
+    """The members of `GIVEN` that the function has parameters for, and "extra_info" if it is verl's."""
+    _takes_one: bool = field(init=False)
+    """Whether it is called once per completion, as verl's."""
+    _needs_ids: bool = field(init=False)
+    """Whether token ids are asked for by name."""
+
+    def __post_init__(self) -> None:
+        parameters = parameters_of(self.function, self.name).values()
+        named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self._check_parameters(named, takes_all, [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY])
+        self._takes_one = _ONE_TEXT in named and "completions" not in named
+        self._needs_ids = "completion_ids" in named
+        if self._takes_one:
+            filled = (_ONE_TEXT, "extra_info")
+            # As in verl, **kwargs are for the config's `args`, and the columns aren't passed.
+            self.wanted = replace(Wanted.by(self.function, [*filled, *self.arguments]), takes_all=False)
+            self._given = frozenset(filled) & named.keys()
+        else:
+            self.wanted = Wanted.by(self.function, [*GIVEN, *_NOT_GIVEN, *self.arguments])
+            self._given = frozenset(GIVEN if takes_all else named.keys() & set(GIVEN))
+
+    def _check_parameters(self, named: Mapping[str, inspect.Parameter], takes_all: bool, positional: Sequence[str]) -> None:
+        """Raises ConfigError if the function can't be called with the names that a run has, or `args` don't fit."""
+        what = f"data.reward {self.name}"
+        shown = ", ".join(named) or "no parameters that have names"
+        if not takes_all and not {*named, *positional} & {*_PER_RUN, _ONE_TEXT}:
+            raise ConfigError(f"{what}: it has no parameter `completions`; {_FORMS}. It has {shown}")
+        if positional:
+            raise ConfigError(f"{what}: its parameter {positional[0]} can't be passed by name; {_FORMS}, by names")
+        if _ONE_TEXT in named and self.form == "messages":
+            raise ConfigError(f"{what}: `form: messages` is for functions of `completions`; {_ONE_TEXT} is a text")
+        for name in self.arguments:
+            if name not in named and not takes_all:
+                raise ConfigError(f"{what}: args.{name} isn't a parameter; it has {shown}")
+        for name in _NOT_GIVEN:
+            if name not in named or name in self.arguments:
+                continue
+            if named[name].default is inspect.Parameter.empty:
+                raise ConfigError(f"{what}: a run here has no {name} for its parameter of that name; give it a default")
+            warn_once(f"{what}: a run here has no {name} for its parameter of that name, which keeps its default")
+
+    def check(self, rows: Sequence[TableRow]) -> None:
+        """Raises DataError if a row lacks a required column, `function.check_row` refuses it, or an argument hides a column."""
+        self.wanted.check(rows, f"data.reward {self.name}")
+        function: object = self.function
+        if isinstance(function, ChecksRows):
+            for row in rows:
+                columns = {**self.wanted.choose(row.columns), **self.arguments}
+                row.check(f"data.reward {self.name}", function, columns)
+        named = {
+            name: "from the run" for name in parameters_of(self.function, self.name) if name in self._given - {"extra_info"}
+        }
+        named.pop(self.prompt_key, None)
+        named |= dict.fromkeys(self.arguments, "from its args in the config")
+        for row in rows:
+            for path in (path for path, _ in leaves(row.columns) if path[-1] in named):
+                raise DataError(
+                    f"{row.place}: data.reward {self.name} gets `{path[-1]}` {named[path[-1]]}, which would hide the column "
+                    f"{'.'.join(path)!r}; rename the column, or the function's parameter"
+                )
+
+    async def __call__(self, group: Group) -> RewardResult:
+        runs = runs_of(group)
+        if self._takes_one:
+            return await self._score_one_by_one(group, runs)
+        collected = Collected(self.name, len(runs))
+        columns = self.wanted.choose(group.task.payload)
+        columns = {name: value for name, value in columns.items() if name not in (*_PER_RUN, *self.arguments)}
+        given = self._per_run(group, runs) | {"log_metric": collected.log_metric, "log_extra": collected.log_extra}
+        repeated = {name: [value] * len(runs) for name, value in columns.items()}
+        arguments = {
+            **{name: value for name, value in given.items() if name in self._given},
+            **repeated,
+            **self.arguments,
+        }
+        remedies = _FOR_TEXTS if self.form == "text" else _FOR_MESSAGES
+        remedies = {pattern: remedy.format(name=self.name) for pattern, remedy in remedies.items()}
+        values = await call_reward(self.function, self.name, group.task.id, arguments, self._pool, remedies)
+        return RewardResult(read_scores(values, len(runs), self.name), metrics=collected.per_run)
+
+    def _per_run(self, group: Group, runs: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
+        """The arguments with one value per run. Raises RewardFault if token ids are asked for by name and there are none."""
+        prompts = [group.task.payload.get(self.prompt_key, run[0].turns[0].observation) for run in runs]
+        given: dict[str, Any] = {"prompts": prompts}
+        if self.form == "messages":
+            given["prompts"] = [prompt_of({self.prompt_key: prompt}, self.prompt_key) for prompt in prompts]
+        if "completions" in self._given:
+            as_form = self.completion if self.form == "text" else self._answer_messages
+            given["completions"] = [as_form(run[-1]) for run in runs]
+        if "completion_ids" in self._given:
+            turns = [run[-1].turns[-1] for run in runs]
+            given["completion_ids"] = [turn.response_ids.tolist() for turn in turns]
+            if self._needs_ids and any(turn.text and not len(turn.response_ids) for turn in turns):
+                raise RewardFault(
+                    f"data.reward {self.name} asks for completion_ids, and a model behind a URL gives texts without token "
+                    "ids; take `completions`"
+                )
+        if "messages" in self._given:
+            given["messages"] = [messages_of(run[-1], self.prompt_key) for run in runs]
+        return given
+
+    def _answer_messages(self, trajectory: Trajectory) -> list[Message]:
+        """All messages after the prompt; the text of the last one is what a function of texts gets."""
+        messages = messages_of(trajectory, self.prompt_key)
+        first_turn = replace(trajectory, turns=trajectory.turns[:1])
+        num_of_prompt = len(messages_of(first_turn, self.prompt_key)) - 1
+        answers = messages[num_of_prompt:]
+        answers[-1]["content"] = self.completion(trajectory)
+        return answers
+
+    async def _score_one_by_one(self, group: Group, runs: Sequence[Sequence[Trajectory]]) -> RewardResult:
+        columns = {**self.wanted.choose(group.task.payload), **self.arguments}
+        if "extra_info" in self._given:
+            columns["extra_info"] = group.task.payload.get("extra_info") or {}
+        texts = [self.completion(run[-1]) for run in runs]
+        arguments = {"texts": texts, "columns": columns}
+        values = await call_reward(_one_by_one(self.function), self.name, group.task.id, arguments, self._pool)
+        read = [_read_one(value, self.name) for value in values]
+        return RewardResult(read_scores([score for score, _ in read], len(runs), self.name), metrics=[more for _, more in read])
+
+
+def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of several texts that calls verl's function for each text."""
+
+    async def gathered(texts: Sequence[str], columns: Mapping[str, Any]) -> list[Any]:
+        return await asyncio.gather(*(function(**{_ONE_TEXT: text, **columns}) for text in texts))
+
+    def listed(texts: Sequence[str], columns: Mapping[str, Any]) -> list[Any]:
+        return [function(**{_ONE_TEXT: text, **columns}) for text in texts]
+
+    return gathered if is_async(function) else listed
+
+
+def _read_one(value: Any, name: str) -> tuple[Any, dict[str, float]]:
+    """The score and the metrics that verl's function returned: a number, or a mapping with `score` and more."""
+    if not isinstance(value, Mapping):
+        return value, {}
+    if "score" not in value:
+        raise RewardFault(
+            f"data.reward {name} returned a dict with {', '.join(map(str, value)) or 'nothing'}; it needs `score`"
+        )
+    metrics: dict[str, float] = {}
+    for key, number in value.items():
+        if key == "score":
+            continue
+        if is_number(number):
+            metrics[str(key)] = read_metric(number, str(key), name)
+        elif number is not None:
+            warn_once(
+                f"data.reward {name} returns `{key}`, a {type(number).__name__}, which is left out: only numbers are metrics"
+            )
+    return value["score"], metrics
+
+
+class Collected:
+    """What a function reports through TRL's `log_metric` and `log_extra`: metrics of each run of a group."""
+
+    def __init__(self, name: str, num_runs: int) -> None:
+        self._name = name
+        self.per_run: list[dict[str, float]] = [{} for _ in range(num_runs)]
+
+    def log_metric(self, name: str, value: Any) -> None:
+        """Records a number for the whole call."""
+        number = read_metric(value, name, self._name)
+        for metrics in self.per_run:
+            metrics[name] = number
+
+    def log_extra(self, column: str, values: Iterable[Any]) -> None:
+        """Records a value for each completion. Only numbers are kept."""
+        for metrics, value in zip(self.per_run, values, strict=False):
+            if is_number(value):
+                metrics[column] = read_metric(value, column, self._name)
+            else:
+                kind = type(value).__name__
+                warn_once(
+                    f"data.reward {self._name}: log_extra got a {kind} for {column!r}, which is left out; numbers are kept"
+                )
