@@ -11,7 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turnwise.data.math_rewards import TOLERANCE, answer_of, has_format, is_correct, num_steps, stated_answer
+from turnwise.data.answers import answer_key, answer_of, is_correct, stated_answer
+from turnwise.data.math_rewards import has_format, num_steps
+from turnwise.data.quantities import TOLERANCE
 from turnwise.errors import ConfigError, DataError
 from turnwise.hub import local_path
 from turnwise.model_folder import base_of_adapter, check_model
@@ -176,8 +178,7 @@ def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
 
 def _majority_is_correct(answers: Sequence[Answer]) -> bool:
     """Whether the most frequent answer to a row is right. If several answers are equally frequent, the first of them counts."""
-    numbers = [answer_of(answer.completion) for answer in answers]
-    keys = [n.value if n else stated_answer(a.completion) or "" for n, a in zip(numbers, answers, strict=True)]
+    keys = [answer_key(answer.completion) for answer in answers]
     [(winner, _)] = Counter(keys).most_common(1)
     return answers[keys.index(winner)].is_correct
 
