@@ -38,7 +38,7 @@ from turnwise.protocols import AgentLoop, Reward
 from turnwise.rollout.tasks import CurriculumTasks, DataRow, RowTasks, SeededTasks, TaskSource
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.foreign import Foreign
-from turnwise.spec import AGENTS, REWARDS, ROWS_TAG
+from turnwise.spec import AGENTS, CHECKED_REWARDS, REWARDS, ROWS_TAG
 from turnwise.types import Split, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -287,6 +287,8 @@ def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion:
         with Foreign(f"data.reward {asked.name}: making it", "at the start", are_faults=True):
             found, arguments = found(**arguments), {}
     parameters = inspect.signature(found).parameters
+    if asked.name in CHECKED_REWARDS:
+        arguments = {"checker": config.data.checker, **arguments}
     if "group" in parameters:
         _check_arguments(asked.model_copy(update={"args": {"group": None, **arguments}}), found)
         return GroupReward(name, partial(found, **arguments) if arguments else found)

@@ -5,7 +5,8 @@ from functools import lru_cache
 from inspect import Signature, signature
 from typing import Any, Literal
 
-from turnwise.data.answers import is_correct, states_answer
+from turnwise.data.answers import states_answer
+from turnwise.data.checkers import Checker, are_correct
 from turnwise.errors import ConfigError, nearest
 
 FORMULAS = {
@@ -33,13 +34,16 @@ def has_format(text: str) -> bool:
     return states_answer(text.strip().rpartition("\n")[2])
 
 
-def accuracy(completions: Sequence[str], ground_truth: Any = None, answer: Any = None) -> list[float]:
+def accuracy(
+    completions: Sequence[str], ground_truth: Any = None, answer: Any = None, *, checker: Checker = "text"
+) -> list[float]:
     """r = 1[a = a*], where a is the completion's answer and a* the value of the column `ground_truth` or, without this column,
-    of `answer`. Raises ConfigError if the rows have neither."""
+    of `answer`. `checker` says who compares them: the text reader (`data.answers`), or also the package math-verify. Raises
+    ConfigError if the rows have neither column, NotAvailableError if the package isn't installed."""
     truths = ground_truth if ground_truth is not None else answer
     if truths is None:
         raise ConfigError("the rows have no column ground_truth or answer, with which this reward compares; add one")
-    return [float(is_correct(text, truth)) for text, truth in zip(completions, truths, strict=True)]
+    return [float(is_right) for is_right in are_correct(completions, truths, checker)]
 
 
 def length_penalty(
@@ -53,12 +57,13 @@ def length_penalty(
     tokenizer: str | None = None,
     only_if_correct: bool = False,
     floor: float | None = None,
+    checker: Checker = "text",
 ) -> list[float]:
     """r = r_acc − penalty_weight·max(0, l − max_length), where r_acc is the `accuracy` and l the length in characters, or in
     tokens of the model folder `tokenizer`. With `only_if_correct` a wrong answer has no penalty. No reward is below `floor`."""
     lengths = [_length(text, length_unit, tokenizer) for text in completions]
     more = [-penalty_weight * max(0, length - max_length) for length in lengths]
-    return _extended(accuracy(completions, ground_truth, answer), more, only_if_correct, floor)
+    return _extended(accuracy(completions, ground_truth, answer, checker=checker), more, only_if_correct, floor)
 
 
 def step(
@@ -70,12 +75,13 @@ def step(
     max_steps: int | None = None,
     only_if_correct: bool = False,
     floor: float | None = None,
+    checker: Checker = "text",
 ) -> list[float]:
     """r = r_acc + step_bonus·min(s, max_steps), where r_acc is the `accuracy` and s the number of steps (`num_steps`). With
     `only_if_correct` a wrong answer gets no bonus. No reward is below `floor`."""
     stated = [num_steps(text) for text in completions]
     more = [step_bonus * (s if max_steps is None else min(s, max_steps)) for s in stated]
-    return _extended(accuracy(completions, ground_truth, answer), more, only_if_correct, floor)
+    return _extended(accuracy(completions, ground_truth, answer, checker=checker), more, only_if_correct, floor)
 
 
 def _extended(right: Sequence[float], more: Sequence[float], only_if_correct: bool, floor: float | None) -> list[float]:

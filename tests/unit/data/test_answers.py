@@ -64,10 +64,42 @@ def test_equal_answers_are_counted_together():
 
 
 LONG = [
-    "1", "9,999 ", " ", "\n", "therefore is is ", "the answer is ", "#### ", "####\n", "answer : ", "answer", r"\boxed{", r"\boxed{1}",
-    r"\boxed{1} or ", "{", "{}", r"\{", "\\", "$", "$1$ ", "*", "**1** ", "_", "-", "(", "()", "[1,", "=", "1=", "1/", r"\frac{",
-    r"\frac1", r"\sqrt", "^", "1 or ", "a ", "a b/c. ", "<<1+1=2>>", "<answer>", "5 in ", "答案", "½", "Final Answer: 5. ", "1 and a ",
-]  # fmt: skip
+    *(
+        "1",
+        "9,999 ",
+        " ",
+        "\n",
+        "therefore is is ",
+        "the answer is ",
+        "#### ",
+        "####\n",
+        "answer : ",
+        "answer",
+        "{",
+        "{}",
+        "\\",
+    ),
+    *(r"\boxed{", r"\boxed{1}", r"\boxed{1} or ", r"\{", r"\frac{", r"\frac1", r"\sqrt", "$", "$1$ ", "*", "**1** ", "_", "^"),
+    *(
+        "-",
+        "(",
+        "()",
+        "[1,",
+        "=",
+        "1=",
+        "1/",
+        "1 or ",
+        "1 and a ",
+        "a ",
+        "a b/c. ",
+        "<<1+1=2>>",
+        "<answer>",
+        "5 in ",
+        "答案",
+        "½",
+    ),
+    "Final Answer: 5. ",
+]
 
 
 def test_a_megabyte_of_any_text_is_read_in_half_a_second():
