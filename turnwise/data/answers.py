@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from turnwise.data.expressions import canonical, number_of, same_answer
 from turnwise.data.math_text import MAX_LENGTH, plain_math
-from turnwise.data.quantities import NOT_UNITS, ROUNDING, Quantity, read_quantity
+from turnwise.data.quantities import NOT_UNITS, ROUNDING, UNITS, Quantity, read_quantity
 
 _MARKER = re.compile(
     r"(?P<firm>final answer|####|<answer>)|(?P<loose>\btherefore\b)"
@@ -18,7 +18,11 @@ _STATES = re.compile(rf"(?:{_MARKER.pattern})\s*+(?:is\b)?+[\s:：=,*]*+\S|\\(?:
 _DIGIT = re.compile(r"\d")
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BETWEEN_BOXES = re.compile(r"[\s$,;]*(?:\\text\s*\{)?\s*(?:and|or)?\s*\}?[\s$,;]*(?:[A-Za-z]\s*=\s*)?\$?")
-_SECOND_ANSWER = re.compile(r"[\s$]*(?:\\text\s*\{\s*)?\bor\b\s*\}?([^\n.]*\d[^\n.]*)")
+_SECOND_ANSWER = re.compile(r"[\s$]*(?:\\text\s*\{\s*)?\b(?:or\b\s*\}?([^\n.]*\d[^\n.]*)|and\b\s*\}?\s*(\$?-?\d[^\n.]*))")
+_FACTOR_BEFORE = re.compile(r"(?:(?<![\w}])-|\d|\d\\(?:cdot|times) ?|\\sqrt\{|(?<![A-Za-z\\])[A-Za-z])$")
+_FACTOR_AFTER = re.compile(r"[\^_!(A-Za-z0-9]|\\?%|\s?\\(?:sqrt|frac|pi|cdot|times|div|pm|mod|bmod|pmod)\b")
+_UNIT_AFTER = re.compile(r"\s*(?:\\text\s*\{)?\s*([A-Za-z]+)\s*\}?\s*(?:and\s+|,\s*)?(?:\\boxed\s*\{\s*)?\d")
+_EDGE = re.compile(r"[\s$]")
 _FIRST_ANSWER = re.compile(r"(\S*\d\S*)\s+or\s+[$\s]*(?:[A-Za-z]\s*=\s*)?$")
 _NEARBY = 120
 """Characters beside a box in which a second answer is looked for."""
@@ -27,13 +31,15 @@ _SENTENCE_END = re.compile(r"(?<=[^\s.])[.!?]\s+(?=\S)")
 _CORRECTION = re.compile(r"\W*(?:or|no|wait|actually|hmm|but|however|sorry)\b", re.IGNORECASE)
 _MATHS_WORDS = "sqrt|root|pi|inf|cup|cap|sin|cos|tan|log|ln|exp|degrees|matrix|cases"
 _PROSE = re.compile(rf"(?<![A-Za-z\\])(?!(?:{_MATHS_WORDS})(?![A-Za-z]))[A-Za-z]{{2,}}")
+_PRODUCT = re.compile(r"(?!in|of|at|to|on|is|as|by|an|it|he|so|we|am|pm)[A-Za-z]{2}[.,;:!?]?|[b-hj-z][.,;:!?]?")
+"""Letters after a number that are its factors rather than a word."""
 _ARTICLES = ("a", "A", "I")
 _JOINTS = ("and", "or")
 _ALTERNATIVES = {"or", "to", "through", "versus", "vs", "plus", "minus", "times"}
 _FILLERS = {"and", "also", "then", "another", "about", "an", "a", "the", "additional"}
 _BOUNDS = re.compile(
     r"\b(?:than|least|most|over|under|above|below|exceeds?|between|not|isn't|except|without|up to|beyond|never|nor|excluding|"
-    r"square root of|root of|half of|negative|minus|plus|times|log of|power of)(?: \w+)?\W*$",
+    r"square root of|root of|half of|twice|double|triple|thrice|negative|minus|plus|times|log of|power of)(?: \w+)?\W*$",
     re.IGNORECASE,
 )
 """Words that make something else of the number after them."""
@@ -188,11 +194,25 @@ def _boxed(text: str, boxes: list[tuple[int, int, str]]) -> str:
         start = box_start
         if before != content:
             contents.insert(0, before)
+    around = _around(text, start, end)
+    if around is not None:
+        return around
     second = _SECOND_ANSWER.match(text[end : end + _NEARBY])
     first = _FIRST_ANSWER.search(text[max(0, start - _NEARBY) : start])
     joined = " and ".join(contents)
-    joined = f"{joined} or {second[1]}" if second else joined
+    joined = f"{joined} or {second[1] or second[2]}" if second else joined
     return f"{first[1]} or {joined}" if first else joined
+
+
+def _around(text: str, start: int, end: int) -> str | None:
+    """What stands around a box, with the box in it, if it is part of a larger expression: a factor, a root, a sum of units."""
+    before, after = text[max(0, start - _NEARBY) : start], text[end : end + _NEARBY]
+    unit = _UNIT_AFTER.match(after)
+    if unit and unit[1] in UNITS:
+        return text[start:end] + after.partition("\n")[0]
+    if not _FACTOR_BEFORE.search(before) and not _FACTOR_AFTER.match(after):
+        return None
+    return re.split(r"[\s$=:]", before)[-1] + text[start:end] + _EDGE.split(after.lstrip(" "), maxsplit=1)[0]
 
 
 def _candidates(text: str) -> Iterator[str]:
@@ -242,7 +262,9 @@ def _last_expression(words: list[str]) -> str | None:
     before, after = words[:start], words[end + 1 :]
     if _BOUNDS.search(" ".join(before[-4:])) or ("=" not in expression and _is_joined(before, is_maths[:start])):
         return None
-    if NOT_UNITS.search(" ".join(after[:4])):
+    if NOT_UNITS.search(" ".join(after[:4])) or (
+        after and _PRODUCT.fullmatch(after[0]) and after[0].rstrip(".,;:!?") not in UNITS
+    ):
         return None
     with_unit = f"{expression} {after[0].rstrip('.,;:!?')}" if after else expression
     return with_unit if read_quantity(with_unit) else expression

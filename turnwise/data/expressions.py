@@ -117,9 +117,14 @@ def _without_unit(plain: str) -> tuple[str, str]:
 
 def _same_list(answer: str, truth: str, depth: int) -> bool:
     (bracket, elements), (true_bracket, true_elements) = _elements(answer), _elements(truth)
+    is_set = "⦃⦄" in (bracket, true_bracket)
+    if is_set and not bracket:
+        bracket = true_bracket  # `1, 2` lists the elements of a set as well as `{1, 2}`
+    elif is_set and not true_bracket:
+        true_bracket = bracket
     if len(elements) != len(true_elements) or len(elements) < 2 or bracket != true_bracket:
         return False
-    is_unordered = bracket == "⦃⦄" or (_are_equations(elements) and _are_equations(true_elements))
+    is_unordered = is_set or all(_are_equations(every) or _are_tuples(every) for every in (elements, true_elements))
     if not is_unordered:
         return all(same_answer(a, t, depth + 1) for a, t in zip(elements, true_elements, strict=True))
     left = list(elements)
@@ -135,6 +140,11 @@ def _are_equations(elements: list[str]) -> bool:
     return all(_LEFT_SIDE.fullmatch(element) for element in elements)
 
 
+def _are_tuples(elements: list[str]) -> bool:
+    """Whether all are in brackets, as the solutions of several unknowns are."""
+    return all(element.strip()[:1] in _OPENING and _elements(element)[0] for element in elements)
+
+
 def _elements(plain: str) -> tuple[str, list[str]]:
     """The brackets around a list ("" for none), and its elements, which commas, semicolons, `and` or `or` separate."""
     text, brackets = plain.strip().rstrip(".").strip(), ""
@@ -146,7 +156,7 @@ def _elements(plain: str) -> tuple[str, list[str]]:
             depth += 1
         elif text[place] in _CLOSING:
             depth -= 1
-        joint = _JOINT.match(text, place) if depth == 0 and text[place] in " ,;" else None
+        joint = _JOINT.match(text, place) if depth == 0 and text[place] in " ,;ao" else None
         if joint:
             elements.append(text[start:place])
             start = joint.end()

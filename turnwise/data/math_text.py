@@ -34,7 +34,7 @@ _UNDERLINED = re.compile(r"(?<!\w)(__?)(?=[^\s_])([^_\n]{1,300}?)(?<=[^\s_])\1(?
 _STRAY_EMPHASIS = re.compile(r"^\*+\s*|\s*\*+(?=[.,;:!?]?$)")
 _MATH_MODE = re.compile(r"\$(?=[^\s$])([^$]*?[^\s$\\])\$(?!\d)")
 _DELIMITER = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?")
-_SEPARATED = re.compile(r"(?<=\d)(?:\{,\}|,?\\!|,\\!|_(?=\d{3}(?!\d))|'(?=\d{3}(?!\d)))(?=\d|\\!)")
+_SEPARATED = re.compile(r"(?<=\d)(?:\{,\}|,?\\! ?|_(?=\d{3}(?!\d))|'(?=\d{3}(?!\d)))(?=\d|\\!)")
 
 _BLANKS = re.compile(r"\s+")
 _BEFORE_POWER = re.compile(r" (?=[_^]\()")
