@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import NamedTuple
 
 from turnwise.data.expressions import canonical, number_of, same_answer
@@ -20,7 +21,7 @@ _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BETWEEN_BOXES = re.compile(r"[\s$,;]*(?:\\text\s*\{)?\s*(?:and|or)?\s*\}?[\s$,;]*(?:[A-Za-z]\s*=\s*)?\$?")
 _SECOND_ANSWER = re.compile(r"[\s$]*(?:\\text\s*\{\s*)?\b(?:or\b\s*\}?([^\n.]*\d[^\n.]*)|and\b\s*\}?\s*(\$?-?\d[^\n.]*))")
 _FACTOR_BEFORE = re.compile(r"(?:(?<![\w}])-|\d|\d\\(?:cdot|times) ?|\\sqrt\{|(?<![A-Za-z\\])[A-Za-z])$")
-_FACTOR_AFTER = re.compile(r"[\^_!(A-Za-z0-9]|\\?%|\s?\\(?:sqrt|frac|pi|cdot|times|div|pm|mod|bmod|pmod)\b")
+_FACTOR_AFTER = re.compile(r"[\^_!A-Za-z0-9]|\((?![A-Za-z]{2})|\\?%|\s?\\(?:sqrt|frac|pi|cdot|times|div|pm)\b")
 _UNIT_AFTER = re.compile(r"\s*(?:\\text\s*\{)?\s*([A-Za-z]+)\s*\}?\s*(?:and\s+|,\s*)?(?:\\boxed\s*\{\s*)?\d")
 _EDGE = re.compile(r"[\s$]")
 _FIRST_ANSWER = re.compile(r"(\S*\d\S*)\s+or\s+[$\s]*(?:[A-Za-z]\s*=\s*)?$")
@@ -31,7 +32,7 @@ _SENTENCE_END = re.compile(r"(?<=[^\s.])[.!?]\s+(?=\S)")
 _CORRECTION = re.compile(r"\W*(?:or|no|wait|actually|hmm|but|however|sorry)\b", re.IGNORECASE)
 _MATHS_WORDS = "sqrt|root|pi|inf|cup|cap|sin|cos|tan|log|ln|exp|degrees|matrix|cases"
 _PROSE = re.compile(rf"(?<![A-Za-z\\])(?!(?:{_MATHS_WORDS})(?![A-Za-z]))[A-Za-z]{{2,}}")
-_PRODUCT = re.compile(r"(?!in|of|at|to|on|is|as|by|an|it|he|so|we|am|pm)[A-Za-z]{2}[.,;:!?]?|[b-hj-z][.,;:!?]?")
+_PRODUCT = re.compile(r"(?!in|of|at|to|on|is|as|by|an|it|he|so|we|am|pm)[A-Za-z]{2}|[b-hj-z]")
 """Letters after a number that are its factors rather than a word."""
 _ARTICLES = ("a", "A", "I")
 _JOINTS = ("and", "or")
@@ -95,7 +96,7 @@ def equals_number(text: str, truth: object) -> bool:
     number, right = read_quantity(plain_math(text), has_unit=False), read_quantity(str(truth), has_unit=False)
     if number is None or right is None or number.is_percent or number.unit:
         return False
-    return abs(number.exact - right.exact) <= ROUNDING * max(1, abs(right.exact))
+    return abs(number.exact - right.exact) <= ROUNDING * max(Fraction(1), abs(right.exact))
 
 
 def answer_key(text: str) -> float | str:
@@ -262,11 +263,10 @@ def _last_expression(words: list[str]) -> str | None:
     before, after = words[:start], words[end + 1 :]
     if _BOUNDS.search(" ".join(before[-4:])) or ("=" not in expression and _is_joined(before, is_maths[:start])):
         return None
-    if NOT_UNITS.search(" ".join(after[:4])) or (
-        after and _PRODUCT.fullmatch(after[0]) and after[0].rstrip(".,;:!?") not in UNITS
-    ):
+    next_word = after[0].rstrip(".,;:!?") if after else ""
+    if NOT_UNITS.search(" ".join(after[:4])) or (_PRODUCT.fullmatch(next_word) and next_word not in UNITS):
         return None
-    with_unit = f"{expression} {after[0].rstrip('.,;:!?')}" if after else expression
+    with_unit = f"{expression} {next_word}"
     return with_unit if read_quantity(with_unit) else expression
 
 

@@ -65,8 +65,8 @@ class Answer(NamedTuple):
 
 def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
     """Measures the model's answers to rows, writes the worst ones to a file, and returns the entries of the tool's answer."""
-    check_model(asked.model_path)
     check_checker(asked.checker)
+    check_model(asked.model_path)
     base = base_of_adapter(asked.model_path)
     if asked.use_lora and base is None:
         raise ConfigError(f"use_lora: {asked.model_path} holds no LoRA adapter; leave it out, or name an adapter's folder")
