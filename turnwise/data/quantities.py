@@ -73,7 +73,8 @@ NOT_UNITS = re.compile(
     r"\b(?:or|and|plus|minus|times (?:the|as)|mod|modulo|choose|factorial|squared|cubed|pi|sqrt|root|inf|infinity|sin|cos|tan"
     r"|log|ln|exp|cup|cap|hal(?:f|ves)|thirds?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?"
     r"|dozens?|scores?|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty"
-    r"|more than|less than|out of|of the|at least|at most|not|isn't|matrix|cases|remainder|base|but|if|when|unless|except|either|neither|nor|wrong|incorrect)\b",
+    r"|more than|less than|out of|of the|at least|at most|not|isn't|matrix|cases|remainder"
+    r"|base|but|if|when|unless|except|either|neither|nor|wrong|incorrect)\b",
     re.IGNORECASE,
 )
 """Words that make more of a number than its unit does."""
