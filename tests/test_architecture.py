@@ -102,6 +102,7 @@ HEAVY: dict[str, str] = {
     "reasoning_gym": "envs/reasoning_gym_env.py",
     "bm25s": "tools/search.py",
     "mcp": "tools/mcp_server.py",
+    "math_verify": "data/math_verify_process.py",
 }
 """Optional libraries and the one module or folder that imports each."""
 
@@ -114,6 +115,7 @@ BROAD_EXCEPT = {
     "cluster/process.py",
     "cluster/server_child.py",
     "data/reward_calls.py",
+    "data/math_verify_process.py",
     "entry_points.py",
     "hub.py",
     "inference/embedded/server.py",

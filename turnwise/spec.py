@@ -153,6 +153,8 @@ STRATEGIES = TypeAdapter(dict[str, StrategySpec]).validate_python(_TABLES["strat
 TRACKERS = TypeAdapter(dict[str, TrackerSpec]).validate_python(_TABLES["trackers"])
 TOOL_PARSERS = TypeAdapter(dict[str, tuple[str, str]]).validate_python(_TABLES["tool_parsers"])
 REWARDS: dict[str, str] = _TABLES["rewards"]
+CHECKED_REWARDS = ("accuracy", "length_penalty", "step", "combined")
+"""Rewards that compare answers by the checker of `data.checker`."""
 AGENTS: dict[str, str] = _TABLES["agents"]
 AGENT_ALIASES: dict[str, str] = _TABLES["agent_aliases"]
 ROW_AGENTS = ("single_turn_agent", "tool_agent")

@@ -40,7 +40,7 @@ from turnwise.protocols import AgentLoop, Reward
 from turnwise.rollout.tasks import CurriculumTasks, DataRow, RowTasks, SeededTasks, TaskSource
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.foreign import Foreign
-from turnwise.spec import AGENTS, REWARDS, ROWS_TAG
+from turnwise.spec import AGENTS, CHECKED_REWARDS, REWARDS, ROWS_TAG
 from turnwise.types import Split, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -291,6 +291,8 @@ def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion:
         raise ConfigError(
             f"data.reward {asked.name} is a {kind}, which can't be called; a reward is a function, or a class with `__call__`"
         )
+    if asked.name in CHECKED_REWARDS:
+        arguments = {"checker": config.data.checker, **arguments}
     if "group" in parameters_of(found, asked.name):
         _check_arguments(asked.model_copy(update={"args": {"group": None, **arguments}}), found)
         if asked.form is not None:

@@ -154,7 +154,9 @@ def _data(config: AgenticConfig) -> Iterator[SettingRow]:
         agent = f"{config.data.default_agent} unless a row's {config.data.agent_name_key} names another"
         yield "data", f"rows of {', '.join(config.data.train_files or ())}, {order}{often}, by {agent}"
     if config.data.reward:
-        yield "rewards", " + ".join(f"{reward.weight:g} × {reward.name}" for reward in config.data.reward)
+        rewards = " + ".join(f"{reward.weight:g} × {reward.name}" for reward in config.data.reward)
+        checkers = ", ".join(sorted(config.data.checkers))
+        yield "rewards", f"{rewards}; answers compared by {checkers}" if checkers else rewards
 
 
 def start_of(path: str) -> str:

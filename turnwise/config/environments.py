@@ -24,6 +24,7 @@ from turnwise.config.tools import Target as ToolTarget
 from turnwise.spec import (
     AGENT_ALIASES,
     AGENTS,
+    CHECKED_REWARDS,
     DEFAULT_ACTION_PATTERN,
     DEFAULT_SYSTEM_TEMPLATE,
     REWARDS,
@@ -162,12 +163,19 @@ class Data(Section):
     """The agent of rows that name none."""
     reward: Annotated[list[RewardFunction], BeforeValidator(_as_functions)] = Field(default_factory=list)
     """Rewards of every episode: a list of names or {name, weight, args}, a mapping {name: weight}, or one name."""
+    checker: Literal["text", "math_verify"] = "text"
+    """Who compares the answers in `accuracy`, `length_penalty`, `step`, `combined`: the text reader, or also math-verify."""
     reward_timeout_s: Seconds = 60.0
     """Time limit of one call of a reward, which scores a group."""
     max_prompt_length: PositiveCount | None = None
     """Rows with more prompt tokens are left out [sequence_length − max_new_tokens; sequence_length / 2 if that is ≤ 0]."""
     shuffle: bool = True
     """Training rows come in a new order each epoch."""
+
+    @property
+    def checkers(self) -> set[str]:
+        """The checkers of the rewards that compare answers."""
+        return {reward.args.get("checker", self.checker) for reward in self.reward if reward.name in CHECKED_REWARDS}
 
 
 class Agent(Section):

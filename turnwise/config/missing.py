@@ -33,6 +33,7 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
     return [
         *(line for name, role in config.active_roles.items() for line in _role(f"{name}.", role)),
         *_environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags]),
+        *_checkers(config),
         *shared,
     ]
 
@@ -45,7 +46,8 @@ def not_here(config: AgenticConfig | SFTConfig) -> list[str]:
 
 def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str]:
     """A sentence for each feature or library that is missing to play a split with a saved model. Training needs more."""
-    return [*_role("actor_infer.", config.actor_infer), *_environments(config, config.env_manager(split).tags)]
+    played = _environments(config, config.env_manager(split).tags)
+    return [*_role("actor_infer.", config.actor_infer), *played, *_checkers(config)]
 
 
 def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
@@ -84,6 +86,11 @@ def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
             yield f"custom_envs.{tag}.agent_name: {env.agent_name} isn't in this version."
         if env and env.departs("tools"):
             yield f"custom_envs.{tag}.tools: a tool in an environment isn't in this version."
+
+
+def _checkers(config: AgenticConfig) -> Iterator[str]:
+    if "math_verify" in config.data.checkers and not _is_installed("math_verify"):
+        yield "data.checker: math_verify needs a library that isn't installed; pip install 'turnwise[math]'."
 
 
 def _trackers(names: list[str]) -> Iterator[str]:

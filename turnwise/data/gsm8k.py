@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.data.math_rewards import stated_answer
+from turnwise.data.answers import stated_answer
 from turnwise.errors import DataError
 from turnwise.types import derive_seed
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Number
 from typing import Any
 
+from turnwise.data.answers import equals_number, gsm8k_score
 from turnwise.data.reward_calls import call_reward
 from turnwise.data.reward_scores import RewardFault, read_numbers, read_scores
 from turnwise.data.truths import needs_truth
@@ -156,39 +157,28 @@ def _add(weighted: WeightedReward, result: RewardResult, number: int, run: Seque
             turn.reward += weighted.weight * reward
 
 
-_GSM8K_ANSWER = re.compile(r"#### *(\$?-?\$?[0-9.,]+)")
-
-
 @needs_truth("answer")
-def exact_match(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
-    """1 if the completion is the row's `answer`, apart from spaces around it, else 0.
+def exact_match(completions: Sequence[str], answer: Sequence[Any]) -> list[float]:
+    """1 if the completion is the row's `answer`, apart from spaces around it, else 0. In a column of numbers `72` is 72.0;
+    texts, such as zip codes, are compared letter by letter.
 
-    >>> exact_match(["4 ", "5"], ["4", "4"])
-    [1.0, 0.0]
+    >>> exact_match(["4 ", "5", "72", "2134"], ["4", "4", 72.0, "02134"])
+    [1.0, 0.0, 1.0, 0.0]
     """
-    return [float(text.strip() == str(right).strip()) for text, right in zip(completions, answer, strict=True)]
+    return [float(_matches(text, right)) for text, right in zip(completions, answer, strict=True)]
+
+
+def _matches(text: str, right: object) -> bool:
+    if isinstance(right, Number) and not isinstance(right, bool):
+        return equals_number(text, right)
+    return text.strip() == str(right).strip()
 
 
 @needs_truth("ground_truth")
-def gsm8k(completions: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
-    """1 if the last number that follows `####` is the row's `ground_truth`, also one nested in another column; else 0.
+def gsm8k(completions: Sequence[str], ground_truth: Sequence[Any]) -> list[float]:
+    """1 if the last answer that follows `####` is the row's `ground_truth`, also one nested in another column; else 0.
 
-    >>> gsm8k(["6 × 12 = 72\\n#### 72", "72"], ["72", "72"])
+    >>> gsm8k(["6 × 12 = 72\\n#### 72", "72"], ["72", 72.0])
     [1.0, 0.0]
     """
-    return [gsm8k_score(text, str(right)) for text, right in zip(completions, ground_truth, strict=True)]
-
-
-def gsm8k_score(text: str, ground_truth: str) -> float:
-    """1 if a text's last answer in GSM8K's form, `#### 1,234`, is the true one, apart from commas, dollar signs and a final
-    point; else 0.
-
-    >>> gsm8k_score("#### $1,234.", "1234")
-    1.0
-    """
-    found = _GSM8K_ANSWER.findall(text)
-    return float(bool(found) and _plain_number(found[-1]) == _plain_number(ground_truth))
-
-
-def _plain_number(text: str) -> str:
-    return text.replace(",", "").replace("$", "").strip().rstrip(".")
+    return [gsm8k_score(text, right) for text, right in zip(completions, ground_truth, strict=True)]

@@ -11,7 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turnwise.data.math_rewards import TOLERANCE, answer_of, has_format, is_correct, num_steps, stated_answer
+from turnwise.data.answers import answer_key, answer_of, stated_answer
+from turnwise.data.checkers import are_correct, check_checker
+from turnwise.data.math_rewards import has_format, num_steps
+from turnwise.data.quantities import TOLERANCE
 from turnwise.errors import ConfigError, DataError
 from turnwise.hub import local_path
 from turnwise.model_folder import base_of_adapter, check_model
@@ -62,6 +65,7 @@ class Answer(NamedTuple):
 
 def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
     """Measures the model's answers to rows, writes the worst ones to a file, and returns the entries of the tool's answer."""
+    check_checker(asked.checker)
     check_model(asked.model_path)
     base = base_of_adapter(asked.model_path)
     if asked.use_lora and base is None:
@@ -76,7 +80,7 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     groups = _answers(model, asked, rows)
     seconds = time.perf_counter() - started
-    answers = [answers for group in groups if (answers := _read(group))]
+    answers = [answers for group in groups if (answers := _read(group, asked.checker))]
     if not answers:
         raise DataError(f"dataset {name}: no prompt was answered; they are too long for the model")
     measured = measure(answers)
@@ -130,20 +134,22 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[G
     return collected.groups
 
 
-def _read(group: "Group") -> list[Answer]:
+def _read(group: "Group", checker: str) -> list[Answer]:
     row = group.task.payload
+    trajectories = [trajectory for trajectory in group.trajectories if trajectory.error is None]
+    truths = [row["ground_truth"]] * len(trajectories)
+    verdicts = are_correct([trajectory.turns[-1].text for trajectory in trajectories], truths, checker)
     return [
         Answer(
             question=str(row.get("question", row["prompt"])),
             ground_truth=str(row["ground_truth"]),
             completion=trajectory.turns[-1].text,
-            is_correct=is_correct(trajectory.turns[-1].text, row["ground_truth"]),
+            is_correct=is_right,
             num_tokens=len(trajectory.turns[-1].response_ids),
             is_cut=trajectory.turns[-1].finish_reason == "length",
             difficulty=str(row.get("full_answer", "")).count("<<"),
         )
-        for trajectory in group.trajectories
-        if trajectory.error is None
+        for trajectory, is_right in zip(trajectories, verdicts, strict=True)
     ]
 
 
@@ -176,8 +182,7 @@ def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
 
 def _majority_is_correct(answers: Sequence[Answer]) -> bool:
     """Whether the most frequent answer to a row is right. If several answers are equally frequent, the first of them counts."""
-    numbers = [answer_of(answer.completion) for answer in answers]
-    keys = [n.value if n else stated_answer(a.completion) or "" for n, a in zip(numbers, answers, strict=True)]
+    keys = [answer_key(answer.completion) for answer in answers]
     [(winner, _)] = Counter(keys).most_common(1)
     return answers[keys.index(winner)].is_correct
 

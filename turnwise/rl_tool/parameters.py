@@ -92,6 +92,8 @@ class Train(RowChoice):
     """A reward's name, several names, or weights by name."""
     reward_config: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the reward; for several rewards, a dict of parameters by the reward's name."""
+    checker: Literal["text", "math_verify"] = "text"
+    """Who compares answers with the true ones: the text reader, or also the package math-verify."""
     custom_reward: Any = None
     """A function (completions, **columns) -> numbers, in place of reward_type."""
     use_tensorboard: bool = True
@@ -139,6 +141,8 @@ class Evaluate(RowChoice):
     """Temperature of the answers if k is more than 1."""
     max_new_tokens: PositiveInt | None = None
     """Maximum tokens per answer [512, at most half of the model's context]."""
+    checker: Literal["text", "math_verify"] = "text"
+    """Who compares answers with the true ones: the text reader, or also the package math-verify."""
     return_details: bool = False
     """Also return every answer, not only the metrics."""
     output_dir: str | None = None

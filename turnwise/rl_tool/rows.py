@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from turnwise.data.answers import answer_of
 from turnwise.data.demonstrations import message_problem
 from turnwise.data.gsm8k import GENERATED, HUB_NAME, generate_problems, local_files, rl_row, sft_row
-from turnwise.data.math_rewards import answer_of
 from turnwise.data.tables import TableRow, read_tables
 from turnwise.errors import ConfigError, DataError, NotAvailableError, nearest
 from turnwise.hub import local_path

@@ -185,6 +185,7 @@ def rl_config(asked: Train, num_rows: int, registered: Mapping[str, Any]) -> dic
         **({"kl_loss_coef": asked.kl_coef} if asked.kl_coef else {}),
         "data": {
             "num_epochs": asked.num_epochs,
+            "checker": asked.checker,
             "reward": reward_sections(asked.reward_type, asked.reward_config, asked.custom_reward, registered, safe),
         },
         "actor_infer": {

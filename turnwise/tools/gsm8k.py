@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.data.rewards import gsm8k_score
+from turnwise.data.answers import gsm8k_score
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Message, Task
 

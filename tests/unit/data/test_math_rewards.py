@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from turnwise.data.answers import answer_of, is_correct
 from turnwise.data.gsm8k import generate_problems, rl_row, sft_row
-from turnwise.data.math_rewards import FORMULAS, accuracy, answer_of, combined, format_reward, is_correct, length_penalty, step
+from turnwise.data.math_rewards import FORMULAS, accuracy, combined, format_reward, length_penalty, step
 from turnwise.data.reward_functions import FunctionReward
 from turnwise.errors import ConfigError, DataError
 
@@ -26,7 +27,7 @@ from turnwise.errors import ConfigError, DataError
         ("Final Answer: 3/4", 0.75),
         ("答案是 12", 12),
         ("Final Answer:\n**18**", 18),
-        ("we get 3, then 10-3", 3),
+        ("we get 3, then 10 - 3 = 7", 7),
     ],
 )
 def test_the_last_stated_answer_counts(text, value):

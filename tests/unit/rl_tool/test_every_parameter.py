@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from turnwise import RLTrainingTool
 from turnwise.data.gsm8k import generate_problems
 from turnwise.data.math_rewards import FORMULAS
-from turnwise.rl_tool.parameters import ACTIONS
+from turnwise.rl_tool.parameters import ACTIONS, Train, parse
+from turnwise.rl_tool.training import rl_config
 
 DOCS = (Path(__file__).parents[3] / "docs" / "rl_tool.md").read_text(encoding="utf-8")
 ROWS = generate_problems(3)
@@ -171,8 +172,9 @@ EFFECTS = [
         ("dtype", "bf16", "dtype", {torch.bfloat16}),
     ),
 ]
-SHOWN = {(effect.action, effect.parameter) for effect in EFFECTS} | {("train", "resume"), ("train", "overwrite")}
-"""The last two have tests of their own below."""
+SHOWN = {(effect.action, effect.parameter) for effect in EFFECTS}
+SHOWN |= {("train", "resume"), ("train", "overwrite"), ("train", "checker"), ("evaluate", "checker")}
+"""The last four have tests of their own below."""
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +225,18 @@ def outcome_of(folders, wandb, tmp_path, monkeypatch, known_outcomes):
         return known_outcomes[key]
 
     return outcome
+
+
+def test_the_checker_reaches_the_config_and_its_package_is_asked_for_before_anything_is_loaded(monkeypatch):
+    asked = parse(Train, BASE["train"] | {"model_name": "none", "checker": "math_verify"})
+    assert rl_config(asked, 2, {})["data"]["checker"] == "math_verify"
+    monkeypatch.setattr("turnwise.data.checkers.find_spec", lambda name: None)
+    for action in (
+        {"action": "evaluate", "model_path": "none", "checker": "math_verify"},
+        {"action": "create_reward", "reward_type": "step", "checker": "math_verify"},
+    ):
+        answer = RLTrainingTool().run_dict(action)
+        assert answer["status"] == "error" and "[math]" in json.dumps(answer), answer
 
 
 def test_formulas_are_the_same_in_code_and_docs():

@@ -1,0 +1,287 @@
+"""Finds the answer that a text states, and compares it with the true one. All rewards for answers read both in this way."""
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+from turnwise.data.expressions import canonical, number_of, same_answer
+from turnwise.data.math_text import MAX_LENGTH, plain_math
+from turnwise.data.quantities import NOT_UNITS, ROUNDING, UNITS, Quantity, read_quantity
+
+_MARKER = re.compile(
+    r"(?P<firm>final answer|####|<answer>)|(?P<loose>\btherefore\b)"
+    r"|the (?:correct |right )?(?:answer|option|choice) is|\banswer(?=\s*[:：=])|答案是?",
+    re.IGNORECASE,
+)
+_AFTER_MARKER = re.compile(r"\s*(?:is\b)?[\s:：=,*]*")
+_STATES = re.compile(rf"(?:{_MARKER.pattern})\s*+(?:is\b)?+[\s:：=,*]*+\S|\\(?:boxed|fbox)", re.IGNORECASE)
+_DIGIT = re.compile(r"\d")
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BETWEEN_BOXES = re.compile(r"[\s$,;]*(?:\\text\s*\{)?\s*(?:and|or)?\s*\}?[\s$,;]*(?:[A-Za-z]\s*=\s*)?\$?")
+_SECOND_ANSWER = re.compile(r"[\s$]*(?:\\text\s*\{\s*)?\b(?:or\b\s*\}?([^\n.]*\d[^\n.]*)|and\b\s*\}?\s*(\$?-?\d[^\n.]*))")
+_FACTOR_BEFORE = re.compile(r"(?:(?<![\w}])-|\d|\d\\(?:cdot|times) ?|\\sqrt\{|(?<![A-Za-z\\])[A-Za-z])$")
+_FACTOR_AFTER = re.compile(r"[\^_!A-Za-z0-9]|\((?![A-Za-z]{2})|\\?%|\s?\\(?:sqrt|frac|pi|cdot|times|div|pm)\b")
+_UNIT_AFTER = re.compile(r"\s*(?:\\text\s*\{)?\s*([A-Za-z]+)\s*\}?\s*(?:and\s+|,\s*)?(?:\\boxed\s*\{\s*)?\d")
+_EDGE = re.compile(r"[\s$]")
+_FIRST_ANSWER = re.compile(r"(\S*\d\S*)\s+or\s+[$\s]*(?:[A-Za-z]\s*=\s*)?$")
+_NEARBY = 120
+"""Characters beside a box in which a second answer is looked for."""
+
+_SENTENCE_END = re.compile(r"(?<=[^\s.])[.!?]\s+(?=\S)")
+_CORRECTION = re.compile(r"\W*(?:or|no|wait|actually|hmm|but|however|sorry)\b", re.IGNORECASE)
+_MATHS_WORDS = "sqrt|root|pi|inf|cup|cap|sin|cos|tan|log|ln|exp|degrees|matrix|cases"
+_PROSE = re.compile(rf"(?<![A-Za-z\\])(?!(?:{_MATHS_WORDS})(?![A-Za-z]))[A-Za-z]{{2,}}")
+_PRODUCT = re.compile(r"(?!in|of|at|to|on|is|as|by|an|it|he|so|we|am|pm)[A-Za-z]{2}|[b-hj-z]")
+"""Letters after a number that are its factors rather than a word."""
+_ARTICLES = ("a", "A", "I")
+_JOINTS = ("and", "or")
+_ALTERNATIVES = {"or", "to", "through", "versus", "vs", "plus", "minus", "times"}
+_FILLERS = {"and", "also", "then", "another", "about", "an", "a", "the", "additional"}
+_BOUNDS = re.compile(
+    r"\b(?:than|least|most|over|under|above|below|exceeds?|between|not|isn't|except|without|up to|beyond|never|nor|excluding|"
+    r"square root of|root of|half of|twice|double|triple|thrice|negative|minus|plus|times|log of|power of)(?: \w+)?\W*$",
+    re.IGNORECASE,
+)
+"""Words that make something else of the number after them."""
+
+
+class _Statement(NamedTuple):
+    text: str
+    is_boxed: bool
+
+
+def stated_answer(text: str) -> str | None:
+    """The answer that a text states: the content of its last `\\boxed{}`, else the rest of the line after the last
+    `Final Answer:`, `the answer is`, `Answer:`, `Therefore`, `####` or their Chinese form. After a box only `Final Answer:` and
+    `####` count, with nothing but an answer. None if it states none.
+
+    >>> stated_answer("The answer is 3. No!\\nFinal Answer: 3 + 4 = 7"), stated_answer(r"\\boxed{5}. Therefore, we are done.")
+    ('3 + 4 = 7', '5')
+    """
+    statement = _statement(text)
+    return None if statement is None else statement.text
+
+
+def states_answer(text: str) -> bool:
+    """Whether a text states an answer."""
+    return _STATES.search(text) is not None and _statement(text) is not None
+
+
+def answer_of(text: str) -> Quantity | None:
+    """The number in the answer that a text states, or in the last line with a digit if it states none. None if this isn't one
+    number."""
+    numbers = (number_of(candidate) for candidate in _candidates(text))
+    return next((number for number in numbers if number is not None), None)
+
+
+def is_correct(completion: str, truth: object) -> bool:
+    """Whether the completion's answer equals the true one: by value if both are one number, else as a whole expression.
+
+    >>> is_correct("Final Answer: 3 + 4 = 7", "7"), is_correct("It is 1,000 dollars", 1000), is_correct("#### 3", "7")
+    (True, True, False)
+    """
+    text = true_answer(truth)
+    return any(same_answer(candidate, text) for candidate in _candidates(completion))
+
+
+def true_answer(truth: object) -> str:
+    """The plain text of a true answer, which may be the end of a whole solution."""
+    text = str(truth)
+    return plain_math(stated_answer(text) or text)
+
+
+def equals_number(text: str, truth: object) -> bool:
+    """Whether a whole text is the number of a numeric column, written with or without separators and decimal places."""
+    number, right = read_quantity(plain_math(text), has_unit=False), read_quantity(str(truth), has_unit=False)
+    if number is None or right is None or number.is_percent or number.unit:
+        return False
+    return abs(number.exact - right.exact) <= ROUNDING * max(Fraction(1), abs(right.exact))
+
+
+def answer_key(text: str) -> float | str:
+    """What equal answers share, for counting them: the number of a text's answer, else its spelling; "" if it states none."""
+    number = answer_of(text)
+    return number.value if number is not None else canonical(plain_math(stated_answer(text) or ""))
+
+
+def gsm8k_score(text: str, ground_truth: object) -> float:
+    """1 if a text's last answer in GSM8K's form, `#### 1,234`, is the true one, else 0.
+
+    >>> gsm8k_score("#### $1,234.", "1234"), gsm8k_score("The answer is 1234", "1234")
+    (1.0, 0.0)
+    """
+    answers = [line.strip() for part in text.split("####")[1:] if (line := part.partition("\n")[0]).strip()]
+    numeric = [answer for answer in answers if _DIGIT.search(answer)]
+    if not answers:
+        return 0.0
+    answer = (numeric or answers)[-1]
+    return float(same_answer(plain_math(_content_of_box(answer)), true_answer(ground_truth)))
+
+
+def _content_of_box(text: str) -> str:
+    boxes = _boxes(text)
+    return _boxed(text, boxes) if boxes else text
+
+
+def _statement(text: str) -> _Statement | None:
+    boxes = _boxes(text)
+    box = _Statement(_boxed(text, boxes), True) if boxes else None
+    line = _marked(text, boxes[-1][1] if boxes else 0, is_firm=bool(boxes))
+    if line is None:
+        return box
+    if box is not None and _PROSE.search(line[:MAX_LENGTH]) and number_of(plain_math(line)) is None:
+        return box
+    return _Statement(line, False)
+
+
+def _marked(text: str, begin: int, is_firm: bool) -> str | None:
+    """The rest of the line after the last marker with something after it; with `is_firm`, after a firm one. `Therefore` counts
+    before an earlier marker only with a digit after it."""
+    without_digit, end = None, len(text)
+    for match in reversed(list(_MARKER.finditer(text, begin))):
+        start = match.end()
+        start = _AFTER_MARKER.match(text, start, end).end()  # type: ignore[union-attr]
+        newline = text.find("\n", start, end)
+        # Each marker is judged by what stands before the next one, so that many markers in a line cost no more than one.
+        part = text[start : end if newline < 0 else newline].partition("</answer>")[0]
+        end = match.start()
+        if not part.strip() or (is_firm and not match["firm"]):
+            continue
+        if not match["loose"] or _DIGIT.search(part):
+            return _rest_of_line(text, start)
+        if without_digit is None:
+            without_digit = start
+    return None if without_digit is None else _rest_of_line(text, without_digit)
+
+
+def _rest_of_line(text: str, start: int) -> str:
+    newline = text.find("\n", start)
+    return text[start : len(text) if newline < 0 else newline].partition("</answer>")[0].strip()
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]]:
+    """`(start, end, content)` of every closed `\\boxed{}` that stands in no other one and isn't empty, from left to right."""
+    first = text.find("\\boxed")
+    first = text.find("\\fbox") if first < 0 else first
+    if first < 0:
+        return []
+    boxes: list[tuple[int, int, str]] = []
+    opened: list[tuple[int, int] | None] = []
+    for match in _BRACES.finditer(text, first):
+        mark = match[0]
+        if mark == "}":
+            box = opened.pop() if opened else None
+            if box is not None:
+                content = text[box[1] : match.start()].strip()
+                while boxes and boxes[-1][0] > box[0]:
+                    boxes.pop()
+                if content:
+                    boxes.append((box[0], match.end(), content))
+        elif mark == "{":
+            opened.append(None)
+        elif mark.endswith("{") and len(mark) > 2:
+            opened.append((match.start(), match.end()))
+    return boxes
+
+
+def _boxed(text: str, boxes: list[tuple[int, int, str]]) -> str:
+    """The content of the last box, with that of boxes directly before it, and with a second answer beside it."""
+    start, end, content = boxes[-1]
+    contents = [content]
+    for box_start, box_end, before in reversed(boxes[:-1]):
+        if start - box_end > _NEARBY or not _BETWEEN_BOXES.fullmatch(text, box_end, start) or len(contents) > 20:
+            break
+        start = box_start
+        if before != content:
+            contents.insert(0, before)
+    around = _around(text, start, end)
+    if around is not None:
+        return around
+    second = _SECOND_ANSWER.match(text[end : end + _NEARBY])
+    first = _FIRST_ANSWER.search(text[max(0, start - _NEARBY) : start])
+    joined = " and ".join(contents)
+    joined = f"{joined} or {second[1] or second[2]}" if second else joined
+    return f"{first[1]} or {joined}" if first else joined
+
+
+def _around(text: str, start: int, end: int) -> str | None:
+    """What stands around a box, with the box in it, if it is part of a larger expression: a factor, a root, a sum of units."""
+    before, after = text[max(0, start - _NEARBY) : start], text[end : end + _NEARBY]
+    unit = _UNIT_AFTER.match(after)
+    if unit and unit[1] in UNITS:
+        return text[start:end] + after.partition("\n")[0]
+    if not _FACTOR_BEFORE.search(before) and not _FACTOR_AFTER.match(after):
+        return None
+    return re.split(r"[\s$=:]", before)[-1] + text[start:end] + _EDGE.split(after.lstrip(" "), maxsplit=1)[0]
+
+
+def _candidates(text: str) -> Iterator[str]:
+    """The plain texts that may be a completion's answer: what it states as a whole and, in a sentence, its last expression."""
+    statement = _statement(text)
+    if statement is None:
+        yield plain_math(text)
+        lines = [line for line in text[-MAX_LENGTH:].splitlines() if _DIGIT.search(line)]
+        yield from _of_sentence(plain_math(lines[-1]) if lines else "", is_last=True)
+        return
+    plain = plain_math(statement.text)
+    yield plain
+    if not statement.is_boxed:
+        yield from _of_sentence(plain, is_last=False)
+
+
+def _of_sentence(plain: str, is_last: bool) -> Iterator[str]:
+    """The answer in the first (or last) sentence with a number: the whole sentence, or its last expression."""
+    if len(plain) > MAX_LENGTH or not _PROSE.search(plain):
+        return
+    sentences = _SENTENCE_END.split(plain)
+    telling = [number for number, sentence in enumerate(sentences) if _DIGIT.search(sentence)]
+    place = (telling[-1] if is_last else telling[0]) if telling else 0
+    if any(_CORRECTION.match(sentence) for sentence in sentences[place + 1 :]):
+        return
+    yield sentences[place]
+    expression = _last_expression(sentences[place].split())
+    if expression is not None:
+        yield expression
+
+
+def _last_expression(words: list[str]) -> str | None:
+    """The last expression of a sentence with the unit after it. None if something beside it changes its meaning: a bound
+    (`more than 5`), a second answer (`3 or 5`), a part of a sum (`3 feet 2`)."""
+    is_maths = [_is_maths(word) for word in words]
+    is_maths = [
+        is_it or (word in _JOINTS and 0 < number < len(words) - 1 and is_maths[number - 1] and is_maths[number + 1])
+        for number, (word, is_it) in enumerate(zip(words, is_maths, strict=True))
+    ]
+    ends = [number for number, is_it in enumerate(is_maths) if is_it]
+    if not ends:
+        return None
+    end = start = ends[-1]
+    while start > 0 and is_maths[start - 1]:
+        start -= 1
+    expression = " ".join(words[start : end + 1]).strip(" =:").rstrip(".,;:?")
+    before, after = words[:start], words[end + 1 :]
+    if _BOUNDS.search(" ".join(before[-4:])) or ("=" not in expression and _is_joined(before, is_maths[:start])):
+        return None
+    next_word = after[0].rstrip(".,;:!?") if after else ""
+    if NOT_UNITS.search(" ".join(after[:4])) or (_PRODUCT.fullmatch(next_word) and next_word not in UNITS):
+        return None
+    with_unit = f"{expression} {next_word}"
+    return with_unit if read_quantity(with_unit) else expression
+
+
+def _is_maths(word: str) -> bool:
+    bare = word.strip(".,;:!?\"'")
+    return bare not in ("", *_ARTICLES) and _PROSE.search(bare) is None
+
+
+def _is_joined(before: list[str], is_maths: list[bool]) -> bool:
+    """Whether an expression belongs to a number before it, as in `3 feet and 2` or `3 apples or 5`."""
+    if not any(is_maths):
+        return False
+    last = max(number for number, is_it in enumerate(is_maths) if is_it)
+    between = [word.strip(",;").lower() for word in before[last + 1 :]]
+    if len(between) <= 6 and _ALTERNATIVES.intersection(between):
+        return True
+    telling = [word for word in between if word not in _FILLERS]
+    return len(between) <= 1 or ("and" in between and len(telling) <= 1)

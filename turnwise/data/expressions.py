@@ -1,0 +1,194 @@
+"""Compares answers that were brought to a plain spelling: as numbers where both are one number, else as whole expressions."""
+
+import re
+from fractions import Fraction
+
+from turnwise.data.math_text import MAX_LENGTH
+from turnwise.data.quantities import UNITS, Quantity, read_quantity, value_of_calculation
+
+_PAIRS = {"(": ")", "[": "]", "⦃": "⦄", "{": "}", "⟦": "⟧"}
+_OPENING = set(_PAIRS)
+_CLOSING = set(_PAIRS.values())
+_LEFT_SIDE = re.compile(r"\s*(\\?(?:[A-Za-z]|alpha|beta|gamma|theta|lambda|mu|phi))\s*(?:=|\bin\b)(?![^=]*=)\s*(.+)", re.DOTALL)
+_OPTION = re.compile(
+    r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(([A-Ja-j])\)|([A-Ja-j]))(?:[.:)]?|(?<=\))\s+(.*)|[.:)]\s+(.*))", re.I
+)
+_OTHER_OPTION = re.compile(r"\b(?:and|or|not)\b|\([A-Ja-j]\)")
+_RELATION = re.compile(r"(<=|>=|<|>)")
+_MIRRORED = {">": "<", ">=": "<="}
+_JOINT = re.compile(r"\s*(?:[,;]\s*)?\b(?:and|or)\b\s*|\s*[,;]\s*")
+_TRAILING_UNIT = re.compile(r"(.*[\d)A-Za-z])\s+([A-Za-z]{2,}(?:/[A-Za-z]+)?)(?:\^\(([23])\))?", re.DOTALL)
+_MATHS_WORDS = ("sqrt", "root", "pi", "sin", "cos", "tan", "log", "ln", "exp", "inf")
+_APPLIED = re.compile(r"\b(sin|cos|tan|ln|log)\(([A-Za-z]|\d+)\)")
+_BRACKETED_MATRIX = re.compile(r"[\[(](matrix⟦[^⟦⟧]*⟧)[\])]")
+_MAX_ELEMENTS = 100
+_MAX_NESTING = 8
+_CALCULATION_ERROR = Fraction(1, 100)
+"""Models round the result of a calculation: 10/3 = 3.33."""
+
+
+def same_answer(answer: str, truth: str, depth: int = 0) -> bool:
+    """Whether two plain texts (`math_text.plain_math`) are one answer. Numbers are compared by value, lists element by element,
+    anything else as a whole expression. A left side of one letter counts if both have one; that of the truth may be left out.
+
+    >>> same_answer("5", "x = 5"), same_answer("x = 5", "y = 5"), same_answer("(1/2, 3)", "(0.5,3)"), same_answer("2", "2pi")
+    (True, False, True, False)
+    """
+    if max(len(answer), len(truth)) > MAX_LENGTH:
+        return answer.casefold() == truth.casefold()
+    if depth > _MAX_NESTING:
+        return canonical(answer) == canonical(truth) != ""
+    true_number, number = number_of(truth), number_of(answer)
+    if true_number is not None and number is not None:
+        return number.equals(true_number)
+    true_side, side = _LEFT_SIDE.fullmatch(truth), _LEFT_SIDE.fullmatch(answer)
+    if true_side and side:
+        return true_side[1] == side[1] and same_answer(side[2], true_side[2], depth + 1)
+    if true_side and "=" not in answer:
+        return same_answer(answer, true_side[2], depth + 1)
+    if true_number is not None or number is not None:
+        return False
+    if (option := option_of(truth)) is not None:
+        return option_of(answer, may_have_text=True) == option
+    return _same_list(answer, truth, depth) or _same_expression(answer, truth)
+
+
+def number_of(plain: str) -> Quantity | None:
+    """The number that a plain text is, also as the result of a calculation (`3 + 4 = 7`) whose sides are equal."""
+    if len(plain) > MAX_LENGTH:
+        return None
+    if "=" not in plain:
+        return read_quantity(plain)
+    *sides, last = plain.split("=")
+    result = read_quantity(last)
+    if result is None:
+        return None
+    for side in sides:
+        value = value_of_calculation(side)
+        if value is None or abs(value - result.exact) > _CALCULATION_ERROR * abs(result.exact):
+            return None
+    return result
+
+
+def option_of(plain: str, may_have_text: bool = False) -> str | None:
+    """The letter of a multiple choice, `A` to `J`, that a plain text is; with `may_have_text`, also `(A) 5` and `A. five`."""
+    match = _OPTION.fullmatch(plain.strip().rstrip("."))
+    if match is None:
+        return None
+    text = match[3] or match[4]
+    if text and (not may_have_text or _OTHER_OPTION.search(text)):
+        return None
+    return (match[1] or match[2]).upper()
+
+
+def canonical(plain: str) -> str:
+    """A spelling that equal expressions share: without blanks (but between digits), product signs and outer parentheses."""
+    text = plain.strip().strip("\"'`").rstrip(".,;:").strip()
+    text = re.sub(r"\*\*\s*(\d+|[A-Za-z])", r"^(\1)", text.replace("\\", "").replace("¤", ""))
+    text = re.sub(r"[A-Za-z]{2,}", lambda match: UNITS.get(match[0], match[0].casefold()), text)
+    text = text.replace("infinity", "inf").replace("degrees", "").replace("==", "=")
+    text = re.sub(r"(?<!\d) +| +(?!\d)", "", text)
+    text = re.sub(r"(?<!\d)\*|\*(?!\d)", "", text)
+    text = re.sub(r"(?<![\d.])\.(?=\d)", "0.", text)
+    text = re.sub(r"(\d)\.0+(?!\d)|(\.\d*?[1-9])0+(?!\d)", lambda match: match[1] or match[2], text)
+    text = re.sub(r"(^|[(\[,=<>⦃])\+", r"\1", text)
+    text = _BRACKETED_MATRIX.sub(r"\1", text)
+    text = _APPLIED.sub(r"\1\2", text)
+    return _ascending(_without_outer_parentheses(text))
+
+
+def _same_expression(answer: str, truth: str) -> bool:
+    (answer, unit), (truth, true_unit) = _without_unit(answer), _without_unit(truth)
+    if unit and true_unit and unit != true_unit:
+        return False
+    return canonical(answer) == canonical(truth) != ""
+
+
+def _without_unit(plain: str) -> tuple[str, str]:
+    """An expression without the known unit that follows it, and this unit."""
+    match = _TRAILING_UNIT.fullmatch(plain.strip().rstrip("."))
+    if match is None or match[2] not in UNITS:
+        return plain, ""
+    words = re.findall(r"[A-Za-z]{2,}", match[1])
+    if any(word not in _MATHS_WORDS for word in words) or not re.search(r"\d|\bpi\b", match[1]):
+        return plain, ""
+    return match[1], UNITS[match[2]] + (match[3] or "")
+
+
+def _same_list(answer: str, truth: str, depth: int) -> bool:
+    (bracket, elements), (true_bracket, true_elements) = _elements(answer), _elements(truth)
+    is_set = "⦃⦄" in (bracket, true_bracket)
+    if is_set and not bracket:
+        bracket = true_bracket  # `1, 2` lists the elements of a set as well as `{1, 2}`
+    elif is_set and not true_bracket:
+        true_bracket = bracket
+    if len(elements) != len(true_elements) or len(elements) < 2 or bracket != true_bracket:
+        return False
+    is_unordered = is_set or all(_are_equations(every) or _are_tuples(every) for every in (elements, true_elements))
+    if not is_unordered:
+        return all(same_answer(a, t, depth + 1) for a, t in zip(elements, true_elements, strict=True))
+    left = list(elements)
+    for true_element in true_elements:
+        match = next((element for element in left if same_answer(element, true_element, depth + 1)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
+
+
+def _are_equations(elements: list[str]) -> bool:
+    return all(_LEFT_SIDE.fullmatch(element) for element in elements)
+
+
+def _are_tuples(elements: list[str]) -> bool:
+    """Whether all are in brackets, as the solutions of several unknowns are."""
+    return all(element.strip()[:1] in _OPENING and _elements(element)[0] for element in elements)
+
+
+def _elements(plain: str) -> tuple[str, list[str]]:
+    """The brackets around a list ("" for none), and its elements, which commas, semicolons, `and` or `or` separate."""
+    text, brackets = plain.strip().rstrip(".").strip(), ""
+    if text[:1] in _OPENING and _closing_place(text) == len(text) - 1:
+        brackets, text = text[0] + text[-1], text[1:-1]
+    elements, depth, start, place = [], 0, 0, 0
+    while place < len(text):
+        if text[place] in _OPENING:
+            depth += 1
+        elif text[place] in _CLOSING:
+            depth -= 1
+        joint = _JOINT.match(text, place) if depth == 0 and text[place] in " ,;ao" else None
+        if joint:
+            elements.append(text[start:place])
+            start = joint.end()
+        place = joint.end() if joint else place + 1
+    elements.append(text[start:])
+    elements = [element for element in elements if element.strip()]
+    return brackets, elements if len(elements) <= _MAX_ELEMENTS else [plain]
+
+
+def _closing_place(text: str) -> int:
+    """Where the bracket that opens the text is closed, by any bracket, since those of an interval may differ; -1 if nowhere."""
+    depth = 0
+    for place, letter in enumerate(text):
+        if letter in _OPENING:
+            depth += 1
+        elif letter in _CLOSING:
+            depth -= 1
+            if depth == 0:
+                return place
+    return -1
+
+
+def _without_outer_parentheses(text: str) -> str:
+    while text.startswith("(") and text.endswith(")") and _closing_place(text) == len(text) - 1 and "," not in text:
+        text = text[1:-1]
+    return text
+
+
+def _ascending(text: str) -> str:
+    """An inequality with its signs turned to `<`: `x>=5` becomes `5<=x`."""
+    parts = _RELATION.split(text)
+    signs = parts[1::2]
+    if not signs or any(sign not in _MIRRORED for sign in signs):
+        return text
+    return "".join(_MIRRORED.get(part, part) for part in reversed(parts))

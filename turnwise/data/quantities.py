@@ -1,0 +1,255 @@
+"""Reads one number, with its sign, separators, percent sign, currency and unit, off the plain text of an answer."""
+
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+TOLERANCE = 1e-4
+"""Decimal numbers that differ by less than this, or than this share of a number below 1, are the same answer."""
+ROUNDING = Fraction(1, 10**12)
+"""What a float's arithmetic may add to a number that is exact."""
+_MAX_DIGITS = 300
+"""No float has more digits before its point."""
+_MAX_EXPONENT = 300
+
+_DECIMAL = (
+    r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?: \d{3})+(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?"
+    r"|\d{1,3}(?:\.\d{3}){2,}|\d+(?:\.\d*)?|\.\d+)"
+)
+_CURRENCY = r"(?:US|C|A)?[¤$€£¥₹]|USD|EUR|GBP|INR|Rs\.?"
+_NUMBER = re.compile(
+    rf"(?P<sign>[-+])?\s*(?P<currency>{_CURRENCY})?\s*(?P<sign2>[-+])?\s*(?:(?P<whole>\d{{1,9}}) +(?=\d+ ?/))?"
+    rf"(?P<number>{_DECIMAL})"
+    r"(?:[eE](?P<exponent>[-+]?\d{1,4})|\s*[*x]\s*10\s*\^\s*\(?\s*(?P<power>[-+]?\d{1,4})\s*\)?)?"
+    r"(?:\s*/\s*(?P<under>\d+(?:\.\d+)?))?"
+    r"(?P<currency2>\s*[¤€£])?"
+)
+_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = re.compile(rf"\s*\b({'|'.join(_SCALES)})\b", re.IGNORECASE)
+_PERCENT = re.compile(r"\s*(?:%|percent(?:age points?)?\b|per cent\b|pct\b)", re.IGNORECASE)
+UNITS: dict[str, str] = {
+    word: unit
+    for unit, words in {
+        "m": "m meter meters metre metres",
+        "cm": "cm centimeter centimeters centimetre centimetres",
+        "mm": "mm millimeter millimeters millimetre millimetres",
+        "km": "km kilometer kilometers kilometre kilometres",
+        "in": "inch inches",
+        "ft": "ft foot feet",
+        "yd": "yd yard yards",
+        "mile": "mi mile miles",
+        "g": "g gram grams",
+        "kg": "kg kilogram kilograms",
+        "mg": "mg milligram milligrams",
+        "lb": "lb lbs pound pounds",
+        "oz": "oz ounce ounces",
+        "ton": "ton tons tonne tonnes",
+        "s": "s sec secs second seconds",
+        "min": "min mins minute minutes",
+        "h": "h hr hrs hour hours",
+        "day": "day days",
+        "week": "week weeks",
+        "month": "month months",
+        "year": "year years yr yrs",
+        "l": "l L liter liters litre litres",
+        "ml": "ml mL milliliter milliliters millilitre millilitres",
+        "degrees": "degree degrees deg",
+        "radians": "radian radians rad",
+        "dollars": "dollar dollars USD",
+        "cents": "cent cents",
+        "euros": "euro euros EUR",
+        "pence": "pence",
+        "mph": "mph",
+        "km/h": "km/h kph",
+        "m/s": "m/s",
+    }.items()
+    for word in words.split()
+}
+"""Words for the units that exclude each other. Other words (apples) say nothing: they may be left out, or differ."""
+_CURRENCIES = {"¤": "dollars", "$": "dollars", "€": "euros", "£": "lb", "USD": "dollars", "EUR": "euros"}
+"""The pound has the unit of the word `pounds`, of money as of weight."""
+
+NOT_UNITS = re.compile(
+    r"\b(?:or|and|plus|minus|times (?:the|as)|mod|modulo|choose|factorial|squared|cubed|pi|sqrt|root|inf|infinity|sin|cos|tan"
+    r"|log|ln|exp|cup|cap|hal(?:f|ves)|thirds?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?"
+    r"|dozens?|scores?|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty"
+    r"|more than|less than|out of|of the|at least|at most|not|isn't|matrix|cases|remainder"
+    r"|base|but|if|when|unless|except|either|neither|nor|wrong|incorrect)\b",
+    re.IGNORECASE,
+)
+"""Words that make more of a number than its unit does."""
+_WORD = r"[A-Za-z][A-Za-z'/-]+(?:\^\([23]\))?"
+_UNIT_WORDS = re.compile(rf"(?:{_WORD}|[mgshlL]\b(?:\^\([23]\))?)(?:[\s,.]+(?:{_WORD}|a\b)){{0,12}}")
+_ASIDE = re.compile(
+    r"(?P<unit>[A-Za-z][A-Za-z' -]{1,40}?) "
+    r"(?:in|for|after|per|within|during|over|every|each|from|on|at) (?:each of |all |the |these )*\d[\w ,.]{0,60}"
+)
+"""A unit and what it holds for: `apples in 3 days`, `dollars for each of the 3 friends`."""
+
+
+class Quantity(NamedTuple):
+    """A number that a text states. For 50% the value is 50."""
+
+    value: float
+    is_percent: bool = False
+    exact: Fraction = Fraction(0)
+    """The number without rounding."""
+    unit: str = ""
+    """The unit or currency, if it is one of those that exclude each other."""
+    is_fraction: bool = False
+    """Whether it is written as a fraction."""
+
+    def equals(self, other: "Quantity") -> bool:
+        """Whether both are the same answer: whole numbers and fractions exactly, decimal numbers within
+        `TOLERANCE`. If only one of the two is a
+        percentage, 50% counts as 50 and as 0.5. Two different known units are two answers."""
+        if self.unit and other.unit and self.unit != other.unit:
+            return False
+        if self.is_percent == other.is_percent:
+            return self._is_near(other.exact, other.is_fraction)
+        return any(self._is_near(other.exact * factor, other.is_fraction) for factor in self._factors(other))
+
+    def _factors(self, other: "Quantity") -> tuple[Fraction, ...]:
+        return (Fraction(1), Fraction(1, 100) if other.is_percent else Fraction(100))
+
+    def _is_near(self, value: Fraction, is_fraction: bool) -> bool:
+        difference, size = abs(self.exact - value), abs(value)
+        if difference <= ROUNDING * max(Fraction(1), size):
+            return True
+        is_exact = self.is_fraction or is_fraction or self.exact.denominator == 1 or value.denominator == 1
+        return not is_exact and difference < Fraction(TOLERANCE) * min(Fraction(1), size)
+
+
+def read_quantity(text: str, has_unit: bool = True) -> Quantity | None:
+    """The number that the plain text (`math_text.plain_math`) is. None if it is anything else: a root, a list, a mixed unit, an
+    inequality. Without `has_unit`, no word may stand beside the number.
+
+    >>> read_quantity("-¤1,234.50").value, read_quantity("3 1/2").value, read_quantity("50%").is_percent
+    (-1234.5, 3.5, True)
+    >>> read_quantity("2sqrt(3)"), read_quantity("3 feet 2 inches"), read_quantity("1, 2")
+    (None, None, None)
+    """
+    text = text.strip().strip("\"'`").rstrip(".;,").strip()
+    inside = _without_parentheses(text)
+    is_bracketed = inside != text
+    match = _NUMBER.match(inside)
+    if match is None or (is_bracketed and "," in inside):
+        return None
+    exact = _value(match)
+    if exact is None:
+        return None
+    rest = inside[match.end() :]
+    scale = _SCALE.match(rest)
+    if scale:
+        exact *= _SCALES[scale[1].lower()]
+        rest = rest[scale.end() :]
+    percent = _PERCENT.match(rest)
+    if percent:
+        rest = rest[percent.end() :]
+    unit = _unit_of(rest, has_unit)
+    if unit is None:
+        return None
+    currency = (match["currency"] or match["currency2"] or "").strip()
+    unit = _CURRENCIES.get(currency[-1:], _CURRENCIES.get(currency, "")) or unit
+    return Quantity(float(exact), percent is not None, exact, unit, match["under"] is not None)
+
+
+def _without_parentheses(text: str) -> str:
+    while text.startswith("(") and text.endswith(")") and text.count("(") == text.count(")") == 1:
+        text = text[1:-1].strip()
+    return text
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    """The number of a match; None if it is too large, divided by 0, or has two signs."""
+    digits = match["number"].replace(",", "").replace(" ", "")
+    if digits.count(".") > 1:
+        digits = digits.replace(".", "")
+    exponent = int(match["exponent"] or match["power"] or 0)
+    if len(digits) > _MAX_DIGITS or abs(exponent) > _MAX_EXPONENT or len(digits) + exponent > _MAX_EXPONENT:
+        return None
+    if match["sign"] and match["sign2"]:
+        return None
+    value = Fraction(digits.rstrip(".") or "0") * Fraction(10) ** exponent
+    under = match["under"]
+    if under is not None:
+        if len(under) > _MAX_DIGITS or not Fraction(under):
+            return None
+        value /= Fraction(under)
+    if match["whole"]:
+        if under is None or value >= 1:
+            return None
+        value += int(match["whole"])
+    return -value if "-" in (match["sign"], match["sign2"]) else value
+
+
+def _unit_of(rest: str, has_unit: bool) -> str | None:
+    """The known unit that follows a number, or "" if there is none. None if what follows isn't a unit."""
+    words = rest.strip().rstrip(".")
+    if not words:
+        return ""
+    if not has_unit or rest[:1] in "([":
+        return None
+    aside = _ASIDE.fullmatch(words)
+    if aside:
+        words = aside["unit"]
+    if NOT_UNITS.search(words) or not _UNIT_WORDS.fullmatch(words):
+        return None
+    first, _, power = words.split()[0].rstrip(",.").partition("^")
+    unit = UNITS.get(first, "")
+    if not unit and not (rest[:1].isspace() and _is_word(first)):
+        return None  # `3ab` is a product
+    if len(first) == 1 and not rest[:1].isspace():
+        return None  # `3m` is a product, `3 m` a length
+    return f"{unit}^{power}" if unit and power else unit
+
+
+def _is_word(letters: str) -> bool:
+    return len(letters) > 2 and any(vowel in letters.lower() for vowel in "aeiou")
+
+
+def value_of_calculation(text: str) -> Fraction | None:
+    """The value of a sum, product or quotient of plain numbers, in parentheses or not; None for anything else.
+
+    >>> value_of_calculation("2*(3 + 4)/7"), value_of_calculation("2x")
+    (Fraction(2, 1), None)
+    """
+    tokens = re.findall(r"\d+(?:\.\d+)?|\.\d+|\S", re.sub(r"[¤$€£]|(?<=\d),(?=\d{3})", "", text))
+    if len(tokens) > 100 or any(len(token) > 30 for token in tokens):
+        return None
+    try:
+        value, place = _sum(tokens, 0)
+    except (ValueError, IndexError, ZeroDivisionError):
+        return None
+    return value if place == len(tokens) else None
+
+
+def _sum(tokens: list[str], place: int) -> tuple[Fraction, int]:
+    total, place = _product(tokens, place)
+    while place < len(tokens) and tokens[place] in "+-":
+        sign = 1 if tokens[place] == "+" else -1
+        value, place = _product(tokens, place + 1)
+        total += sign * value
+    return total, place
+
+
+def _product(tokens: list[str], place: int) -> tuple[Fraction, int]:
+    total, place = _operand(tokens, place)
+    while place < len(tokens) and tokens[place] in "*/x":
+        is_quotient = tokens[place] == "/"
+        value, place = _operand(tokens, place + 1)
+        total = total / value if is_quotient else total * value
+    return total, place
+
+
+def _operand(tokens: list[str], place: int) -> tuple[Fraction, int]:
+    token = tokens[place]
+    if token == "-":
+        value, place = _operand(tokens, place + 1)
+        return -value, place
+    if token == "(":
+        value, place = _sum(tokens, place + 1)
+        if tokens[place] != ")":
+            raise ValueError("an open parenthesis")
+        return value, place + 1
+    return Fraction(token), place + 1
