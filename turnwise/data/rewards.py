@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from turnwise.data.prompts import prompt_of as prompt_of
 from turnwise.data.tables import TableRow, Wanted, leaves
 from turnwise.errors import ConfigError, DataError, EnvironmentFault
 from turnwise.protocols import ChecksRows, Reward, RewardResult
@@ -53,15 +54,6 @@ def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
             said.append({"role": "assistant", "content": turn.text})
         messages += [dict(message) for message in said if message["role"] != "system" or message not in messages]
     return messages
-
-
-def prompt_of(columns: Mapping[str, Any], prompt_key: str) -> list[Message]:
-    """The messages of a row's prompt; a string is one user message. Keys with null, except `content`, are left out: Parquet
-    gives a message a null for a key that only other messages have."""
-    prompt = columns[prompt_key]
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    return [{key: value for key, value in message.items() if value is not None or key == "content"} for message in prompt]
 
 
 @dataclass(slots=True)
