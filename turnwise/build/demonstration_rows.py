@@ -86,7 +86,8 @@ def encode_demonstrations(
         )
     if too_long:
         logger.warning(
-            "%s: %d of %d rows are left out, since they have more tokens than sequence_length %d (the first: %s); raise that, or shorten the rows",
+            "%s: %d of %d rows are left out, since they have more tokens than sequence_length %d (the first: %s); raise that or "
+            "shorten the rows",
             key,
             len(too_long),
             num_rows,

@@ -1,5 +1,5 @@
 """Removes the nulls with which tables (Arrow, Parquet, `datasets`) pad objects: a table gives each object every key that the
-same object has in any other row. A key of an object that is null counts as absent, unless a schema says that null is a value."""
+same object has in any other row. A null key counts as absent, unless a schema says that null is a value."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -161,8 +161,8 @@ def _saved_dataset(path: Path, key: str) -> Any:
         found = datasets.load_from_disk(str(path))
     except (FileNotFoundError, ValueError, OSError) as fault:
         raise DataError(
-            f"{key} {path} is a folder; name a JSONL file in it, or another of its files, since the datasets library can't load "
-            f"this folder ({fault})"
+            f"{key} {path} is a folder; name a JSONL file in it, or another of its files, since the datasets library can't "
+            f"load this folder ({fault})"
         ) from fault
     if isinstance(found, datasets.DatasetDict):
         splits = ", ".join(str(path / split) for split in found)
