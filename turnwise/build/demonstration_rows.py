@@ -86,7 +86,7 @@ def encode_demonstrations(
         )
     if too_long:
         logger.warning(
-            "%s: %d of %d rows are left out, since they have more tokens than sequence_length %d (the first: %s); raise that or "
+            "%s: %d of %d rows are left out, since they have more tokens than sequence_length %d (the first: %s); raise it or "
             "shorten the rows",
             key,
             len(too_long),
@@ -96,7 +96,7 @@ def encode_demonstrations(
         )
     if empty:
         logger.warning(
-            "%s: %s teach an empty answer, without text or call (the first: %s); mark such a message as context (weight: 0) "
+            "%s: %s would teach an empty answer, without text or call (the first: %s); mark such a message as context (weight: 0) "
             "or remove it",
             key,
             counted(len(empty), "row"),
