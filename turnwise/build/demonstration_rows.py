@@ -96,7 +96,7 @@ def encode_demonstrations(
         )
     if empty:
         logger.warning(
-            "%s: %s would teach an empty answer, without text or call (the first: %s); mark such a message as context (weight: 0) "
+            "%s: %s would teach an empty answer, without text or call (the first: %s); mark it as context (weight: 0) "
             "or remove it",
             key,
             counted(len(empty), "row"),
