@@ -67,7 +67,7 @@ def main() -> None:
 def make_job(folder: Path, size: str, steps: int) -> None:
     """The model, the demonstrations, and their tokens in the order in which turnwise trains on them."""
     from turnwise.batching.plan import optimizer_steps
-    from turnwise.build.sft import encode_demonstrations
+    from turnwise.build.demonstration_rows import encode_demonstrations
     from turnwise.chat.template import ChatTemplate
     from turnwise.data.demonstrations import read_rows
     from turnwise.data.gsm8k import generate_problems, sft_row

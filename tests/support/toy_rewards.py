@@ -7,7 +7,7 @@ from typing import Any
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgentLimits
-from turnwise.data.rewards import prompt_of
+from turnwise.data.prompts import prompt_of
 from turnwise.protocols import OpenConversation, RewardResult
 from turnwise.tools.session import Interactions, ToolBox
 from turnwise.types import AS_OPENED, CallOptions, Group, SamplingParams, Task, Trajectory, derive_seed

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnwise.data.rewards import prompt_of
+from turnwise.data.prompts import prompt_of
 from turnwise.protocols import Conversation, OpenConversation
 from turnwise.tools.session import Interactions, InteractionSession
 from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, Task, Trajectory

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from turnwise.agents.single_turn_agent import RowAgentSettings, cut_by
-from turnwise.data.rewards import prompt_of
+from turnwise.data.prompts import prompt_of
 from turnwise.protocols import Conversation, OpenConversation
 from turnwise.tools.session import Interactions, InteractionSession, ToolBox, ToolSession, readable
 from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, Task, Trajectory
@@ -52,7 +52,8 @@ class ToolAgent:
         async with self._tools.open(task) as session, users.open(task, sibling, self._settings.max_user_turns) as user:
             # Special tokens in results of tools or messages of users would forge a turn.
             conversation = open_conversation(sampling, tools=session.schemas, encode_special_tokens=False)
-            limit = await self._converse(session, user, conversation, prompt_of(task.payload, self._settings.prompt_key))
+            prompt = prompt_of(task.payload, self._settings.prompt_key, session.schemas)
+            limit = await self._converse(session, user, conversation, prompt)
             rewards, metrics = await session.rewards(), await user.metrics()
         status: Status = "truncated" if limit else "finished"
         trajectory = Trajectory(task, sibling, conversation.turns, status=status, limit=limit)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from turnwise.build.demonstration_rows import check_source
 from turnwise.build.envs import plug_in_problems
 from turnwise.build.placement import build_placement
 from turnwise.chat.folder_tokenizer import FolderTokenizer
@@ -12,8 +13,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, SFTConfig, not_here
 from turnwise.config.problems import Problem
-from turnwise.data.demonstrations import read_rows
-from turnwise.errors import ChatTemplateError, CheckpointError, ConfigError, DataError, TurnwiseError
+from turnwise.errors import ChatTemplateError, CheckpointError, ConfigError, DataError, NotAvailableError, TurnwiseError
 from turnwise.model_folder import base_of_adapter, folder_here, has_tokenizer
 from turnwise.runtime.rank import launched
 
@@ -31,12 +31,11 @@ def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]
     """Yields, per file of demonstrations, the first fault that shows without a tokenizer. `may_miss` allows missing files."""
     for key, names in _files(config).items():
         for index, name in enumerate(names):
-            if may_miss and not os.path.exists(os.path.expanduser(name)):
+            if may_miss and not _is_elsewhere(name) and not os.path.exists(os.path.expanduser(name)):
                 continue
             try:
-                for _ in read_rows([name]):
-                    pass
-            except DataError as error:
+                check_source(config, key, name)
+            except (DataError, NotAvailableError) as error:
                 yield Problem((key, index), str(error))
 
 
@@ -113,10 +112,14 @@ def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
 def _absent(config: AgenticConfig | SFTConfig) -> Iterator[str]:
     for key, names in _files(config).items():
         for name in names:
-            # Rows may also come from the hub or from Python.
-            is_elsewhere = key.startswith("data.") and (":" in name or not os.path.splitext(name)[1])
-            if not is_elsewhere and not os.path.exists(os.path.expanduser(name)):
+            is_of_rows = key.endswith("_files")
+            if not (is_of_rows and _is_elsewhere(name)) and not os.path.exists(os.path.expanduser(name)):
                 yield f"{key}: {name}: there is no such file."
+
+
+def _is_elsewhere(name: str) -> bool:
+    """Whether rows of this name may come from the hub or from Python."""
+    return ":" in name or not os.path.splitext(name)[1]
 
 
 def _files(config: AgenticConfig | SFTConfig) -> dict[str, list[str]]:

@@ -23,10 +23,13 @@ from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
 from turnwise.config.environments import RewardFunction
 from turnwise.config.tools import LoopEntry, read_loop_file
+from turnwise.data.bad_rows import BadRows
 from turnwise.data.demonstrations import message_problem
+from turnwise.data.forms import as_task, form_hint
+from turnwise.data.prompts import has_calls, has_messages, prompt_of, with_plain_messages
 from turnwise.data.reward_calls import parameters_of
 from turnwise.data.reward_functions import FunctionReward
-from turnwise.data.rewards import DecodeCompletion, GroupReward, RewardManager, WeightedReward, prompt_of
+from turnwise.data.rewards import DecodeCompletion, GroupReward, RewardManager, WeightedReward
 from turnwise.data.tables import TableRow, noting, read_tables
 from turnwise.entry_points import load_class, load_object
 from turnwise.errors import ConfigError, DataError, NotAvailableError, ServerError, counted, nearest
@@ -92,29 +95,68 @@ def _check_rows(config: AgenticConfig, split: Split) -> None:
             raise DataError(f"{place}: {fault}") from fault
 
 
-def load_rows(config: AgenticConfig, split: Split) -> list[tuple[str, DataRow]]:
+def load_rows(config: AgenticConfig, split: Split, says_skipped: bool = False) -> list[tuple[str, DataRow]]:
     """The rows of a split, each with its place for error messages. A row's column `data_source` is the tag under which metrics
-    count it; without one the tag is `data`. Raises DataError if a row lacks something that its agent, tools or rewards need."""
-    data, rows = config.data, list[tuple[str, DataRow]]()
-    tables, loops = read_tables(_files(config, split), f"data.{split}_files"), _own_loops(config)
+    count it; without one the tag is `data`. Rows of the wrong shape are left out under `data.on_bad_row: skip`; with
+    `says_skipped` a warning counts them. Raises DataError if a row lacks something that its agent, tools or rewards need."""
+    data, rows, bad = config.data, list[tuple[str, DataRow]](), BadRows()
+    key, loops = f"data.{split}_files", _own_loops(config)
+    rewards = [weighted.reward for weighted in load_rewards(config) if isinstance(weighted.reward, FunctionReward)]
+    tables = []
+    for row in _plain_rows(config, read_tables(_files(config, split), key, bad), bad):
+        try:
+            _check_shape(config, row, rewards)
+        except DataError as fault:
+            bad.add(str(fault))
+        else:
+            tables.append(row)
+    if data.on_bad_row == "error":
+        bad.refuse()
+    elif says_skipped or not tables:
+        bad.leave_out(key, len(tables) + len(bad.sentences))
     for row in tables:
-        if data.prompt_key not in row.columns:
-            hint = nearest(data.prompt_key, row.columns)
-            raise DataError(
-                f"{row.place}: there is no column {data.prompt_key!r}; it has {', '.join(row.columns) or 'none'}. "
-                f"data.prompt_key names the column of the prompt.{hint}"
-            )
-        if problem := _prompt_problem(row.columns[data.prompt_key]):
-            raise DataError(f"{row.place}: column {data.prompt_key!r} {problem}; a prompt is a string or a list of messages")
         source = row.columns.get("data_source")
         tag = source if isinstance(source, str) and source else ROWS_TAG
         rows.append((row.place, DataRow(tag, _agent_of(config, row, loops), row.columns)))
     check_tools_of_rows(config, tables)
     check_users_of_rows(config, tables)
-    for weighted in load_rewards(config):
-        if isinstance(weighted.reward, FunctionReward):
-            weighted.reward.check(tables)
     return rows
+
+
+def _plain_rows(config: AgenticConfig, tables: Sequence[TableRow], bad: BadRows) -> Iterator[TableRow]:
+    """Yields the rows with their prompt in the form of `data.format`, and their messages without what tables pad them with."""
+    data = config.data
+    schemas: Tools | None = None
+    for row in tables:
+        columns = row.columns
+        if data.format is not None:
+            try:
+                columns = as_task(columns, data.format, data.prompt_key)
+            except DataError as fault:
+                bad.add(f"{row.place}: {fault}")
+                continue
+        if has_calls(columns):
+            schemas = build_tools(config).schemas if schemas is None else schemas
+            columns = with_plain_messages(columns, schemas)
+        elif has_messages(columns):
+            columns = with_plain_messages(columns)
+        yield TableRow(row.place, columns)
+
+
+def _check_shape(config: AgenticConfig, row: TableRow, rewards: Sequence[FunctionReward]) -> None:
+    """Raises DataError, which names the row, if it lacks a prompt or what a reward needs."""
+    key = config.data.prompt_key
+    if row.columns.get(key) is None:
+        hint = nearest(key, row.columns)
+        form = form_hint(row.columns) if config.data.format is None else ""
+        raise DataError(
+            f"{row.place}: there is no column {key!r}; it has {', '.join(row.columns) or 'none'}. data.prompt_key names the "
+            f"column of the prompt.{hint}{form}"
+        )
+    if problem := _prompt_problem(row.columns[key]):
+        raise DataError(f"{row.place}: column {key!r} {problem}; a prompt is a string or a list of messages")
+    for reward in rewards:
+        reward.check([row])
 
 
 def _prompt_problem(prompt: Any) -> str:
@@ -165,7 +207,7 @@ def row_tasks(config: AgenticConfig, split: Split) -> list[Task]:
 
 def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate, most: int | None = None) -> list[DataRow]:
     """The rows whose prompts aren't too long, or the first `most` of them. Raises DataError if all prompts are too long."""
-    data, rows = config.data, load_rows(config, split)
+    data, rows = config.data, load_rows(config, split, says_skipped=most is None)
     room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
     # If a response may fill the context, a prompt may fill half of it.
     limit = data.max_prompt_length or (room if room > 0 else config.sequence_length // 2)
@@ -208,7 +250,7 @@ def check_template(config: AgenticConfig) -> None:
     for split in _splits_with_rows(config):
         with_tools = (row.payload for _, row in load_rows(config, split) if row.agent == "tool_agent")
         for columns in islice(with_tools, 1):
-            template.start(prompt_of(columns, config.data.prompt_key), schemas)
+            template.start(prompt_of(columns, config.data.prompt_key, schemas), schemas)
         _fitting(config, split, template, most=1)
 
 
@@ -218,7 +260,7 @@ def _fits(columns: Mapping[str, Any], prompt_key: str, template: ChatTemplate, l
     num_bytes = len(json.dumps(prompt, ensure_ascii=False).encode()) + _TEMPLATE_BYTES * num_messages
     if not tools and num_bytes <= limit:
         return True  # no tokenizer makes more tokens than there are bytes
-    return len(template.start(prompt_of(columns, prompt_key), tools)) <= limit
+    return len(template.start(prompt_of(columns, prompt_key, tools), tools)) <= limit
 
 
 def call_models(config: AgenticConfig) -> None:

@@ -1,23 +1,20 @@
 """Builds the pipeline of supervised fine-tuning from its config."""
 
-from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from turnwise.build.cluster import build_cluster
+from turnwise.build.demonstration_rows import read_samples
 from turnwise.build.placement import build_placement
 from turnwise.build.prepare import prepare_run
 from turnwise.build.roles import trained_strategy
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, log_settings, settings_table
 from turnwise.build.whole_run import whole_run
-from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import SFTConfig, require, unavailable
-from turnwise.data.demonstrations import DemonstrationRow, read_rows
-from turnwise.errors import ChatTemplateError, DataError
 from turnwise.models.load import load_tokenizer
 from turnwise.pipelines.by_validation import ByValidation
 from turnwise.pipelines.checkpoints import Contents, Fingerprint
@@ -30,7 +27,6 @@ from turnwise.tracking.metric_columns import SFT_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.state import GlobalRandomState
-from turnwise.types import Sample
 
 
 def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> SFTPipeline:
@@ -42,8 +38,8 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     path, trust = arguments.model_name_or_path, arguments.trust
     tokenizer = load_tokenizer(path, trust)
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs))
-    train_samples = encode_demonstrations(template, read_rows(config.train_files), config.sequence_length)
-    val_samples = encode_demonstrations(template, read_rows(config.val_files or ()), config.sequence_length)
+    train_samples = read_samples(config, template, "train_files")
+    val_samples = read_samples(config, template, "val_files")
     num_steps = config.num_epochs * -(-len(train_samples) // config.samples_per_optimizer_step)
     total_steps = min(num_steps, config.max_steps or num_steps)
     event_loop = WatchedRunner()
@@ -107,19 +103,3 @@ def _batch_plan(config: SFTConfig) -> BatchPlan:
         max_tokens_train=max_tokens if config.use_dynamic_batching_in_train else None,
         max_tokens_infer=max_tokens,
     )
-
-
-def encode_demonstrations(template: ChatTemplate, rows: Iterable[DemonstrationRow], max_length: int) -> list[Sample]:
-    """The rows as training samples. Raises DataError, which names the row, if one is too long or can't be rendered."""
-    samples = []
-    for place, messages, tools in rows:
-        try:
-            sample = encode_demonstration(template, messages, tools, max_length)
-        except (DataError, ChatTemplateError) as error:
-            raise DataError(f"{place}: {error}") from error
-        if sample.num_tokens > max_length:
-            raise DataError(
-                f"{place} has {sample.num_tokens} tokens, more than sequence_length {max_length}; raise that or shorten the row"
-            )
-        samples.append(sample)
-    return samples

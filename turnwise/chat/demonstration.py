@@ -12,6 +12,19 @@ from turnwise.errors import DataError
 from turnwise.types import Message, Sample, TurnSpan
 
 _PROMPT_ROLES = ("system", "user", "tool")
+TRAINING_FLAGS = ("weight", "loss_mask", "trainable", "train", "loss")
+"""Keys by which other systems' rows say whether an assistant's message is trained: 1 or true, 0 or false; null = absent."""
+_KEYS = {
+    "system": ("name",),
+    "user": ("name",),
+    "tool": ("name", "tool_call_id"),
+    "assistant": ("tool_calls",),
+}
+"""Role → the keys that its messages may have besides `role` and `content`."""
+
+
+class TooLongError(DataError):
+    """A conversation has more tokens than fit."""
 
 
 def encode_demonstration(
@@ -19,10 +32,10 @@ def encode_demonstration(
 ) -> Sample:
     """Encodes a conversation as a Sample [N]. The response mask is True on the assistant's texts, calls and end-of-turn tokens.
 
-    The conversation is encoded turn by turn, like a rollout whose model samples exactly these texts. Raises ChatTemplateError
-    if the template refuses the messages. Raises DataError if a role is unknown, or the last message isn't an assistant's; if an
-    assistant message comes first, follows another one, or has anything but a text and tool calls; or if the texts have more
-    characters than fit into `max_length` tokens.
+    The conversation is encoded turn by turn, like a rollout whose model samples exactly these texts. An assistant message with
+    one of `TRAINING_FLAGS` that is 0 or false is context: it is encoded, and the mask is False on it. Raises ChatTemplateError
+    if the template refuses the messages; DataError as `check_demonstration` does; TooLongError if the conversation has more
+    than `max_length` tokens, or certainly would have.
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> template = ChatTemplate(byte_tokenizer())
@@ -32,15 +45,18 @@ def encode_demonstration(
     """
     num_characters = num_characters_of(messages)
     if max_length is not None and num_characters > template.max_characters(max_length):
-        raise DataError(f"the conversation has {num_characters} characters, more than fit into {max_length} tokens")
+        raise TooLongError(f"the conversation has {num_characters} characters, more than fit into sequence_length {max_length}")
     token_ids: list[int] = []
     spans: list[TurnSpan] = []
     response: list[int] = []
-    for turn, (prompt, answer) in enumerate(_exchanges(messages)):
+    for turn, (prompt, answer, is_trained) in enumerate(_exchanges(messages)):
         token_ids += template.extend(response, prompt, tools) if turn else template.start(prompt, tools)
         response = template.respond_with_calls(answer) if answer.get("tool_calls") else template.respond(answer["content"])
-        spans.append(TurnSpan(turn, len(token_ids), len(token_ids) + len(response)))
+        if is_trained:
+            spans.append(TurnSpan(turn, len(token_ids), len(token_ids) + len(response)))
         token_ids += response
+    if max_length is not None and len(token_ids) > max_length:
+        raise TooLongError(f"the conversation has {len(token_ids)} tokens, more than sequence_length {max_length}")
 
     mask = np.zeros(len(token_ids), dtype=np.bool_)
     for span in spans:
@@ -53,21 +69,32 @@ def encode_demonstration(
     )
 
 
-def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message]]:
-    """Splits the conversation into pairs: the messages since the last answer, and the assistant's next answer."""
-    exchanges: list[tuple[list[Message], Message]] = []
+def check_demonstration(messages: Sequence[Message]) -> bool:
+    """Whether every trained answer has a text or a call. Raises DataError if a message has an unknown role or key, or a flag
+    that isn't 0 or 1; if an assistant message comes first, follows another one, or has anything but a text and tool calls; if
+    messages follow the last one; or if no assistant message is trained."""
+    answers = [answer for _, answer, is_trained in _exchanges(messages) if is_trained]
+    return all(answer.get("tool_calls") or answer["content"].strip() for answer in answers)
+
+
+def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message, bool]]:
+    """Splits the conversation: the messages since the last answer, the assistant's next answer, and whether that is trained."""
+    exchanges: list[tuple[list[Message], Message, bool]] = []
     prompt: list[Message] = []
     for index, message in enumerate(messages):
         role = message.get("role")
-        if role in _PROMPT_ROLES:
-            prompt.append(message)
-        elif role != "assistant":
+        if role not in _KEYS:
             raise DataError(f"message {index} has the role {role!r}; allowed: {', '.join(_PROMPT_ROLES)}, assistant")
+        is_trained = _is_trained(index, message)
+        _check_keys(index, message)
+        plain = {key: value for key, value in message.items() if key not in TRAINING_FLAGS}
+        if role in _PROMPT_ROLES:
+            prompt.append(plain)
         elif not prompt:
             where = "at the start" if index == 0 else "after another assistant message"
             raise DataError(f"message {index} is an assistant's {where}: put what it answers before it, or join them")
         else:
-            exchanges.append((prompt, _answer(index, message)))
+            exchanges.append((prompt, _answer(index, plain), is_trained))
             prompt = []
     if not exchanges:
         raise DataError("the conversation has no assistant message, so there is nothing to learn: add one or drop the row")
@@ -75,17 +102,51 @@ def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message
         raise DataError(
             f"{len(prompt)} message(s) come after the last assistant message, where nothing is learnt from them: drop them"
         )
+    if not any(is_trained for _, _, is_trained in exchanges):
+        flags = ", ".join(TRAINING_FLAGS)
+        raise DataError(f"each assistant message is only context ({flags}), so there is nothing to learn: drop the row")
     return exchanges
+
+
+def _is_trained(index: int, message: Message) -> bool:
+    """Whether the message is an assistant's without a flag that is 0 or false."""
+    role = message["role"]
+    flags = {key: message[key] for key in TRAINING_FLAGS if message.get(key) is not None}
+    for key, value in flags.items():
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
+            raise DataError(
+                f"message {index} has `{key}` {str(value)[:40]!r} of type {type(value).__name__}; it is 1 or true if the "
+                "message is trained, and 0 or false if it is only context: losses of single messages aren't weighted otherwise"
+            )
+        if value and role != "assistant":
+            raise DataError(
+                f"message {index} has `{key}` {value!r} and the role {role!r}; only the assistant's messages are trained, so "
+                "remove the key, or set it to 0"
+            )
+    return role == "assistant" and all(flags.values())
+
+
+def _check_keys(index: int, message: Message) -> None:
+    """Raises DataError for a key that would have no effect. Null and an empty list say nothing."""
+    role = message["role"]
+    allowed = ("role", "content", *_KEYS[role], *TRAINING_FLAGS)
+    extra = sorted(str(key) for key, value in message.items() if key not in allowed and value is not None and value != [])
+    if not extra:
+        return
+    if role == "assistant":
+        raise DataError(
+            f"assistant message {index} has the keys {', '.join(extra)}; only `content` as a string and `tool_calls` are "
+            "learnt from: write thinking into the text, in the form that the model is to say"
+        )
+    raise DataError(f"message {index} has the keys {', '.join(extra)}; a {role} message has {', '.join(allowed)}: leave it out")
 
 
 def _answer(index: int, message: Message) -> Message:
     content, calls = message.get("content"), message.get("tool_calls")
-    extra = sorted(key for key, value in message.items() if key not in ("role", "content", "tool_calls") and value)
-    if not (isinstance(content, str) or (calls and content is None)) or extra:
-        got = f"the keys {', '.join(extra)}" if extra else f"content of type {type(content).__name__}"
+    if not isinstance(content, str) and not (calls and content is None):
         raise DataError(
-            f"assistant message {index} has {got}; only `content` as a string and `tool_calls` are learnt from: write thinking "
-            "into the text, in the form that the model is to say"
+            f"assistant message {index} has content of type {type(content).__name__}; only `content` as a string and "
+            "`tool_calls` are learnt from: write thinking into the text, in the form that the model is to say"
         )
     return {**message, "content": content or "", "tool_calls": list(map(_read_arguments, calls))} if calls else message
 
@@ -93,5 +154,5 @@ def _answer(index: int, message: Message) -> Message:
 def _read_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     """A call with its arguments as an object: OpenAI writes them as JSON text, while chat templates read an object."""
     function = call["function"]
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments") or {}
     return {**call, "function": {**function, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}}

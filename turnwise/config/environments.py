@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from turnwise.config.roles import GeneratingArgs
+from turnwise.config.row_shape import RowShape
 from turnwise.config.section import (
     Count,
     Fraction,
@@ -144,11 +145,11 @@ def _as_functions(value: Any) -> Any:
     return [{"name": item} if isinstance(item, str) else item for item in value] if isinstance(value, list) else value
 
 
-class Data(Section):
+class Data(RowShape):
     """Rows of JSONL or Parquet files, or of Hugging Face data sets, as tasks."""
 
     train_files: Names | None = None
-    """Training rows: JSONL or Parquet files, folders saved by the datasets library, or names of data sets on the hub."""
+    """Training rows: JSON, CSV or Parquet files, folders saved by the datasets library, or names of data sets on the hub."""
     val_files: Names | None = None
     """Validation rows, in the same forms."""
     num_epochs: PositiveCount | None = None

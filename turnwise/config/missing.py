@@ -90,7 +90,7 @@ def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
 
 def _checkers(config: AgenticConfig) -> Iterator[str]:
     if "math_verify" in config.data.checkers and not _is_installed("math_verify"):
-        yield "data.checker: math_verify needs a library that isn't installed; pip install 'turnwise[math]'."
+        yield f"data.checker: math_verify needs a library that isn't installed; {install_hint('math')}."
 
 
 def _trackers(names: list[str]) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 from typing import ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.resolve import resolve_model, resolve_sequence_length, tokens_of_microbatch
 from turnwise.config.roles import PlacedModel
+from turnwise.config.row_shape import RowShape
 from turnwise.config.running import RunKeys
 from turnwise.config.section import Names, Positive, PositiveCount
 
@@ -15,9 +16,10 @@ class SFTConfig(PlacedModel, RunKeys):
     """One YAML of `turnwise sft`, which trains on files of conversations, with the loss on the assistant's messages only."""
 
     train_files: Names
-    """JSONL files with a row `{"messages": [...]}` per line."""
+    """Rows `{"messages": [...]}`: JSON, CSV or Parquet files, folders saved by the datasets library, or names on the hub."""
     val_files: Names | None = None
-    """Files of the same form, on which the loss is measured every eval_steps and at the end."""
+    """Rows in the same forms, on which the loss is measured every eval_steps and at the end."""
+    data: RowShape = Field(default_factory=RowShape)
     num_epochs: PositiveCount = 1
     """Passes over the data."""
     max_steps: PositiveCount | None = None

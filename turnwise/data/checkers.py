@@ -12,12 +12,12 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, Literal
 
 from turnwise.data.answers import is_correct, stated_answer
-from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.errors import ConfigError, NotAvailableError, install_hint
 
 logger = logging.getLogger(__name__)
 
 Checker = Literal["text", "math_verify"]
-MISSING = "math_verify needs the package math-verify, which isn't installed; pip install 'turnwise[math]'"
+MISSING = f"math_verify needs the package math-verify, which isn't installed; {install_hint('math')}"
 
 _MAX_LENGTH = 4000
 """Characters of an answer that math-verify is asked about. No longer one is a formula."""
@@ -130,7 +130,7 @@ class _MathVerify:
         self._end()
         raise NotAvailableError(
             "checker math_verify: the package math-verify can't be imported; the message above says why. Install it with "
-            "pip install 'turnwise[math]'"
+            f"{install_hint('math')}"
         )
 
     def _end(self) -> None:

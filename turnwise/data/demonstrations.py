@@ -1,13 +1,16 @@
-"""Demonstrations for supervised fine-tuning: JSONL files of rows `{"messages": [...]}`, with `tools` if messages call any."""
+"""Demonstrations for supervised fine-tuning: rows `{"messages": [...]}`, with `tools` if messages call any."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from turnwise.data.bad_rows import BadRows
+from turnwise.data.forms import as_demonstration, form_hint
+from turnwise.data.padding import plain_schema, without_padding
+from turnwise.data.prompts import read_list
+from turnwise.data.tables import TableRow, read_tables
 from turnwise.errors import DataError
-from turnwise.hub import local_path
-from turnwise.jsonl import read_jsonl
 from turnwise.types import Message
 
 _FORM = 'a row is a line of JSON: {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
@@ -23,17 +26,36 @@ class DemonstrationRow(NamedTuple):
     tools: Sequence[Mapping[str, Any]] = ()
 
 
-def read_rows(paths: Sequence[str | Path]) -> Iterator[DemonstrationRow]:
-    """Yields the rows of all files in order; `~` in a path is the home folder. Raises DataError if a file is missing or
-    empty, or if a row is wrong; then the error names the line."""
-    for path in map(local_path, paths):
-        place = None
-        for place, record in read_jsonl(path):
-            if problem := _problem(record):
-                raise DataError(f"{place}: {problem}; {_FORM}")
-            yield DemonstrationRow(place, record["messages"], record.get("tools") or ())
-        if place is None:
-            raise DataError(f"{path} is empty; {_FORM}")
+def read_rows(
+    paths: Sequence[str | Path], key: str = "train_files", form: str | None = None, bad: BadRows | None = None
+) -> Iterator[DemonstrationRow]:
+    """Yields the rows of all sources in order; `read_tables` says what a source may be. Nulls with which tables pad objects are
+    left out. `form` is one of `turnwise.data.forms.COLUMNS`; None = `messages`. Wrong rows are added to `bad` and left out.
+
+    Raises DataError if a source is missing, empty or unreadable, or, without `bad`, if rows are wrong; it names the lines."""
+    found = BadRows() if bad is None else bad
+    rows = []
+    for row in read_tables([str(path) for path in paths], key, found):
+        try:
+            rows.append(_read(row, form))
+        except DataError as fault:
+            found.add(f"{row.place}: {fault}")
+    if bad is None:
+        found.refuse("repair or remove them")
+    yield from rows
+
+
+def _read(row: TableRow, form: str | None) -> DemonstrationRow:
+    """Raises DataError, without the row's place, if the row is wrong."""
+    record = dict(row.columns) if form is None else as_demonstration(row.columns, form)
+    for name in ("messages", "tools"):
+        record[name] = read_list(record.get(name))
+    if record["messages"] is None and "messages" not in row.columns and form is None:
+        raise DataError(f"has no `messages`; {_FORM}.{form_hint(row.columns)}")
+    tools = plain_schema(record["tools"] or [])
+    if problem := _problem(record["messages"], tools):
+        raise DataError(f"{problem}; {_FORM}")
+    return DemonstrationRow(row.place, without_padding(record["messages"], tools), tools or ())
 
 
 def read_demonstrations(paths: Sequence[str | Path]) -> list[list[Message]]:
@@ -41,12 +63,10 @@ def read_demonstrations(paths: Sequence[str | Path]) -> list[list[Message]]:
     return [row.messages for row in read_rows(paths)]
 
 
-def _problem(record: dict[str, Any]) -> str:
-    """Why the record isn't a row; empty if it is one."""
-    messages = record.get("messages")
+def _problem(messages: Any, tools: Any) -> str:
+    """Why these aren't the messages and tools of a row; empty if they are."""
     if not isinstance(messages, list) or not messages:
-        return f"has `messages` {str(messages)[:40]!r}" if "messages" in record else "has no `messages`"
-    tools = record.get("tools") or []
+        return f"has `messages` {str(messages)[:40]!r}"
     if not isinstance(tools, list) or not all(map(_is_named, tools)):
         return f"has `tools` {str(tools)[:40]!r}, which must be a list of schemas {_CALL % 'description, parameters'}"
     return next(filter(None, (message_problem(index, message) for index, message in enumerate(messages))), "")
@@ -77,7 +97,7 @@ def _is_named(entry: Any) -> bool:
 
 def _has_arguments(call: dict[str, Any]) -> bool:
     """Whether the call's arguments are an object, or JSON text of an object."""
-    arguments = call["function"].get("arguments", {})
+    arguments = call["function"].get("arguments") or {}
     try:
         return isinstance(json.loads(arguments) if isinstance(arguments, str) else arguments, dict)
     except (ValueError, RecursionError):

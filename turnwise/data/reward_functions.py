@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from turnwise.data.prompts import prompt_of
 from turnwise.data.reward_calls import call_reward, is_async, parameters_of, warn_once
 from turnwise.data.reward_scores import RewardFault, is_number, read_metric, read_scores
-from turnwise.data.rewards import DecodeCompletion, messages_of, prompt_of, runs_of
+from turnwise.data.rewards import DecodeCompletion, messages_of, runs_of
 from turnwise.data.tables import TableRow, Wanted, leaves
 from turnwise.errors import ConfigError, DataError
 from turnwise.protocols import ChecksRows, RewardResult

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from numbers import Number
 from typing import Any
 
 from turnwise.data.answers import equals_number, gsm8k_score
+from turnwise.data.prompts import prompt_of
 from turnwise.data.reward_calls import call_reward
 from turnwise.data.reward_scores import RewardFault, read_numbers, read_scores
 from turnwise.data.truths import needs_truth
@@ -45,15 +46,6 @@ def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
             said.append({"role": "assistant", "content": turn.text})
         messages += [dict(message) for message in said if message["role"] != "system" or message not in messages]
     return messages
-
-
-def prompt_of(columns: Mapping[str, Any], prompt_key: str) -> list[Message]:
-    """The messages of a row's prompt; a string is one user message. Keys with null, except `content`, are left out: Parquet
-    gives a message a null for a key that only other messages have."""
-    prompt = columns[prompt_key]
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    return [{key: value for key, value in message.items() if value is not None or key == "content"} for message in prompt]
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Rows of data sets (JSONL, Parquet, `datasets`, the hub, Python), and the columns that rewards ask for."""
+"""Rows of data sets (JSON, CSV, Parquet, `datasets`, the hub, Python), and the columns that rewards ask for."""
 
 import inspect
 import json
@@ -10,10 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from turnwise.data.bad_rows import BadRows
+from turnwise.data.padding import plain_schema, without_nulls
+from turnwise.data.row_files import SUFFIXES, Row, read_row_file, suffix_of
 from turnwise.entry_points import OBJECT_PREFIX, load_object
 from turnwise.errors import DataError, NotAvailableError, TurnwiseError, install_hint, nearest
 from turnwise.hub import local_path, looks_like_hub_name
-from turnwise.jsonl import half_character, read_jsonl
+from turnwise.jsonl import half_character
 from turnwise.protocols import ChecksRows
 from turnwise.runtime.foreign import Foreign
 
@@ -22,6 +25,7 @@ T = TypeVar("T")
 
 _INSTALL = install_hint("data")
 _SECONDS_BETWEEN_LINES = 5.0
+_OF_OTHERS = ("tools_kwargs", "interaction_kwargs")
 
 
 class TableRow(NamedTuple):
@@ -29,6 +33,8 @@ class TableRow(NamedTuple):
 
     place: str
     columns: Mapping[str, Any]
+    fault: str = ""
+    """Why the row can't be read, with its place; "" if it can. A row that can't has no columns."""
 
     def check(self, what: str, checks: ChecksRows, columns: Mapping[str, Any]) -> None:
         """Raises DataError, which names the row and `what`, if `checks.check_row` refuses these columns of the row."""
@@ -39,14 +45,26 @@ class TableRow(NamedTuple):
             raise DataError(f"{self.place}: {what}: {fault}") from fault
 
 
-def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
-    """All rows of the sources, in their order. `key` is the setting that names them.
+def read_tables(names: Sequence[str], key: str, bad: BadRows | None = None) -> list[TableRow]:
+    """All rows of the sources, in their order. `key` is the setting that names them. Rows that can't be read are added to `bad`
+    and left out.
 
-    A source is a file (`.jsonl`, `.json` with one object per line, `.parquet`), a folder that the datasets library saved, a
-    name of the hub (`owner/name`, `owner/name:split` for another split than train, `owner/name:subset:split`), or
-    `module:object` for rows in Python. Raises DataError, which names the source or row, if a source is missing, is empty, can't
-    be read, or has a value that JSON can't represent; NotAvailableError if it needs a library that isn't installed."""
-    return [row for name in names for row in _table(name, key)]
+    A source is a file (`.jsonl` or `.ndjson`; `.json`, also an array; `.csv`, `.tsv`; these also with `.gz`; `.parquet`), a
+    folder that the datasets library saved, a name of the hub (`owner/name`, `owner/name:split` for another split than train,
+    `owner/name:subset:split`), or `module:object` for rows in Python. Raises DataError, which names the source or row, if a
+    source is missing, is empty or can't be read, or if without `bad` a row can't; NotAvailableError if it needs a library that
+    isn't installed."""
+    found = BadRows() if bad is None else bad
+    rows = []
+    for name in names:
+        for row in _table(name, key):
+            if row.fault:
+                found.add(row.fault)
+            else:
+                rows.append(row)
+    if bad is None:
+        found.refuse("repair or remove them")
+    return rows
 
 
 def _table(name: str, key: str) -> Sequence[TableRow]:
@@ -63,33 +81,53 @@ def _read_once(name: str, key: str, *changes: int) -> Sequence[TableRow]:
 
 def _read(name: str, key: str) -> Sequence[TableRow]:
     shown = f"the {name.rpartition(':')[2]} given in Python" if name.startswith(OBJECT_PREFIX) else name
-    placed = noting(_rows(name, key, shown), f"reading {shown}")
-    found = [TableRow(place, plain_columns(columns, place)) for place, columns in placed]
-    if not found:
-        raise DataError(f"{key} {shown} has no rows; give at least one, or leave it out")
-    return found
+    rows = [_table_row(place, columns) for place, columns in noting(_rows(name, key, shown), f"reading {shown}")]
+    if not rows:
+        raise DataError(f"{key} {shown} has no rows (it is empty); give at least one, or leave it out")
+    return rows
 
 
-def _rows(name: str, key: str, shown: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _table_row(place: str, columns: Mapping[str, Any] | DataError) -> TableRow:
+    if isinstance(columns, DataError):
+        return TableRow(place, {}, str(columns))
+    try:
+        return TableRow(place, _without_padding(plain_columns(columns, place)))
+    except DataError as fault:
+        return TableRow(place, {}, str(fault))
+
+
+def _without_padding(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns without nulls in objects. Lists of messages stay, because calls in them may have nulls that a tool allows."""
+    plain = {}
+    for name, value in columns.items():
+        is_of_messages = isinstance(value, list) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
+        if name == "tools":
+            plain[name] = plain_schema(value)
+        else:
+            plain[name] = value if is_of_messages else without_nulls(value)
+    return plain
+
+
+def _rows(name: str, key: str, shown: str) -> Iterator[Row]:
     path = local_path(name)
     if path.is_dir():
-        return numbered(_saved_dataset(path, key), name)
-    if path.suffix in (".jsonl", ".json") and (path.exists() or ":" not in name):
-        return read_jsonl(path)
+        return _numbered(_saved_dataset(path, key), name)
+    if suffix_of(path) in SUFFIXES and (path.exists() or ":" not in name):
+        return read_row_file(path)
     if path.suffix == ".parquet":
-        return numbered(_of_parquet(path), str(path))
+        return _numbered(_of_parquet(path), str(path))
     repository, *parts = name.split(":")
     if not path.exists() and looks_like_hub_name(repository):
-        return numbered(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
+        return _numbered(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
     if ":" in name and not path.exists():
         rows = load_object(name, key, DataError)
         if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping | Iterator):
             raise DataError(f"{key} {shown} is a {type(rows).__name__}; rows are a list of mappings, or a Dataset")
-        return numbered(rows, shown)
+        return _numbered(rows, shown)
     reason = "has another form" if path.exists() else "there is no such file"
     raise DataError(
-        f"{key} {name}: {reason}; rows are read from .jsonl and .parquet files, folders of the datasets library, names of the "
-        "hub (owner/name) and Python objects (module:name)"
+        f"{key} {name}: {reason}; rows are read from .jsonl, .json, .csv and .parquet files (text also as .gz), folders of the "
+        "datasets library, names of the hub (owner/name) and Python objects (module:name)"
     )
 
 
@@ -122,7 +160,10 @@ def _saved_dataset(path: Path, key: str) -> Any:
     try:
         found = datasets.load_from_disk(str(path))
     except (FileNotFoundError, ValueError, OSError) as fault:
-        raise DataError(f"{key} {path}: the datasets library can't load this folder ({fault}); name the files in it") from fault
+        raise DataError(
+            f"{key} {path} is a folder; name a JSONL file in it, or another of its files, since the datasets library can't "
+            f"load this folder ({fault})"
+        ) from fault
     if isinstance(found, datasets.DatasetDict):
         splits = ", ".join(str(path / split) for split in found)
         raise DataError(f"{key} {path} holds several splits; name one of them: {splits}")
@@ -143,10 +184,19 @@ def _hub_dataset(name: str, subset: Sequence[str], split: str, key: str) -> Any:
 
 def numbered(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields `(place, row)` of each row; the place is `NAME, row N`. Raises DataError for a row that isn't a mapping."""
+    for place, columns in _numbered(rows, name):
+        if isinstance(columns, DataError):
+            raise columns
+        yield place, columns
+
+
+def _numbered(rows: Iterable[Any], name: str) -> Iterator[Row]:
     for number, columns in enumerate(rows, start=1):
-        if not isinstance(columns, Mapping):
-            raise DataError(f"{name}, row {number} is of type {type(columns).__name__}; a row is a mapping of columns")
-        yield f"{name}, row {number}", columns
+        place = f"{name}, row {number}"
+        if isinstance(columns, Mapping):
+            yield place, columns
+        else:
+            yield place, DataError(f"{place} is of type {type(columns).__name__}; a row is a mapping of columns")
 
 
 def plain_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -178,19 +228,20 @@ def noting(rows: Iterable[T], what: str) -> Iterator[T]:
 
 
 def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """`(path, value)` of every column, and of every entry of a mapping in it, however deep (but none inside `tools_kwargs`,
-    which are for tools). Nested nulls are left out: Parquet gives a row a null for a nested key that only other rows have."""
+    """`(path, value)` of every column, and of every entry of a mapping in it, however deep (but none inside `tools_kwargs` and
+    `interaction_kwargs`, which are for tools and simulated users). Nested nulls are left out: Parquet gives a row a null for a
+    nested key that only other rows have."""
     for name, value in columns.items():
         if path and value is None:
             continue
         yield (*path, str(name)), value
-        if isinstance(value, Mapping) and name != "tools_kwargs":
+        if isinstance(value, Mapping) and name not in _OF_OTHERS:
             yield from leaves(value, (*path, str(name)))
 
 
 def arguments_of(columns: Mapping[str, Any]) -> dict[str, Any]:
     """A row's columns and nested values by name, as arguments for functions. A column hides nested values of its name. If only
-    nested values share a name, none of them is an argument.
+    nested values share a name, and they differ, none of them is an argument.
 
     >>> arguments_of({"prompt": "2+2", "reward_model": {"ground_truth": "4"}})["ground_truth"]
     '4'
@@ -209,11 +260,17 @@ def _is_missing(value: Any) -> bool:
 
 
 def clashes(columns: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Names that several columns or nested values share → their dotted paths."""
-    paths: dict[str, list[str]] = {}
-    for path, _ in leaves(columns):
-        paths.setdefault(path[-1], []).append(".".join(path))
-    return {name: found for name, found in paths.items() if len(found) > 1}
+    """Names that several columns or nested values share, with different values → their dotted paths."""
+    places: dict[str, list[tuple[str, Any]]] = {}
+    for path, value in leaves(columns):
+        places.setdefault(path[-1], []).append((".".join(path), value))
+    return {name: [path for path, _ in of_name] for name, of_name in places.items() if _differ([v for _, v in of_name])}
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    first = values[0]
+    # True equals 1, and a reward tells them apart.
+    return any(value != first or isinstance(value, bool) is not isinstance(first, bool) for value in values[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +305,7 @@ class Wanted:
         for row in rows:
             found = {name: value for name, value in arguments_of(row.columns).items() if not _is_missing(value)}
             doubled = clashes(row.columns)
-            for name in doubled if self.takes_all else [*self.required, *self.optional]:
+            for name in [*self.required, *self.optional]:
                 if name in doubled:
                     raise DataError(
                         f"{row.place}: {what} gets the column {name!r}, and the row has it twice: "

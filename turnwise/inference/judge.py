@@ -10,8 +10,8 @@ from itertools import combinations
 from statistics import mean
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from turnwise.data.prompts import prompt_of
 from turnwise.data.reward_scores import RewardFault
-from turnwise.data.rewards import prompt_of
 from turnwise.errors import ChatTemplateError, ConfigError, ServerError, counted
 from turnwise.inference.http_json import MAX_SHOWN, BusyError, NoAnswerError
 from turnwise.inference.openai_chat import OpenAIChat

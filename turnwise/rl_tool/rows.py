@@ -12,6 +12,7 @@ from urllib.request import getproxies
 
 from turnwise.data.answers import answer_of
 from turnwise.data.demonstrations import message_problem
+from turnwise.data.forms import as_demonstration, as_task, form_of
 from turnwise.data.gsm8k import GENERATED, HUB_NAME, generate_problems, local_files, rl_row, sft_row
 from turnwise.data.tables import TableRow, read_tables
 from turnwise.errors import ConfigError, DataError, NotAvailableError, nearest
@@ -54,13 +55,24 @@ def load(
     for row in () if takes_null else found[:number]:
         if null := [column for column in _READ if row.columns.get(column, "") is None]:
             raise DataError(f"{row.place}: {null[0]} is null; fill it in, or leave this row out")
-    rows = [{**_FORMATS[kind](row.columns, row.place), "data_source": name} for row in found[:number]]
+    rows = [{**_made(row, kind), "data_source": name} for row in found[:number]]
     for row, made in zip(found, rows, strict=False):
         if problem := _problem(made):
             raise DataError(f"{row.place}: {problem}; a prompt is a text, or a list of messages with role and content")
     if not rows:
         raise DataError(f"dataset {name} has no rows; name one with at least one row")
     return LoadedRows(name, rows, [row.columns for row in found[:number]])
+
+
+def _made(row: TableRow, kind: str) -> dict[str, Any]:
+    """The row as SFT or RL needs it. Raises DataError, which names the row, if it has no known form."""
+    form = None if "messages" in row.columns or "prompt" in row.columns else form_of(row.columns)
+    if form not in ("sharegpt", "alpaca"):
+        return _FORMATS[kind](row.columns, row.place)
+    try:
+        return as_demonstration(row.columns, form) if kind == "sft" else as_task(row.columns, form)
+    except DataError as fault:
+        raise DataError(f"{row.place} {fault}") from fault
 
 
 def _problem(row: Mapping[str, Any]) -> str:

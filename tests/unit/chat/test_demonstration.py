@@ -12,7 +12,7 @@ from chat_messages import assistant, message, tool, user
 from hypothesis import HealthCheck, given, settings
 
 from turnwise.chat.conversation import TokenConversation
-from turnwise.chat.demonstration import encode_demonstration
+from turnwise.chat.demonstration import check_demonstration, encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.errors import ChatTemplateError, DataError
@@ -123,3 +123,41 @@ def test_a_call_without_arguments_is_taught(arguments):
 def test_a_template_that_shows_no_calls_is_refused():
     with pytest.raises(ChatTemplateError, match="doesn't show a tool call"):
         encode_demonstration(ChatTemplate(byte_tokenizer()), [user("a"), assistant("") | {"tool_calls": [call(1, 2)]}])
+
+
+@pytest.mark.parametrize("flag", [{"weight": 0}, {"loss_mask": 0.0}, {"trainable": False}, {"train": False}, {"loss": False}])
+@pytest.mark.parametrize("other", [{}, {"weight": 1}, {"train": None}])
+def test_an_answer_that_is_marked_as_context_is_shown_and_not_trained(flag, other):
+    template = ChatTemplate(byte_tokenizer(), CHAT_TEMPLATE)
+    messages = [user("a"), assistant("Wrong"), user("b"), assistant("Right")]
+    marked = [user("a"), assistant("Wrong") | flag, user("b") | {"weight": 0}, assistant("Right") | other]
+    plain, sample = encode_demonstration(template, messages), encode_demonstration(template, marked)
+    assert sample.token_ids.tolist() == plain.token_ids.tolist()
+    learnt = template.decode(sample.token_ids[sample.response_mask].tolist())
+    assert "Right" in learnt and "Wrong" not in learnt and len(sample.turn_spans) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (assistant("b") | {"weight": 0.5}, "message 1 has `weight` '0.5'"),
+        (assistant("b") | {"loss_mask": [1, 0]}, "`loss_mask` .* of type list"),
+        (assistant("b") | {"train": "false"}, "`train` 'false' of type str"),
+        (assistant("b") | {"weight": float("nan")}, "`weight` 'nan'"),
+        (assistant("b") | {"weight": 0}, "only context"),
+        (assistant("b") | {"thinking": ""}, "the keys thinking"),
+        (assistant("b") | {"mask": 0}, "the keys mask"),
+    ],
+)
+def test_flags_that_are_no_flags_are_refused(message, complaint):
+    with pytest.raises(DataError, match=complaint):
+        check_demonstration([user("a"), message])
+
+
+def test_only_answers_can_be_trained_and_null_or_an_empty_list_says_nothing():
+    with pytest.raises(DataError, match="message 0 has `weight` 1 and the role 'user'"):
+        check_demonstration([user("a") | {"weight": 1}, assistant("b")])
+    with pytest.raises(DataError, match="message 0 has the keys images"):
+        check_demonstration([user("a") | {"images": ["x"]}, assistant("b")])
+    assert check_demonstration([user("a") | {"images": []}, assistant("b") | {"refusal": None, "annotations": []}])
+    assert not check_demonstration([user("a"), assistant(" ")])

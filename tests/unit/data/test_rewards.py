@@ -12,8 +12,9 @@ from scored_groups import group, of, scored, trajectory
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.build.reward_model import ModelReward
 from turnwise.chat.conversation import TextAnswer, TextConversation
+from turnwise.data.prompts import prompt_of
 from turnwise.data.reward_functions import FunctionReward
-from turnwise.data.rewards import GroupReward, messages_of, prompt_of
+from turnwise.data.rewards import GroupReward, messages_of
 from turnwise.data.tables import TableRow
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.errors import ConfigError, DataError

@@ -10,8 +10,10 @@ import torch
 from small_runs import sft_config, write_demonstrations
 from transformers import AutoModelForCausalLM
 
+from turnwise.build.demonstration_rows import read_samples
 from turnwise.build.run import start_run
 from turnwise.build.sft import build_sft
+from turnwise.chat.template import ChatTemplate
 from turnwise.config import SFTConfig, parse_config
 from turnwise.errors import ConfigError, DataError
 from turnwise.models.load import load_model, load_tokenizer, save_model
@@ -39,6 +41,23 @@ def test_a_row_that_is_too_long_is_named(tiny_model, tmp_path):
     path = write_demonstrations(tmp_path / "long.jsonl", 1, answer="P _ " * 100)
     with pytest.raises(DataError, match=r"line 1 has \d+ tokens, more than sequence_length 64"):
         fine_tune(tiny_model, tmp_path, train_files=[path])
+
+
+def test_rows_that_are_too_long_bad_or_empty_are_counted(tiny_model, tmp_path, caplog):
+    def row(answer, **others):
+        return json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer, **others}]})
+
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join([row("b"), row("P _ " * 100), row("b", weight=0.5), "{", row(""), row("b", weight=0)]))
+    config = sft_config(tiny_model, tmp_path, train_files=[str(path)])
+    template = ChatTemplate(load_tokenizer(tiny_model))
+    with pytest.raises(DataError, match="3 rows of the wrong shape") as caught:
+        read_samples(config, template, "train_files")
+    assert all(f"line {number}" in str(caught.value) for number in (3, 4, 6))
+    skipping = sft_config(tiny_model, tmp_path, train_files=[str(path)], data={"on_bad_row": "skip"})
+    assert len(read_samples(skipping, template, "train_files")) == 2
+    for words in ("1 of 3 rows are left out", "3 of 6 rows are left out", "1 row would teach an empty answer"):
+        assert words in caplog.text
 
 
 def test_the_best_model_is_kept_and_a_run_that_only_gets_worse_on_validation_ends(tiny_model, tmp_path):

@@ -1,0 +1,45 @@
+"""Collects the rows of the wrong shape, so that one message counts them all."""
+
+import logging
+from dataclasses import dataclass, field
+
+from turnwise.errors import DataError, counted
+
+logger = logging.getLogger(__name__)
+
+MOST_SHOWN = 10
+SKIP_HINT = "data.on_bad_row=skip leaves such rows out"
+
+
+@dataclass(slots=True)
+class BadRows:
+    """The rows that were refused, each as a sentence that begins with the row's place."""
+
+    sentences: list[str] = field(default_factory=list)
+
+    def add(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+    def refuse(self, hint: str = SKIP_HINT) -> None:
+        """Raises DataError if there is any, with their number and at most `MOST_SHOWN` of them."""
+        if self.sentences:
+            raise DataError(self._message(f"{counted(len(self.sentences), 'row')} of the wrong shape ({hint})"))
+
+    def leave_out(self, what: str, num_rows: int) -> None:
+        """Warns that the rows are left out of the `num_rows` rows of `what`. Raises DataError if none would be left."""
+        if not self.sentences:
+            return
+        number = len(self.sentences)
+        if number >= num_rows:
+            raise DataError(self._message(f"{what}: none of {counted(num_rows, 'row')} has the right shape"))
+        logger.warning(
+            "%s", self._message(f"{what}: {number} of {num_rows} rows are left out, since they have the wrong shape")
+        )
+
+    def _message(self, head: str) -> str:
+        if len(self.sentences) == 1:
+            return f"{self.sentences[0]} [{head}]"
+        shown = self.sentences[:MOST_SHOWN]
+        more = len(self.sentences) - len(shown)
+        lines = [f"{head}:", *shown, *([f"and {more} more"] if more else [])]
+        return "\n  ".join(lines)

@@ -1,0 +1,82 @@
+"""Reads the messages of a row's prompt, whatever form of file it comes from."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnwise.data.padding import plain_schema, without_padding
+from turnwise.types import Message
+
+
+def prompt_of(columns: Mapping[str, Any], prompt_key: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Message]:
+    """The messages of a row's prompt; a string is one user message. `tools` are schemas of tools that the messages may call,
+    beside those in the row's column `tools`.
+
+    Keys with null are left out, at any depth, because tables pad objects with nulls; `content` stays, and so does an argument
+    that the called tool's schema allows to be null. A call's arguments that are JSON text become an object.
+    """
+    prompt = columns[prompt_key]
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    schemas = [*tools, *tools_of(columns)]
+    return [_with_objects(message) for message in without_padding(prompt, schemas)]
+
+
+def has_messages(columns: Mapping[str, Any]) -> bool:
+    """Whether a column is a list of messages."""
+    return any(map(_are_messages, columns.values()))
+
+
+def has_calls(columns: Mapping[str, Any]) -> bool:
+    """Whether a message of a column has tool calls."""
+    messages = [message for value in columns.values() if _are_messages(value) for message in value]
+    return any(message.get("tool_calls") for message in messages)
+
+
+def with_plain_messages(columns: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The columns with every list of messages as `prompt_of` reads it."""
+    return {name: prompt_of(columns, name, tools) if _are_messages(value) else value for name, value in columns.items()}
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
+
+
+def tools_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The schemas in a row's column `tools`, a list or JSON text of one, without padding. [] if the column holds anything else,
+    as rows of reinforcement learning may."""
+    tools = read_list(columns.get("tools"))
+    if not isinstance(tools, list):
+        return []
+    return [plain_schema(tool) for tool in tools if isinstance(tool, Mapping)]
+
+
+def read_list(value: Any) -> Any:
+    """The list that a text holds as JSON; every other value as it is. Files that can't nest objects hold lists as JSON text."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _with_objects(message: Message) -> Message:
+    """The message with the arguments of its calls as objects: OpenAI writes JSON text, while chat templates read an object."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return message
+    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return call
+    return {**call, "function": {**function, "arguments": arguments}}
