@@ -173,7 +173,7 @@ class TokenConversation:
     def _encode(self, messages: Sequence[Message], tools: Tools, is_anew: bool) -> list[int]:
         if is_anew or not self.turns:
             return self._template.start(messages, tools)
-        self._template.announce_rewrites()
+        self._template.announce_rewrites(has_tools=bool(tools))
         return self._template.extend(self.turns[-1].response_ids.tolist(), messages, tools)
 
     def _text(self, response_ids: list[int], skips_special: bool = True) -> str:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 Tools = Sequence[Mapping[str, Any]]
 
-SENTINEL = "turnwise8f1e6c0d5b7a4293sentinel"
+MADE_UP = "turnwise8f1e6c0d5b7a4293"
+"""The beginning of the made-up texts of a trial rendering. Nothing that is taught or shown may hold it."""
+SENTINEL = f"{MADE_UP}sentinel"
 """A made-up assistant text. Trimming, splitting at `</think>` and JSON escaping don't change it, so renderings show it."""
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """transformers' tag around the assistant's text, which writes nothing."""
@@ -79,7 +81,7 @@ class Renderer:
             messages = [_as_parts(message) for message in messages]
         text = self._after(prefix, messages, tools)
         for message in messages:
-            if message.get("role") != "assistant" and any(not _is_in(said, text) for said in texts_of(message)):
+            if message.get("role") != "assistant" and any(not shows(said, text) for said in texts_of(message)):
                 raise self._loses(f"part of what a {message.get('role')} message says")
         return text
 
@@ -149,6 +151,10 @@ class Renderer:
         try:
             return str(self._tokenizer.apply_chat_template(said, **options, **self._kwargs))
         except _FAULTS as error:
+            if any(message.get("tool_calls") for message in said):
+                with suppress(*_FAULTS):  # some templates take the arguments of calls as JSON text only
+                    with_texts_of_calls = [_with_arguments_as_text(message) for message in said]
+                    return str(self._tokenizer.apply_chat_template(with_texts_of_calls, **options, **self._kwargs))
             roles = " → ".join(str(message.get("role")) for message in messages)
             raise ChatTemplateError(
                 f"the chat template refuses the messages {roles}: {error}. Send the roles and contents that it knows, set a "
@@ -241,6 +247,16 @@ def _as_parts(message: Message) -> Message:
     return {**message, "content": as_part(content)} if isinstance(content, str) else message
 
 
+def _with_arguments_as_text(message: Message) -> Message:
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        text = json.dumps(function.get("arguments"), ensure_ascii=False)
+        written = {**function, "arguments": text}
+        calls.append({**call, "function": written} if "function" in call else written)
+    return {**message, "tool_calls": calls} if calls else message
+
+
 def _shape(message: Message) -> tuple[Any, ...]:
     content = message.get("content")
     if len(message) == 2 and isinstance(content, str):
@@ -281,7 +297,7 @@ def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dic
     return made_up
 
 
-def _is_in(said: str, text: str) -> bool:
+def shows(said: str, text: str) -> bool:
     """Whether `text` shows `said`: exactly, trimmed, with other white space and punctuation, or as JSON."""
     if said.strip() in text:
         return True

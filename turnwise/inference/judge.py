@@ -18,8 +18,11 @@ from turnwise.inference.served_chat import ServedChat
 from turnwise.types import Message, SamplingParams
 
 T = TypeVar("T")
-_SCORE = re.compile(r"^\W*score\W*?\s*(-?\d+(?:\.\d+)?)(?:\s*/\s*(\d+(?:\.\d+)?))?\W*$", re.I | re.M)
-_WINNER = re.compile(r"^\W*winner\W+(A|B|tie)\b\W*$", re.I | re.M)
+# Neither goes back over what it has read, so each takes linear time for any text.
+_SCORE = re.compile(
+    r"^[^\w\n]*+score(?:[^\w-]|-(?!\d))*+(-?\d++(?:\.\d++)?)(?:\s*+/\s*+(\d++(?:\.\d++)?))?[^\w\n]*+$", re.I | re.M
+)
+_WINNER = re.compile(r"^[^\w\n]*+winner\W++(A|B|tie)\b[^\w\n]*+$", re.I | re.M)
 _FIRST_PAUSE_S = 0.5
 
 

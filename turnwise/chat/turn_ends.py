@@ -1,0 +1,283 @@
+"""How a chat template ends the turns of an assistant: answers, and messages with tool calls.
+
+Everything is read from renderings of made-up messages, and only from what the template writes before the made-up text of the
+next message. Behind that text stands what belongs to other turns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from turnwise.chat.codec import TextCodec
+from turnwise.chat.rendering import MADE_UP, SENTINEL, Renderer, as_part, shows
+from turnwise.errors import ChatTemplateError
+from turnwise.types import Message
+
+BEFORE = "\n"
+"""Stands for sampled text before an encoded text. No vocabulary merges it with what follows."""
+THOUGHT = f"{MADE_UP}thought"
+THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Keys in which published templates look for an assistant's thinking."""
+ASKED = f"{MADE_UP}asked"
+_NEXT = f"{MADE_UP}next"
+_CALL_ID = "call00000"
+_NAME = "look"
+
+
+class Ends(NamedTuple):
+    """The end of an assistant's turn in a template."""
+
+    closing: list[int]
+    """The ids that follow an answer before another message, up to the token that ends the turn; empty without such a token."""
+    said: list[int]
+    """The ids that follow the last answer of a conversation, up to the token that ends the turn. Fine-tuning teaches these."""
+
+
+class CallEnd(NamedTuple):
+    """The token that ends an assistant's message with tool calls."""
+
+    token_id: int
+    text: str
+    num_later: int
+    """How often the same token stands again between this end and the next message's own text."""
+    next_role: str
+    """The role of the next message, after which the end was found; empty if the calls were the conversation's last message."""
+
+
+def message_of(role: str, content: Any) -> Message:
+    return {"role": role, "content": content}
+
+
+class TurnEnds:
+    """Finds the ends of an assistant's turns. `known_ends` are the ids that the tokenizer and the generation config call ends.
+    Raises ChatTemplateError if the template drops the text of assistant messages."""
+
+    def __init__(self, renderer: Renderer, codec: TextCodec, known_ends: Sequence[int]) -> None:
+        self._renderer = renderer
+        self._codec = codec
+        self._known_ends = known_ends
+        self.prefix = self._shown_prefix()
+        """A user's message and the sentinel as its answer, in the form (strings or lists of parts) that the template shows."""
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether messages of plain strings have to be given as lists of parts."""
+        return isinstance(self.prefix[0]["content"], list)
+
+    @cached_property
+    def answers(self) -> Ends:
+        """How answers end. If the ids after an answer in mid-conversation and those after the last answer agree up to a special
+        token (an EOS token if possible), both ends are these ids. Otherwise each end goes up to its own first special token. A
+        token with which only the next role's messages begin is no end where the last answer has an end of its own."""
+        tail = self._separator_ids(self.prefix, self._message("user"))
+        last = self._codec.encode(self.text(self.prefix).partition(SENTINEL)[2], after=BEFORE)
+        common = [ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(tail, last, strict=False))]
+        added = [index for index, token_id in enumerate(common) if token_id in self._codec.added_tokens]
+        known = [index for index in added if common[index] in self._known_ends]
+        ends = [index for index in added if common[index] not in self.between_thought_and_answer]
+        if added:
+            both = common[: (known or ends or added)[0] + 1]
+            return Ends(both, both)
+        first, first_of_last = self.first_added(tail), self.first_added(last)
+        closing = [] if first is None else tail[: first + 1]
+        if first_of_last is None:
+            return Ends(closing, closing)
+        if closing and closing[-1] not in self._known_ends and self._begins_one_role(closing[-1]):
+            closing = []
+        return Ends(closing, last[: first_of_last + 1])
+
+    @cached_property
+    def ends_with_next_role(self) -> bool:
+        """Whether no token ends an answer but the one with which the next role's message begins."""
+        said = self.answers.said
+        return bool(said) and said == self.answers.closing and self._begins_one_role(said[-1])
+
+    @cached_property
+    def between_thought_and_answer(self) -> list[int]:
+        """The ids between an assistant's thinking and its answer."""
+        user, sentinel = self.prefix
+        before = self.text([user, sentinel | dict.fromkeys(THINKING_KEYS, THOUGHT)]).partition(SENTINEL)[0]
+        return self._codec.encode(before.partition(THOUGHT)[2])
+
+    @cached_property
+    def calls(self) -> CallEnd | None:
+        """How a message with tool calls ends; None if the template doesn't show calls, or nothing marks their end."""
+        called = self.called({})
+        last = self.text(called).partition(SENTINEL)[2]
+        separator, role = "", ""
+        for message in (self._result(), self._message("user")):
+            before = self._separator(called, message)
+            if before is not None:
+                separator, role = before, str(message["role"])
+                break
+        known = set(self._known_ends)
+        if not self.ends_with_next_role:
+            known.update(self.answers.said[-1:])
+        common = _common_prefix(separator, last)
+        for text, whole, next_role in ((common, separator, role), (last, last, ""), (separator, separator, role)):
+            for start, end, token_id in self._added_in(text):
+                if token_id in known:
+                    return self._call_end(token_id, whole[start:end], whole[end:], next_role)
+        for start, end, token_id in reversed(list(self._added_in(common))):
+            if self._stands_once(separator[start:end], called):
+                return self._call_end(token_id, separator[start:end], separator[end:], role)
+        if self.answers.closing:
+            for start, end, token_id in self._added_in(separator):
+                if start >= len(common):
+                    return self._call_end(token_id, separator[start:end], separator[end:], role)
+        return None
+
+    @cached_property
+    def results_need_call(self) -> bool:
+        """Whether a tool's result has to be rendered after a call: the template shows it only there, or ends a call by another
+        token than an answer."""
+        result = self._result()
+        shown = [self._separator(prefix, result) is not None for prefix in (self.prefix, self.called(result))]
+        if shown != [True, True]:
+            return shown[1]
+        closing = self.answers.closing
+        return self.calls is not None and bool(closing) and self.calls.token_id != closing[-1]
+
+    def called(self, result: Message) -> tuple[Message, Message]:
+        """`prefix` with a made-up call, whose argument is the sentinel, and whose name and id are those of the `result`."""
+        function = {"name": result.get("name") or _NAME, "arguments": {"a": SENTINEL}}
+        call = {"id": result.get("tool_call_id", _CALL_ID), "type": "function", "function": function}
+        return self.prefix[0], {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    def closing_before(self, role: str) -> list[int]:
+        """The ids between an answer and a message of `role`, up to the first special token; [] if there is none."""
+        if role not in self._closings:
+            ids = self._separator_ids(self.prefix, self._message(role))
+            first = self.first_added(ids)
+            self._closings[role] = [] if first is None else ids[: first + 1]
+        return self._closings[role]
+
+    def first_added(self, token_ids: Sequence[int]) -> int | None:
+        """The position of the first token that the tokenizer never splits."""
+        added = self._codec.added_tokens
+        return next((index for index, token_id in enumerate(token_ids) if token_id in added), None)
+
+    def text(self, messages: Sequence[Message], is_last: bool = True, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The rendered messages, without a header for another response if `is_last`; "" if the template refuses them."""
+        try:
+            return self._renderer.render(messages, tools, opens_answer=not is_last)
+        except ChatTemplateError:
+            return ""
+
+    def texts_with_calls(self, message: Message) -> Iterator[str]:
+        """Renderings of a user's message and `message`, which has tool calls, up to the end of the calls."""
+        end = self.calls
+        if end is None:
+            return
+        followers = {"tool": self._results(message), "user": [self._message("user")], "": []}[end.next_role]
+        text = self.text([self.prefix[0], message, *followers], is_last=not followers)
+        if followers:
+            text, is_there, _ = text.partition(_NEXT)
+            if not is_there:
+                return
+        positions = [found.start() for found in re.finditer(re.escape(end.text), text)]
+        if len(positions) > end.num_later:
+            yield text[: positions[-1 - end.num_later] + len(end.text)]
+
+    @cached_property
+    def _closings(self) -> dict[str, list[int]]:
+        return {}
+
+    def _begins_one_role(self, token_id: int) -> bool:
+        """Whether another token stands first between an answer and a message of another role than a user's."""
+        separators = [self._separator(self.prefix, self._message(role)) for role in ("system", "assistant")]
+        separators.append(self._separator(self.prefix, self._result()))
+        firsts = [next(self._added_in(text), (0, 0, None))[2] for text in separators if text is not None]
+        return any(first != token_id for first in firsts)
+
+    def _stands_once(self, token: str, called: Sequence[Message]) -> bool:
+        """Whether a message of two calls has the token no more often than a message of one call."""
+        user, message = called
+        both = {**message, "tool_calls": [*message["tool_calls"], *message["tool_calls"]]}
+        num_in_one, num_in_both = (self.text([user, said]).count(token) for said in (message, both))
+        return num_in_both <= num_in_one
+
+    def _call_end(self, token_id: int, token: str, later: str, next_role: str) -> CallEnd:
+        return CallEnd(token_id, token, later.count(token), next_role)
+
+    def _added_in(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """`(start, end, id)` of each token in the text that the tokenizer never splits."""
+        if self._spelt_tokens is not None:
+            for found in self._spelt_tokens.finditer(text):
+                yield found.start(), found.end(), self._id_of_token[found.group()]
+
+    @cached_property
+    def _id_of_token(self) -> dict[str, int]:
+        return {token: token_id for token_id, token in self._codec.added_tokens.items()}
+
+    @cached_property
+    def _spelt_tokens(self) -> re.Pattern[str] | None:
+        tokens = sorted(self._id_of_token, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, tokens))) if tokens else None
+
+    def _separator_ids(self, prefix: Sequence[Message], message: Message) -> list[int]:
+        return self._codec.encode(self._separator(prefix, message) or "", after=BEFORE)
+
+    def _separator(self, prefix: Sequence[Message], message: Message) -> str | None:
+        """What the template writes between the sentinel in the prefix and the made-up text of `message`; None if it refuses the
+        message or doesn't show it there."""
+        after = self.text([*prefix, message], is_last=False).partition(SENTINEL)[2]
+        before, is_there, _ = after.partition(_NEXT)
+        return before if is_there else None
+
+    def _message(self, role: str) -> Message:
+        return message_of(role, as_part(_NEXT) if self.takes_parts else _NEXT)
+
+    def _result(self) -> Message:
+        return {**self._message("tool"), "name": _NAME, "tool_call_id": _CALL_ID}
+
+    def _results(self, message: Message) -> list[Message]:
+        results = []
+        for call in message["tool_calls"]:
+            name = call.get("function", call).get("name")
+            results.append({**self._message("tool"), "name": name, "tool_call_id": call.get("id", _CALL_ID)})
+        return results
+
+    def _shown_prefix(self) -> tuple[Message, Message]:
+        refusal = "it drops the text of assistant messages"
+        forms = (str, as_part)
+        for form in forms:
+            user, sentinel = message_of("user", form(ASKED)), message_of("assistant", form(SENTINEL))
+            try:
+                if SENTINEL in self._renderer.render([user, sentinel, user]) and self._renderer.accepts(form(SENTINEL)):
+                    return user, sentinel
+            except ChatTemplateError as error:
+                refusal = str(error)
+        raise ChatTemplateError(
+            f"a context can't be extended with this chat template ({refusal}): one that renders user → assistant → user and "
+            "keeps each text is needed"
+        )
+
+
+def _common_prefix(first: str, second: str) -> str:
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(character for character, _ in pairs)
+
+
+def is_taught(message: Message, text: str) -> bool:
+    """Whether `text` shows the name and the arguments of each call in `message`, and nothing made-up."""
+    functions = [call.get("function", call) for call in message["tool_calls"]]
+    leaves = [leaf for function in functions for leaf in (function.get("name"), *_leaves(function.get("arguments")))]
+    is_made_up = any(made_up in text for made_up in (ASKED, _NEXT))
+    return not is_made_up and all(shows(str(leaf), text) for leaf in leaves)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The keys, texts and numbers in a call's arguments. Templates write booleans and null as JSON or as Python."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield value
