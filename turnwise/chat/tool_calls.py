@@ -4,7 +4,7 @@ fit its schema. Thinking is skipped: text before `</think>` holds no calls."""
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.chat.argument_types import ArgumentTypes, typed_value
@@ -35,7 +35,8 @@ _TRIAL = {
     },
 }
 """The schema of a made-up tool."""
-_TRIAL_ARGUMENTS = {"side": "left", "steps": 3}
+_TRIAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"side": "left", "steps": 3}, {"side": "left"})
+"""Arguments of made-up calls. Some templates write texts only."""
 
 
 def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
@@ -54,26 +55,31 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
 
 
 def _parser_that_reads(template: ChatTemplate) -> ToolCallParser:
-    called = {"id": "call00000", "type": "function", "function": {"name": "look", "arguments": dict(_TRIAL_ARGUMENTS)}}
-    try:
-        written = template.written_call({"role": "assistant", "content": "", "tool_calls": [called]})
-    except ChatTemplateError as error:
-        problem = str(error)
-    else:
+    problem = ""
+    for arguments in _TRIAL_ARGUMENTS:
+        called = {"id": "call00000", "type": "function", "function": {"name": "look", "arguments": dict(arguments)}}
+        try:
+            written = template.written_call({"role": "assistant", "content": "", "tool_calls": [called]})
+        except ChatTemplateError as error:
+            problem = problem or str(error)
+            continue
         for form in TOOL_PARSERS:
             parser = find_parser(form, template)
-            text = written
-            if template.opens_thinking and "</think>" not in text:
-                text = f"</think>{text}"
-            parsed = parser.parse(text, [{"type": "function", "function": _TRIAL}])
-            calls = [(call.name, dict(call.arguments)) for call in parsed.tool_calls]
-            if calls == [("look", _TRIAL_ARGUMENTS)] and not parsed.errors:
+            if _reads_back(parser, written, arguments, template.opens_thinking):
                 return parser
         problem = f"{template.renderer.where} writes tool calls in none of the known forms: {written[:_MAX_WRITTEN]!r}"
     raise ConfigError(
         f"agent.tool_parser: {problem}; name the form that the model was taught: {', '.join(TOOL_PARSERS)}, or your own as "
         "module:Class"
     )
+
+
+def _reads_back(parser: ToolCallParser, written: str, arguments: Mapping[str, Any], opens_thinking: bool) -> bool:
+    """Whether the parser finds in the `written` call exactly the tool `look` with the arguments."""
+    text = f"</think>{written}" if opens_thinking and "</think>" not in written else written
+    parsed = parser.parse(text, [{"type": "function", "function": _TRIAL}])
+    calls = [(call.name, dict(call.arguments)) for call in parsed.tool_calls]
+    return calls == [("look", arguments)] and not parsed.errors
 
 
 class HermesParser(MarkedCallParser):

@@ -36,15 +36,11 @@ class Ends(NamedTuple):
     """The ids that follow the last answer of a conversation, up to the token that ends the turn. Fine-tuning teaches these."""
 
 
-class CallEnd(NamedTuple):
-    """The token that ends an assistant's message with tool calls."""
+class AddedToken(NamedTuple):
+    """A token that the tokenizer never splits."""
 
     token_id: int
     text: str
-    num_later: int
-    """How often the same token stands again between this end and the next message's own text."""
-    next_role: str
-    """The role of the next message, after which the end was found; empty if the calls were the conversation's last message."""
 
 
 def message_of(role: str, content: Any) -> Message:
@@ -103,31 +99,27 @@ class TurnEnds:
         return self._codec.encode(before.partition(THOUGHT)[2])
 
     @cached_property
-    def calls(self) -> CallEnd | None:
-        """How a message with tool calls ends; None if the template doesn't show calls, or nothing marks their end."""
+    def calls(self) -> AddedToken | None:
+        """The token that ends a message with tool calls; None if calls aren't shown, or nothing marks their end."""
         called = self.called({})
         last = self.text(called).partition(SENTINEL)[2]
-        separator, role = "", ""
-        for message in (self._result(), self._message("user")):
-            before = self._separator(called, message)
-            if before is not None:
-                separator, role = before, str(message["role"])
-                break
+        separators = [self._separator(called, message) for message in (self._result(), self._message("user"))]
+        separator = next((text for text in separators if text is not None), "")
+        common = _common_prefix(separator, last)
         known = set(self._known_ends)
         if not self.ends_with_next_role:
             known.update(self.answers.said[-1:])
-        common = _common_prefix(separator, last)
-        for text, whole, next_role in ((common, separator, role), (last, last, ""), (separator, separator, role)):
-            for start, end, token_id in self._added_in(text):
-                if token_id in known:
-                    return self._call_end(token_id, whole[start:end], whole[end:], next_role)
-        for start, end, token_id in reversed(list(self._added_in(common))):
-            if self._stands_once(separator[start:end], called):
-                return self._call_end(token_id, separator[start:end], separator[end:], role)
+        for text in (common, last, separator):
+            for _, end in self._added_in(text):
+                if end.token_id in known:
+                    return end
+        for _, end in reversed(list(self._added_in(common))):
+            if self._stands_once(end.text, called):
+                return end
         if self.answers.closing:
-            for start, end, token_id in self._added_in(separator):
+            for start, end in self._added_in(separator):
                 if start >= len(common):
-                    return self._call_end(token_id, separator[start:end], separator[end:], role)
+                    return end
         return None
 
     @cached_property
@@ -168,19 +160,24 @@ class TurnEnds:
             return ""
 
     def texts_with_calls(self, message: Message) -> Iterator[str]:
-        """Renderings of a user's message and `message`, which has tool calls, up to the end of the calls."""
+        """Renderings of a user's message and `message` up to the end of its tool calls: followed by results, by
+        a user's message, and by nothing. Some templates refuse one of these, or write thinking into the last message."""
         end = self.calls
         if end is None:
             return
-        followers = {"tool": self._results(message), "user": [self._message("user")], "": []}[end.next_role]
-        text = self.text([self.prefix[0], message, *followers], is_last=not followers)
-        if followers:
-            text, is_there, _ = text.partition(_NEXT)
-            if not is_there:
-                return
-        positions = [found.start() for found in re.finditer(re.escape(end.text), text)]
-        if len(positions) > end.num_later:
-            yield text[: positions[-1 - end.num_later] + len(end.text)]
+        called = self.called({})
+        for followers in (self._results(message), [self._message("user")], []):
+            text = self.text([self.prefix[0], message, *followers], is_last=not followers)
+            if followers:
+                text, is_there, _ = text.partition(_NEXT)
+                made_up = self._separator(called, followers[0]) if is_there else None
+            else:
+                made_up = self.text(called).partition(SENTINEL)[2]
+            positions = [place.start() for place in re.finditer(re.escape(end.text), text)]
+            # The first one in the made-up rendering is the end; each later one belongs to what follows.
+            num_later = (made_up or "").count(end.text) - 1
+            if 0 <= num_later < len(positions):
+                yield text[: positions[-1 - num_later] + len(end.text)]
 
     @cached_property
     def _closings(self) -> dict[str, list[int]]:
@@ -190,8 +187,8 @@ class TurnEnds:
         """Whether another token stands first between an answer and a message of another role than a user's."""
         separators = [self._separator(self.prefix, self._message(role)) for role in ("system", "assistant")]
         separators.append(self._separator(self.prefix, self._result()))
-        firsts = [next(self._added_in(text), (0, 0, None))[2] for text in separators if text is not None]
-        return any(first != token_id for first in firsts)
+        firsts = [next(self._added_in(text), None) for text in separators if text is not None]
+        return any(first is None or first[1].token_id != token_id for first in firsts)
 
     def _stands_once(self, token: str, called: Sequence[Message]) -> bool:
         """Whether a message of two calls has the token no more often than a message of one call."""
@@ -200,14 +197,11 @@ class TurnEnds:
         num_in_one, num_in_both = (self.text([user, said]).count(token) for said in (message, both))
         return num_in_both <= num_in_one
 
-    def _call_end(self, token_id: int, token: str, later: str, next_role: str) -> CallEnd:
-        return CallEnd(token_id, token, later.count(token), next_role)
-
-    def _added_in(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """`(start, end, id)` of each token in the text that the tokenizer never splits."""
+    def _added_in(self, text: str) -> Iterator[tuple[int, AddedToken]]:
+        """The position and the token of each token in the text that the tokenizer never splits."""
         if self._spelt_tokens is not None:
-            for found in self._spelt_tokens.finditer(text):
-                yield found.start(), found.end(), self._id_of_token[found.group()]
+            for token in self._spelt_tokens.finditer(text):
+                yield token.start(), AddedToken(self._id_of_token[token.group()], token.group())
 
     @cached_property
     def _id_of_token(self) -> dict[str, int]:
