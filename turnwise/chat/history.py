@@ -77,4 +77,4 @@ def _differs(template: ChatTemplate, messages: Sequence[Message]) -> bool:
         whole = template.start(messages, _TOOLS)
     except ChatTemplateError:
         return False
-    return template.decode(context, skips_special=False) != template.decode(whole, skips_special=False)
+    return template.decode(context, False) != template.decode(whole, False)

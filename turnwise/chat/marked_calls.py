@@ -28,6 +28,8 @@ class MarkedCallParser(ABC):
     """A call as the model should write it, for error messages."""
     dropped: ClassVar[tuple[str, ...]] = ()
     """Marks that are removed from the content, such as the marks around a list of calls."""
+    reads_turn_tokens: ClassVar[bool] = False
+    """Whether the tokens that begin and end turns mark calls too."""
     opens_thinking: bool = False
     """Whether the template's header opens the thinking of each response."""
 

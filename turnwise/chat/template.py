@@ -17,7 +17,7 @@ from turnwise.chat.codec import TextCodec
 from turnwise.chat.history import rewrites_answers, rewrites_tools
 from turnwise.chat.rendering import SENTINEL, ForeignText, Renderer, Tools, as_part, key_of
 from turnwise.chat.thinking_tags import closed_by, opened_by, without_tags
-from turnwise.chat.turn_ends import ASKED, BEFORE, TurnEnds, is_taught, message_of
+from turnwise.chat.turn_ends import ASKED, BEFORE, TurnEnds, continued, is_taught, message_of
 from turnwise.errors import ChatTemplateError
 from turnwise.types import Message
 
@@ -90,18 +90,27 @@ class ChatTemplate:
         return opened_by(self._header) != ""
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids of the first prompt: the messages and the header of the next response. Raises ChatTemplateError if there are no
-        messages, or the template refuses them or doesn't show them."""
+        """Ids of the first prompt: the messages and the header of the next response. If the last message is an assistant's, the
+        response continues it: its words stand behind the header, and its turn isn't ended. Raises ChatTemplateError if there
+        are no messages, or the template refuses them or doesn't show them."""
         if not messages:
             raise ChatTemplateError("a context can't start with no message: give at least a user's")
-        return self._ids((), messages, tools)
+        context, words = continued(messages)
+        if words and not context:
+            raise ChatTemplateError("a context can't start with an assistant's words: put a user's message before them")
+        return [*self._ids((), context, tools), *self._continued(words)]
 
     def extend(self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids that follow a sampled response: the missing end of its turn, the messages, and the next response's header.
+        """Ids that follow a sampled response: the missing end of its turn, the messages, and the next response's header. As in
+        `start`, the words of a last message that is an assistant's are continued.
 
         If a response ends with the template's own end-of-turn token, that token isn't repeated. Any other response (cut by its
         budget, ended by another stop token or by a stop string) gets that token. Raises ChatTemplateError if the template
         refuses the messages after an assistant's, doesn't show them, or drops the assistant's text."""
+        context, words = continued(new_messages)
+        return [*self._tail(response_ids, context, tools), *self._continued(words)]
+
+    def _tail(self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools) -> list[int]:
         ends, role = self._turns, str(new_messages[0].get("role")) if new_messages else ""
         if role == "tool" and ends.results_need_call:
             return self._after_call(response_ids, new_messages, tools)
@@ -124,19 +133,32 @@ class ChatTemplate:
     def respond(self, content: str) -> list[int]:
         """Ids of a response as the model would sample it to say `content`, with the end-of-turn token. Raises ChatTemplateError
         if the response's header opens thinking, and neither `content` nor the template ends it."""
-        lead_in, opened = self._lead_in, opened_by(self._header)
-        if opened and content.lstrip().startswith(opened.strip()):
-            content = content.lstrip().removeprefix(opened.strip()).removeprefix(opened[len(opened.rstrip()) :])
-            lead_in = ""
-        elif "</think>" in content and not (lead_in or "").isspace():
-            lead_in = ""
-        elif lead_in is None:
+        lead_in, words = self._after_header(content)
+        if lead_in is None:
+            opened = opened_by(self._header)
             raise ChatTemplateError(
                 f"{self.renderer.where} opens an answer with {opened.strip()!r}, and the text {content[:40]!r} doesn't close "
                 "it: begin the assistant's text with its thinking and </think>, or turn thinking off by "
                 "template_kwargs.enable_thinking=false where the template reads that"
             )
-        return [*self._codec.encode(lead_in + content, after=self._header), *self._turns.answers.said]
+        return [*self._codec.encode(lead_in + words, after=self._header), *self._turns.answers.said]
+
+    def _continued(self, words: str) -> list[int]:
+        """Ids of the beginning of a response whose words the prompt gives."""
+        if not words:
+            return []
+        lead_in, words = self._after_header(words)
+        return self._codec.encode((lead_in or "") + words, after=self._header)
+
+    def _after_header(self, content: str) -> tuple[str | None, str]:
+        """The text between a response's header and its words, and the words without thinking tags that the header has written.
+        The first is None if the header opens thinking, and neither the words nor the template end it."""
+        lead_in, opened = self._lead_in, opened_by(self._header)
+        if opened and content.lstrip().startswith(opened.strip()):
+            return "", content.lstrip().removeprefix(opened.strip()).removeprefix(opened[len(opened.rstrip()) :])
+        if "</think>" in content and not (lead_in or "").isspace():
+            return "", content
+        return lead_in, content
 
     def respond_with_calls(self, message: Message) -> list[int]:
         """Ids of an assistant's message with `tool_calls` as the template writes it, with the end-of-turn token. Raises
@@ -164,9 +186,24 @@ class ChatTemplate:
                 return written
         raise ChatTemplateError(f"{self.renderer.where} doesn't show tool calls behind a user's message")
 
-    def decode(self, token_ids: Sequence[int], skips_special: bool = True) -> str:
-        """The text of the ids, by default without special tokens, for parsing and reading. Encoding it may yield other ids."""
-        return self._codec.decode(token_ids, skips_special)
+    def decode(self, token_ids: Sequence[int], skips_turn_tokens: bool = True) -> str:
+        """The text of the ids, by default without `turn_token_ids`, for rewards, parsing and reading. All other tokens stay,
+        such as `<think>` or `<tool_call>`, special or not. Encoding the text may yield other ids."""
+        if skips_turn_tokens:
+            token_ids = [token_id for token_id in token_ids if token_id not in self.turn_token_ids]
+        return self._codec.decode(token_ids, skips_special=False)
+
+    @cached_property
+    def turn_token_ids(self) -> frozenset[int]:
+        """Ids of the tokens that begin or end a turn in this template, and of the tokenizer's BOS, EOS and padding."""
+        tokenizer = self.tokenizer
+        own = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        return self._turns.turn_token_ids | {*self.stop_token_ids, *(token_id for token_id in own if token_id is not None)}
+
+    @property
+    def turn_tokens(self) -> list[str]:
+        """The texts of `turn_token_ids`."""
+        return sorted(token for token_id, token in self._codec.added_tokens.items() if token_id in self.turn_token_ids)
 
     def max_characters(self, num_tokens: int) -> int:
         """The maximum number of characters in `num_tokens` tokens: no token is longer than the vocabulary's longest entry."""

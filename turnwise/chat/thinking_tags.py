@@ -19,6 +19,11 @@ def closed_by(header: str) -> str:
     return tags.group() if tags else ""
 
 
+def is_thinking_tag(token: str) -> bool:
+    """Whether a token marks thinking, such as `<think>` or `<|START_THINKING|>`."""
+    return any(word in token.lower() for word in ("think", "thought", "reason"))
+
+
 def without_tags(text: str) -> str:
     """The text without thinking tags at its beginning."""
     return _TAGS.sub("", text)

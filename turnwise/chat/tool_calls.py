@@ -214,6 +214,7 @@ class GptOssParser(MarkedCallParser):
         r"(?:<\|start\|>assistant\s*+)?(?:to=functions\.([\w.-]++)\s*+)?<\|channel\|>"
         r"(?:commentary|analysis)(?:\s++to=functions\.([\w.-]++))?[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>"
     )
+    reads_turn_tokens = True
     form = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>"
     _END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z")
     dropped = ("<|channel|>final<|message|>", "<|start|>assistant", "<|call|>", "<|return|>", "<|end|>")

@@ -12,7 +12,8 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from turnwise.chat.codec import TextCodec
-from turnwise.chat.rendering import MADE_UP, SENTINEL, Renderer, as_part, shows
+from turnwise.chat.rendering import MADE_UP, SENTINEL, Renderer, as_part, shows, texts_of
+from turnwise.chat.thinking_tags import is_thinking_tag
 from turnwise.errors import ChatTemplateError
 from turnwise.types import Message
 
@@ -45,6 +46,16 @@ class AddedToken(NamedTuple):
 
 def message_of(role: str, content: Any) -> Message:
     return {"role": role, "content": content}
+
+
+def continued(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+    """The messages before a response, and the words with which the response begins: those of a last assistant's message.
+    Raises ChatTemplateError if this message has tool calls, which only a result can follow."""
+    if not messages or messages[-1].get("role") != "assistant":
+        return messages, ""
+    if messages[-1].get("tool_calls"):
+        raise ChatTemplateError("the last message has tool calls: put a result of role tool behind it for each call")
+    return messages[:-1], "".join(texts_of(messages[-1]))
 
 
 class TurnEnds:
@@ -132,6 +143,20 @@ class TurnEnds:
             return shown[1]
         closing = self.answers.closing
         return self.calls is not None and bool(closing) and self.calls.token_id != closing[-1]
+
+    @cached_property
+    def turn_token_ids(self) -> frozenset[int]:
+        """Ids of the tokens that begin or end turns: those that the template writes between messages, and around an answer.
+        Tags of thinking aren't among them; nor are marks of calls and results, which stand inside a turn."""
+        user, sentinel = self.prefix
+        texts = [self.text([user], is_last=False).partition(ASKED)[2]]
+        texts += [self._separator(self.prefix, self._message(role)) or "" for role in ("user", "system", "assistant")]
+        texts.append(self.text(self.prefix).partition(ASKED)[2])
+        texts.append(self.text([user, sentinel, user], is_last=False).partition(ASKED)[2].partition(SENTINEL)[0])
+        token_ids = {token.token_id for text in texts for _, token in self._added_in(text) if not is_thinking_tag(token.text)}
+        before_result = next(self._added_in(self._separator(self.prefix, self._result()) or ""), None)
+        ends = [end for end in (self.calls, before_result and before_result[1]) if end is not None]
+        return frozenset(token_ids | {end.token_id for end in ends} | set(self._known_ends))
 
     def called(self, result: Message) -> tuple[Message, Message]:
         """`prefix` with a made-up call, whose argument is the sentinel, and whose name and id are those of the `result`."""

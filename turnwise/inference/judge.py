@@ -116,6 +116,8 @@ class Judge:
         asked = []
         for number, (completion, said) in enumerate(zip(completions, messages, strict=True)):
             prompt = prompt_of({"": prompts[number] if prompts else ""}, "")
+            if prompt[-1]["role"] == "assistant":  # the response continues it, so that both are one message
+                prompt = prompt[:-1]
             start = len(prompt) if said[: len(prompt)] == prompt else 0
             first = next(index for index in range(start, len(said)) if said[index]["role"] == "assistant")
             turns = [*said[first:-1], {"role": "assistant", "content": completion}]

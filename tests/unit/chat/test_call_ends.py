@@ -27,7 +27,8 @@ HEADER = "{{ '<|header|>' + m.role + '<|/header|>' }}"
 
 METHARME = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<|model|>"
-    "{% else %}{{ '<|' + m.role + '|>' }}{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|model|>{% else %}{{ eos_token }}{% endif %}"
+    "{% else %}{{ '<|' + m.role + '|>' }}{% endif %}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|model|>{% else %}{{ eos_token }}{% endif %}"
 )
 NO_END = (
     "{% for m in messages %}{{ m.role + ': ' + (m.content.split('</think>') | last) + '\n' }}{% endfor %}"
