@@ -15,7 +15,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.turn_ends import continued
 from turnwise.errors import RolloutError, ServerError
 from turnwise.protocols import PolicyServer
-from turnwise.tool_protocols import ToolCall, ToolCallParser
+from turnwise.tool_protocols import ReadsTurnTokens, ToolCall, ToolCallParser
 from turnwise.types import AS_OPENED, CallOptions, Completion, FinishReason, Media, Message, SamplingParams, Turn, derive_seed
 
 logger = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class TokenConversation:
         of models the tokens of turns also mark calls; their parser asks for them."""
         if self._parser is None or not self._tools:
             return {}
-        needs_turn_tokens = getattr(self._parser, "reads_turn_tokens", False)
+        needs_turn_tokens = isinstance(self._parser, ReadsTurnTokens) and self._parser.reads_turn_tokens
         parsed = self._parser.parse(words + self._text(response_ids, not needs_turn_tokens), self._tools)
         # Mistral's template takes only ids of nine letters and digits. The model's own ids are kept if they all have that form.
         said = [call.id for call in parsed.tool_calls]

@@ -28,7 +28,7 @@ class MarkedCallParser(ABC):
     """A call as the model should write it, for error messages."""
     dropped: ClassVar[tuple[str, ...]] = ()
     """Marks that are removed from the content, such as the marks around a list of calls."""
-    reads_turn_tokens: ClassVar[bool] = False
+    reads_turn_tokens: bool = False
     """Whether the tokens that begin and end turns mark calls too."""
     opens_thinking: bool = False
     """Whether the template's header opens the thinking of each response."""
@@ -53,8 +53,8 @@ class MarkedCallParser(ABC):
                 position = self._after_closing(said, end)
                 calls += [call for call in read if isinstance(call, ToolCall)]
                 problems = [problem for problem in read if isinstance(problem, Unreadable)]
-            except Unreadable as problem:
-                position, problems = self._next(said, mark.end()), [problem]
+            except Unreadable as fault:
+                position, problems = self._next(said, mark.end()), [fault]
                 num_read_again += end - mark.end()
             shown = said[mark.start() : position].strip()
             cut = f"{shown[:_MAX_SHOWN]}…" if len(shown) > _MAX_SHOWN else shown

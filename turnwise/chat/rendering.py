@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, TemplateError, nodes
 
 from turnwise.errors import ChatTemplateError, nearest
+from turnwise.runtime.time_limit import ComputedTooLong, TimeLimit
 from turnwise.types import Message
 
 if TYPE_CHECKING:
@@ -33,7 +34,11 @@ GENERATION_TAG = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt")  # variables set at every render
 _FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 """Exceptions that a template raises for messages of a kind that it doesn't support."""
+RENDERING = TimeLimit(5.0)
+"""Limits the processor time of one rendering; a usual one takes milliseconds. A template may loop on real messages only."""
 _MAX_SHAPES = 1024
+_MAX_ROLES = 20  # of the messages that an error names, the last ones
+_MAX_SHOWN = 60
 
 
 class Renderer:
@@ -148,14 +153,25 @@ class Renderer:
         }
         # Some templates take an empty list of calls for a call.
         said = [{k: v for k, v in m.items() if v or k not in ("tool_calls", "call_errors")} for m in messages]
+        roles = " → ".join(str(message.get("role")) for message in messages[-_MAX_ROLES:])
         try:
-            return str(self._tokenizer.apply_chat_template(said, **options, **self._kwargs))
+            with RENDERING.kept():
+                try:
+                    return str(self._tokenizer.apply_chat_template(said, **options, **self._kwargs))
+                except _FAULTS:
+                    if not any(message.get("tool_calls") for message in said):
+                        raise
+                    with suppress(*_FAULTS):  # some templates take the arguments of calls as JSON text only
+                        with_texts = [_with_arguments_as_text(message) for message in said]
+                        return str(self._tokenizer.apply_chat_template(with_texts, **options, **self._kwargs))
+                    raise
+        except ComputedTooLong:
+            last = next((text for message in reversed(messages) for text in texts_of(message)), "")
+            raise ChatTemplateError(
+                f"{self.where} doesn't end within {RENDERING.limit_s:g} s of computing on the messages {roles}, the last of "
+                f"which begins with {last[:_MAX_SHOWN]!r}: it seems to loop; fix it, leave this row out, or give another chat template"
+            ) from None
         except _FAULTS as error:
-            if any(message.get("tool_calls") for message in said):
-                with suppress(*_FAULTS):  # some templates take the arguments of calls as JSON text only
-                    with_texts_of_calls = [_with_arguments_as_text(message) for message in said]
-                    return str(self._tokenizer.apply_chat_template(with_texts_of_calls, **options, **self._kwargs))
-            roles = " → ".join(str(message.get("role")) for message in messages)
             raise ChatTemplateError(
                 f"the chat template refuses the messages {roles}: {error}. Send the roles and contents that it knows, set a "
                 "variable that it lacks in template_kwargs, or give another chat template"
