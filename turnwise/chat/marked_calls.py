@@ -36,6 +36,7 @@ class MarkedCallParser(ABC):
     def parse(self, text: str, tools: Tools) -> ParsedResponse:
         """The calls in order, the thinking and other text around them, and a sentence for each call that can't be read.
 
+        >>> from turnwise.chat.tool_calls import HermesParser
         >>> HermesParser().parse('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', []).tool_calls
         (ToolCall(name='add', arguments={'a': 1}, id=''),)
         """

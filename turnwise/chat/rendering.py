@@ -169,7 +169,8 @@ class Renderer:
             last = next((text for message in reversed(messages) for text in texts_of(message)), "")
             raise ChatTemplateError(
                 f"{self.where} doesn't end within {RENDERING.limit_s:g} s of computing on the messages {roles}, the last of "
-                f"which begins with {last[:_MAX_SHOWN]!r}: it seems to loop; fix it, leave this row out, or give another chat template"
+                f"which begins with {last[:_MAX_SHOWN]!r}: it seems to loop; fix it, leave this row out, or give another chat "
+                "template"
             ) from None
         except _FAULTS as error:
             raise ChatTemplateError(
