@@ -110,7 +110,7 @@ async def converse(template: ChatTemplate, number: int) -> tuple[int, ...]:
         reply = await conversation.generate(messages)
         if reply is None:
             break
-        added = template.decode(conversation.turns[-1].prompt_ids.tolist(), skips_special=False)
+        added = template.decode(conversation.turns[-1].prompt_ids.tolist(), skips_turn_tokens=False)
         schemas = ["Looks a thing up."] if len(conversation.turns) == 1 else []
         lost += sum(text not in added for text in [*(message["content"].strip() for message in messages), *schemas])
         said = reply["tool_calls"] + reply["call_errors"]
@@ -130,7 +130,7 @@ async def converse(template: ChatTemplate, number: int) -> tuple[int, ...]:
         sampled = np.concatenate([sample.token_ids[sample.response_mask] for sample in samples])
         wrong += not np.array_equal(sampled, np.concatenate([turn.response_ids for turn in turns]))
         wrong += not np.array_equal(ids, context[: len(ids)])
-    texts = [template.decode(ids, skips_special=False) for ids in server.seen[1::2]]
+    texts = [template.decode(ids, skips_turn_tokens=False) for ids in server.seen[1::2]]
     changed = sum(template.tokenizer(text)["input_ids"] != ids for text, ids in zip(texts, server.seen[1::2], strict=True))
     return len(conversation.turns), changed, prefix, wrong, lost
 

@@ -106,7 +106,7 @@ HEAVY: dict[str, str] = {
 }
 """Optional libraries and the one module or folder that imports each."""
 
-CALLS_C = {"cli/guard.py", "runtime/threads.py", "tools/jail.py"}
+CALLS_C = {"cli/guard.py", "runtime/threads.py", "runtime/time_limit.py", "tools/jail.py"}
 """Files that call the C library or Python's own C. Our own C is called from `models/cpu` alone."""
 
 BROAD_EXCEPT = {

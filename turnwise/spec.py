@@ -151,7 +151,7 @@ ESTIMATORS = TypeAdapter(dict[str, EstimatorSpec]).validate_python(_TABLES["esti
 PG_VARIANTS = TypeAdapter(dict[str, VariantSpec]).validate_python(_TABLES["pg_variants"])
 STRATEGIES = TypeAdapter(dict[str, StrategySpec]).validate_python(_TABLES["strategies"])
 TRACKERS = TypeAdapter(dict[str, TrackerSpec]).validate_python(_TABLES["trackers"])
-TOOL_PARSERS = TypeAdapter(dict[str, tuple[str, str]]).validate_python(_TABLES["tool_parsers"])
+TOOL_PARSERS: dict[str, str] = _TABLES["tool_parsers"]
 REWARDS: dict[str, str] = _TABLES["rewards"]
 CHECKED_REWARDS = ("accuracy", "length_penalty", "step", "combined")
 """Rewards that compare answers by the checker of `data.checker`."""

@@ -29,7 +29,16 @@ class ToolCallParser(Protocol):
     """Reads the tool calls from a response, in the format of one family of models."""
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedResponse:
-        """Parses `text`, the response as it was sampled. `tools` are the schemas of the tools that the context offers."""
+        """Parses `text`, the response as it was sampled, without the tokens that begin or end a turn (`ReadsTurnTokens`).
+        `tools` are the schemas of the tools that the context offers."""
+
+
+@runtime_checkable
+class ReadsTurnTokens(Protocol):
+    """A parser of a family of models whose tokens that begin or end turns also mark calls."""
+
+    reads_turn_tokens: bool
+    """Whether the parser gets the response with these tokens, except a final stop token."""
 
 
 @runtime_checkable

@@ -127,7 +127,7 @@ def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
 
 def _of_row(config: AgenticConfig, task: Task, policy: PlayPolicy, sampling: SamplingParams) -> EpisodeSetup:
     agent = build_row_agent(config, task.split, task.agent, policy.event_loop)
-    score = build_reward_manager(config, policy.tokenizer, policy.event_loop)
+    score = build_reward_manager(config, None, policy.event_loop)
     limits = config.agent.max_assistant_turns, config.max_new_tokens(task.split, ROWS_TAG)
     return EpisodeSetup(task, policy, agent, *limits, task.agent, sampling, config.sequence_length, score)
 

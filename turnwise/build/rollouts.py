@@ -113,7 +113,7 @@ def serve(
         neighbours=neighbours if neighbours and is_shared else {},
     )
     manager = LLMServerManager(servers, request_s=config.deadlines.request_s, watchdog=policy.event_loop.watchdog)
-    score = build_reward_manager(config, policy.tokenizer, policy.event_loop)
+    score = build_reward_manager(config, policy.template, policy.event_loop)
     return ServedPolicy(**vars(policy), servers=manager, score=score)
 
 

@@ -10,10 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.build.envs import asked_parts, make_agent, named_parameters, offered_parts
+from turnwise.build.prompt_check import continued_problem, warn_of_turn_tokens
 from turnwise.build.reward_model import build_judge, build_reward_model, check_reward_role
 from turnwise.build.tools import agent_name, build_interactions, build_tools, check_tools_of_rows, check_users_of_rows
 from turnwise.chat.rendering import Tools
@@ -164,7 +163,9 @@ def _prompt_problem(prompt: Any) -> str:
         return "" if prompt.strip() else "is empty"
     if not isinstance(prompt, list) or not prompt:
         return f"is {str(prompt)[:40]!r}"
-    return next(filter(None, (message_problem(index, message) for index, message in enumerate(prompt))), "")
+    if problem := next(filter(None, (message_problem(index, message) for index, message in enumerate(prompt))), ""):
+        return problem
+    return continued_problem(prompt)
 
 
 def _own_loops(config: AgenticConfig) -> Mapping[str, LoopEntry]:
@@ -212,6 +213,7 @@ def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate, most: 
     # If a response may fill the context, a prompt may fill half of it.
     limit = data.max_prompt_length or (room if room > 0 else config.sequence_length // 2)
     schemas = build_tools(config).schemas
+    warn_of_turn_tokens(rows, data.prompt_key, template, f"data.{split}_files")
     noted = noting(rows, f"measuring the prompts of data.{split}_files")
     all_fitting = (
         row
@@ -305,15 +307,15 @@ def build_row_agent(config: AgenticConfig, split: Split, name: str, event_loop: 
     return make_agent(f"the agent {name}", partial(found, **parts))
 
 
-def load_rewards(config: AgenticConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> list[WeightedReward]:
+def load_rewards(config: AgenticConfig, template: ChatTemplate | None = None) -> list[WeightedReward]:
     """The entries of `data.reward` except the reward model, in the config's order. The name `module:function` is shortened to
-    `function` if no other reward has that name. `tokenizer` decodes the responses; without it their recorded texts are used."""
+    `function` if no other reward has that name. `template` decodes the responses; without it their recorded texts are used."""
     brief = [asked.name.rpartition(":")[2] for asked in config.data.reward]
     loaded: list[WeightedReward] = []
     for asked, name in zip(config.data.reward, brief, strict=True):
         if asked.name != "reward_model":
             name = name if brief.count(name) == 1 else asked.name
-            loaded.append(WeightedReward(name, asked.weight, _reward(config, asked, name, _reader(tokenizer))))
+            loaded.append(WeightedReward(name, asked.weight, _reward(config, asked, name, _reader(template))))
     return loaded
 
 
@@ -367,12 +369,12 @@ def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
 
 
 def build_reward_manager(
-    config: AgenticConfig, tokenizer: PreTrainedTokenizerBase | None, event_loop: WatchedRunner
+    config: AgenticConfig, template: ChatTemplate | None, event_loop: WatchedRunner
 ) -> RewardManager | None:
-    """A manager that scores by `data.reward`; None if that is unset. `tokenizer` is None if episodes have no tokens."""
+    """A manager that scores by `data.reward`; None if that is unset. `template` is None if episodes have no tokens."""
     if not config.data.reward:
         return None
-    rewards = load_rewards(config, tokenizer)
+    rewards = load_rewards(config, template)
     if judges := [judge for judge in _judges(rewards) if judge.chat is None]:
         chat = build_judge(config, event_loop)
         for judge in judges:
@@ -383,17 +385,17 @@ def build_reward_manager(
     return RewardManager(rewards, config.data.reward_timeout_s, event_loop.watchdog)
 
 
-def _reader(tokenizer: PreTrainedTokenizerBase | None) -> DecodeCompletion:
-    """A function that returns the text of a trajectory's last response. With a tokenizer, the text has no special tokens."""
-    if tokenizer is None:
+def _reader(template: ChatTemplate | None) -> DecodeCompletion:
+    """A function that returns the text of a trajectory's last response. With a template, the text has none of the tokens that
+    begin or end a turn there."""
+    if template is None:
         return lambda trajectory: trajectory.turns[-1].text
-    special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
 
     def read(trajectory: Trajectory) -> str:
         turn = trajectory.turns[-1]
         ids: list[int] = turn.response_ids.tolist()
         # The text of a response lacks its stop token, if it has one.
-        is_plain = special.isdisjoint(ids[:-1] if turn.finish_reason == "stop" else ids)
-        return turn.text if is_plain else str(tokenizer.decode(ids, skip_special_tokens=True))
+        is_plain = template.turn_token_ids.isdisjoint(ids[:-1] if turn.finish_reason == "stop" else ids)
+        return turn.text if is_plain else template.decode(ids)
 
     return read

@@ -143,6 +143,7 @@ def _foreign_tokens(trajectories: Sequence[Trajectory], policy: Policy) -> Itera
     for trajectory, turn in turns[:_NUM_DECODED]:
         ids = turn.response_ids.tolist()
         said = policy.template.decode(ids)
-        # The text of a response lacks its stop token, if it has one.
-        if turn.text not in (said, policy.template.decode(ids[:-1])):
+        # The text of a response lacks its stop token, if it has one. Older files lack all special tokens.
+        older = str(policy.tokenizer.decode(ids, skip_special_tokens=True))
+        if turn.text not in (said, policy.template.decode(ids[:-1]), older):
             yield f"{trajectory.task.id} has a response {turn.text!r} whose tokens say {said!r} here: {other}"

@@ -12,9 +12,10 @@ import numpy as np
 
 from turnwise.chat.rendering import Tools, num_characters_of
 from turnwise.chat.template import ChatTemplate
+from turnwise.chat.turn_ends import continued
 from turnwise.errors import RolloutError, ServerError
 from turnwise.protocols import PolicyServer
-from turnwise.tool_protocols import ToolCall, ToolCallParser
+from turnwise.tool_protocols import ReadsTurnTokens, ToolCall, ToolCallParser
 from turnwise.types import AS_OPENED, CallOptions, Completion, FinishReason, Media, Message, SamplingParams, Turn, derive_seed
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,9 @@ class TokenConversation:
         has `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call that can't be read. If `options` names
         other tools than before, a new context starts, whose prompt is the whole conversation.
 
+        If the last message is an assistant's, the response continues it. The recorded message then has all its words, the
+        returned one only those that were sampled.
+
         Returns None if the context has no room for the messages and one sampled token; then nothing is added or sampled.
         Nothing is added either if the server refuses the request. Raises ChatTemplateError if the template refuses the
         messages; RolloutError if the episode's first prompt leaves no room in its context, or the conversation is closed;
@@ -142,8 +146,9 @@ class TokenConversation:
         self.turns.append(turn)
         self._context_ids = prompt_ids + array("q", token_ids)
         self._media, self._tools = media, tools
-        reply = {"role": "assistant", "content": turn.text, **self._calls(token_ids)}
-        turn.messages = [*new_messages, dict(reply)]
+        context, words = continued(new_messages)
+        reply = {"role": "assistant", "content": turn.text, **self._calls(token_ids, words)}
+        turn.messages = [*context, {**reply, "content": words + turn.text}]
         return reply
 
     def remaining_tokens(self) -> int:
@@ -173,19 +178,20 @@ class TokenConversation:
     def _encode(self, messages: Sequence[Message], tools: Tools, is_anew: bool) -> list[int]:
         if is_anew or not self.turns:
             return self._template.start(messages, tools)
-        self._template.announce_rewrites()
+        self._template.announce_rewrites(has_tools=bool(tools))
         return self._template.extend(self.turns[-1].response_ids.tolist(), messages, tools)
 
-    def _text(self, response_ids: list[int], skips_special: bool = True) -> str:
+    def _text(self, response_ids: list[int], skips_turn_tokens: bool = True) -> str:
         is_stopped = bool(response_ids) and response_ids[-1] in self._sampling.stop_token_ids
-        return self._template.decode(response_ids[:-1] if is_stopped else response_ids, skips_special)
+        return self._template.decode(response_ids[:-1] if is_stopped else response_ids, skips_turn_tokens)
 
-    def _calls(self, response_ids: list[int]) -> Message:
-        """A response's `tool_calls` and `call_errors`; {} without tools or parser. The parser also gets the special tokens,
-        since some families of models mark calls by them."""
+    def _calls(self, response_ids: list[int], words: str) -> Message:
+        """The `tool_calls` and `call_errors` of a response that continues `words`; {} without tools or parser. In some families
+        of models the tokens of turns also mark calls; their parser asks for them."""
         if self._parser is None or not self._tools:
             return {}
-        parsed = self._parser.parse(self._text(response_ids, skips_special=False), self._tools)
+        needs_turn_tokens = isinstance(self._parser, ReadsTurnTokens) and self._parser.reads_turn_tokens
+        parsed = self._parser.parse(words + self._text(response_ids, not needs_turn_tokens), self._tools)
         # Mistral's template takes only ids of nine letters and digits. The model's own ids are kept if they all have that form.
         said = [call.id for call in parsed.tool_calls]
         is_kept = all(_CALL_ID.fullmatch(call_id) for call_id in said) and len(set(said)) == len(said)

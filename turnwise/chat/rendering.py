@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, TemplateError, nodes
 
 from turnwise.errors import ChatTemplateError, nearest
+from turnwise.runtime.time_limit import ComputedTooLong, TimeLimit
 from turnwise.types import Message
 
 if TYPE_CHECKING:
@@ -24,14 +25,20 @@ if TYPE_CHECKING:
 
 Tools = Sequence[Mapping[str, Any]]
 
-SENTINEL = "turnwise8f1e6c0d5b7a4293sentinel"
+MADE_UP = "turnwise8f1e6c0d5b7a4293"
+"""The beginning of the made-up texts of a trial rendering. Nothing that is taught or shown may hold it."""
+SENTINEL = f"{MADE_UP}sentinel"
 """A made-up assistant text. Trimming, splitting at `</think>` and JSON escaping don't change it, so renderings show it."""
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """transformers' tag around the assistant's text, which writes nothing."""
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt")  # variables set at every render
 _FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 """Exceptions that a template raises for messages of a kind that it doesn't support."""
+RENDERING = TimeLimit(5.0)
+"""Limits the processor time of one rendering; a usual one takes milliseconds. A template may loop on real messages only."""
 _MAX_SHAPES = 1024
+_MAX_ROLES = 20  # of the messages that an error names, the last ones
+_MAX_SHOWN = 60
 
 
 class Renderer:
@@ -79,7 +86,7 @@ class Renderer:
             messages = [_as_parts(message) for message in messages]
         text = self._after(prefix, messages, tools)
         for message in messages:
-            if message.get("role") != "assistant" and any(not _is_in(said, text) for said in texts_of(message)):
+            if message.get("role") != "assistant" and any(not shows(said, text) for said in texts_of(message)):
                 raise self._loses(f"part of what a {message.get('role')} message says")
         return text
 
@@ -146,10 +153,26 @@ class Renderer:
         }
         # Some templates take an empty list of calls for a call.
         said = [{k: v for k, v in m.items() if v or k not in ("tool_calls", "call_errors")} for m in messages]
+        roles = " → ".join(str(message.get("role")) for message in messages[-_MAX_ROLES:])
         try:
-            return str(self._tokenizer.apply_chat_template(said, **options, **self._kwargs))
+            with RENDERING.kept():
+                try:
+                    return str(self._tokenizer.apply_chat_template(said, **options, **self._kwargs))
+                except _FAULTS:
+                    if not any(message.get("tool_calls") for message in said):
+                        raise
+                    with suppress(*_FAULTS):  # some templates take the arguments of calls as JSON text only
+                        with_texts = [_with_arguments_as_text(message) for message in said]
+                        return str(self._tokenizer.apply_chat_template(with_texts, **options, **self._kwargs))
+                    raise
+        except ComputedTooLong:
+            last = next((text for message in reversed(messages) for text in texts_of(message)), "")
+            raise ChatTemplateError(
+                f"{self.where} doesn't end within {RENDERING.limit_s:g} s of computing on the messages {roles}, the last of "
+                f"which begins with {last[:_MAX_SHOWN]!r}: it seems to loop; fix it, leave this row out, or give another chat "
+                "template"
+            ) from None
         except _FAULTS as error:
-            roles = " → ".join(str(message.get("role")) for message in messages)
             raise ChatTemplateError(
                 f"the chat template refuses the messages {roles}: {error}. Send the roles and contents that it knows, set a "
                 "variable that it lacks in template_kwargs, or give another chat template"
@@ -241,6 +264,16 @@ def _as_parts(message: Message) -> Message:
     return {**message, "content": as_part(content)} if isinstance(content, str) else message
 
 
+def _with_arguments_as_text(message: Message) -> Message:
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        text = json.dumps(function.get("arguments"), ensure_ascii=False)
+        written = {**function, "arguments": text}
+        calls.append({**call, "function": written} if "function" in call else written)
+    return {**message, "tool_calls": calls} if calls else message
+
+
 def _shape(message: Message) -> tuple[Any, ...]:
     content = message.get("content")
     if len(message) == 2 and isinstance(content, str):
@@ -281,7 +314,7 @@ def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dic
     return made_up
 
 
-def _is_in(said: str, text: str) -> bool:
+def shows(said: str, text: str) -> bool:
     """Whether `text` shows `said`: exactly, trimmed, with other white space and punctuation, or as JSON."""
     if said.strip() in text:
         return True

@@ -1,120 +1,85 @@
-"""Reads tool calls from sampled text, in seven forms that families of models use in their chat templates and model cards. A
+"""Reads tool calls from sampled text, in eight forms that families of models use in their chat templates and model cards. A
 call that can't be read becomes a sentence for the model. `tools.session` checks whether the tool is known and the arguments
 fit its schema. Thinking is skipped: text before `</think>` holds no calls."""
 
 import ast
-import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from turnwise.chat.rendering import Tools
+from turnwise.chat.argument_types import ArgumentTypes, typed_value
+from turnwise.chat.call_json import Unreadable, call_of, json_at, json_value, skip_space
+from turnwise.chat.marked_calls import MAX_UNREADABLE, MarkedCallParser
 from turnwise.chat.template import ChatTemplate
 from turnwise.entry_points import load_class
-from turnwise.errors import ConfigError
+from turnwise.errors import ChatTemplateError, ConfigError
 from turnwise.runtime.foreign import Foreign
 from turnwise.spec import TOOL_PARSERS
-from turnwise.tool_protocols import ParsedResponse, ToolCall, ToolCallParser
+from turnwise.tool_protocols import ToolCall, ToolCallParser
 
-_MAX_SHOWN = 80  # maximum characters of an unreadable call that its error repeats
-_MAX_DEPTH = 8  # how deeply a parameter's schema is looked into
-
-
-class _Unreadable(Exception):
-    """A call can't be read. The message says why."""
+_MAX_WRITTEN = 200  # maximum characters of a call that an error shows
+_MAX_PYTHON = 2**17
+"""Python calls are read in so many characters at the beginning of a response: Python's parser takes a second for 1 MB."""
 
 
-def _no_number(name: str) -> Any:
-    raise _Unreadable(f"{name} isn't a JSON number")
-
-
-_JSON = json.JSONDecoder(strict=False, parse_constant=_no_number)
+_TRIAL = {
+    "name": "look",
+    "description": "Looks.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "side": {"type": "string", "description": "Which side."},
+            "steps": {"type": "integer", "description": "How far."},
+        },
+        "required": ["side", "steps"],
+    },
+}
+"""The schema of a made-up tool."""
+_TRIAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"side": "left", "steps": 3}, {"side": "left"})
+"""Arguments of made-up calls. Some templates write texts only."""
 
 
 def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
-    """The parser `name`: a registered name or `module:Class`. None chooses the parser by the form of calls that the template
-    writes. Raises ConfigError if there is no such parser, or the template writes none of the known forms; EnvironmentFault if
-    a user's class can't be instantiated."""
-    source = "\n".join(template.renderer.sources())
-    found = name or next((form for form, (_, sign) in TOOL_PARSERS.items() if sign and sign in source), None)
-    if found is None:
-        raise ConfigError(
-            f"agent.tool_parser: {template.renderer.where} writes tool calls in none of the known forms; name the one that the "
-            f"model was taught: {', '.join(TOOL_PARSERS)}, or your own as module:Class"
-        )
-    entry, _ = TOOL_PARSERS.get(found, (found, ""))
-    with Foreign(f"agent.tool_parser {found}: making it", "at the start", are_faults=True):
-        parser: ToolCallParser = load_class(entry, "agent.tool_parser", ConfigError)()
+    """The parser `name`: a registered name or `module:Class`. None chooses the first parser that reads a made-up call back as
+    the template writes it. Raises ConfigError if there is no such parser, or none reads the template's calls; EnvironmentFault
+    if a user's class can't be instantiated."""
+    if name is None:
+        return _parser_that_reads(template)
+    with Foreign(f"agent.tool_parser {name}: making it", "at the start", are_faults=True):
+        parser: ToolCallParser = load_class(TOOL_PARSERS.get(name, name), "agent.tool_parser", ConfigError)()
     if not isinstance(parser, ToolCallParser):
-        raise ConfigError(f"agent.tool_parser: {found} has no method `parse`; see ToolCallParser in turnwise/tool_protocols.py")
+        raise ConfigError(f"agent.tool_parser: {name} has no method `parse`; see ToolCallParser in turnwise/tool_protocols.py")
     if isinstance(parser, MarkedCallParser):
         parser.opens_thinking = template.opens_thinking
     return parser
 
 
-class MarkedCallParser(ABC):
-    """Reads calls that begin with the mark `opening` and, if `closing` isn't empty, end with that mark. The rest is content."""
+def _parser_that_reads(template: ChatTemplate) -> ToolCallParser:
+    problem = ""
+    for arguments in _TRIAL_ARGUMENTS:
+        called = {"id": "call00000", "type": "function", "function": {"name": "look", "arguments": dict(arguments)}}
+        try:
+            written = template.written_call({"role": "assistant", "content": "", "tool_calls": [called]})
+        except ChatTemplateError as error:
+            problem = problem or str(error)
+            continue
+        for form in TOOL_PARSERS:
+            parser = find_parser(form, template)
+            if _reads_back(parser, written, arguments, template.opens_thinking):
+                return parser
+        problem = f"{template.renderer.where} writes tool calls in none of the known forms: {written[:_MAX_WRITTEN]!r}"
+    raise ConfigError(
+        f"agent.tool_parser: {problem}; name the form that the model was taught: {', '.join(TOOL_PARSERS)}, or your own as "
+        "module:Class"
+    )
 
-    opening: ClassVar[re.Pattern[str]]
-    closing: ClassVar[str] = ""
-    form: ClassVar[str]
-    """A call as the model should write it, for error messages."""
-    dropped: ClassVar[tuple[str, ...]] = ()
-    """Marks that are removed from the content, such as the marks around a list of calls."""
-    opens_thinking: bool = False
-    """Whether the template's header opens the thinking of each response."""
 
-    def parse(self, text: str, tools: Tools) -> ParsedResponse:
-        """The calls in order, the thinking and other text around them, and a sentence for each call that can't be read.
-
-        >>> HermesParser().parse('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', []).tool_calls
-        (ToolCall(name='add', arguments={'a': 1}, id=''),)
-        """
-        thinking = self._thinking(text)
-        said = text[len(thinking) :]
-        content, calls, errors, position = [thinking], list[ToolCall](), list[str](), 0
-        while mark := self.opening.search(said, position):
-            content.append(said[position : mark.start()])
-            try:
-                read, position = self.read(said, mark, tools)
-                position = self._after_closing(said, position)
-                calls += [call for call in read if isinstance(call, ToolCall)]
-                problems = [problem for problem in read if isinstance(problem, _Unreadable)]
-            except _Unreadable as problem:
-                position, problems = self._next(said, mark.end()), [problem]
-            shown = said[mark.start() : position].strip()
-            cut = f"{shown[:_MAX_SHOWN]}…" if len(shown) > _MAX_SHOWN else shown
-            errors += [f"this tool call can't be read, since {problem}: {cut} Write it as {self.form}" for problem in problems]
-        content.append(said[position:])
-        around = "".join(content)
-        for mark_around in self.dropped:
-            around = around.replace(mark_around, "")
-        return ParsedResponse(around.strip(), tuple(calls), tuple(errors))
-
-    def _thinking(self, text: str) -> str:
-        """The thinking at the beginning of a response, with its end tag. If neither the response nor the template's header
-        opens thinking, a `</think>` counts only before the first call."""
-        opened, mark = self.opens_thinking or text.lstrip().startswith("<think>"), self.opening.search(text)
-        before, end, _ = (text if opened or mark is None else text[: mark.start()]).partition("</think>")
-        return before + end if opened or end else ""
-
-    @abstractmethod
-    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[Sequence[ToolCall | _Unreadable], int]:
-        """The calls (or faults) after an opening mark, and the position after them. Raises _Unreadable if the form is wrong."""
-
-    def _after_closing(self, text: str, position: int) -> int:
-        end = _skip_space(text, position)
-        if self.closing and not text.startswith(self.closing, end):
-            raise _Unreadable(f"it isn't closed by {self.closing}")
-        return end + len(self.closing)
-
-    def _next(self, text: str, position: int) -> int:
-        """The position where reading continues after an unreadable call whose opening mark ends at `position`."""
-        closed = text.find(self.closing, position) if self.closing else -1
-        opened = self.opening.search(text, position)
-        ends = [closed + len(self.closing)] if closed >= 0 else []
-        return min([*ends, *([opened.start()] if opened else [])], default=len(text))
+def _reads_back(parser: ToolCallParser, written: str, arguments: Mapping[str, Any], opens_thinking: bool) -> bool:
+    """Whether the parser finds in the `written` call exactly the tool `look` with the arguments."""
+    text = f"</think>{written}" if opens_thinking and "</think>" not in written else written
+    parsed = parser.parse(text, [{"type": "function", "function": _TRIAL}])
+    calls = [(call.name, dict(call.arguments)) for call in parsed.tool_calls]
+    return calls == [("look", arguments)] and not parsed.errors
 
 
 class HermesParser(MarkedCallParser):
@@ -124,9 +89,9 @@ class HermesParser(MarkedCallParser):
     closing = "</tool_call>"
     form = '<tool_call>{"name": …, "arguments": {…}}</tool_call>'
 
-    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
-        value, end = _json_at(text, mark.end())
-        return [_call(value)], end
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
+        value, end = json_at(text, mark.end())
+        return [call_of(value)], end
 
 
 class Llama3JsonParser(MarkedCallParser):
@@ -136,12 +101,12 @@ class Llama3JsonParser(MarkedCallParser):
     form = '{"name": …, "parameters": {…}}'
     dropped = ("<|python_tag|>", "<|eom_id|>", "<|eot_id|>")
 
-    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
-        value, end = _json_at(text, mark.end())
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
+        value, end = json_at(text, mark.end())
         if isinstance(value, dict) and not value.keys() & {"parameters", "arguments", "function"}:
             return [], end  # an answer in JSON
-        follower = _skip_space(text, end)
-        return [_call(value)], follower + 1 if text.startswith(";", follower) else end
+        follower = skip_space(text, end)
+        return [call_of(value)], follower + 1 if text.startswith(";", follower) else end
 
     def _next(self, text: str, position: int) -> int:
         return len(text)  # the braces inside aren't calls
@@ -153,17 +118,21 @@ class PythonTagParser(MarkedCallParser):
     opening = re.compile(re.escape("<|python_tag|>"))
     form = '<|python_tag|>name.call(key="value")'
     dropped = ("<|eom_id|>", "<|eot_id|>")
+    _END = re.compile(r"<\|(?:eom_id|eot_id|python_tag)\|>")
 
-    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
-        said = re.split(r"<\|(?:eom_id|eot_id|python_tag)\|>", text[mark.end() :], maxsplit=1)[0]
-        end = mark.end() + len(said)
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
+        ended = self._END.search(text, mark.end())
+        end = ended.start() if ended else len(text)
+        said = text[mark.end() : end]
         if said.lstrip().startswith("{"):
-            value, end = _json_at(text, mark.end())
-            return [_call(value)], end
+            value, end = json_at(text, mark.end())
+            return [call_of(value)], end
         try:
+            if end > _MAX_PYTHON:
+                raise Unreadable(f"it stands behind the first {_MAX_PYTHON} characters of the response")
             return [_python_call(said)], end
-        except _Unreadable:
-            for schema in tools:
+        except Unreadable:
+            for schema in types.tools:
                 parameters = (schema["function"].get("parameters") or {}).get("properties") or {}
                 if schema["function"]["name"] in ("python", "code_interpreter") and parameters:
                     return [ToolCall(schema["function"]["name"], {next(iter(parameters)): said.strip()}, "")], end
@@ -177,52 +146,87 @@ class MistralParser(MarkedCallParser):
     form = '[TOOL_CALLS][{"name": …, "arguments": {…}}]'
     _NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\](\w+)\s*)?(?:\[ARGS\])?")
 
-    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[Sequence[ToolCall | _Unreadable], int]:
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[Sequence[ToolCall | Unreadable], int]:
         if named := self._NAMED.match(text, mark.end()):
-            value, end = _json_at(text, named.end())
-            return [_call({"name": named.group(1), "arguments": value, "id": named.group(2) or ""})], end
-        values, end = _json_at(text, mark.end())
-        return [_call_or_fault(value) for value in (values if isinstance(values, list) else [values])], end
+            value, end = json_at(text, named.end())
+            return [call_of({"name": named.group(1), "arguments": value, "id": named.group(2) or ""})], end
+        values, end = json_at(text, mark.end())
+        return _calls_or_faults(values if isinstance(values, list) else [values]), end
 
 
 class Qwen3CoderParser(MarkedCallParser):
     """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5."""
 
-    opening = re.compile(r"<function=([^>\n]*)>|<tool_call>(?!\s*<function=[^>\n]*>)")
+    opening = re.compile(r"<function=([^<>\n]*)>|<tool_call>(?!\s*+<function=[^<>\n]*>)")
     closing = "</function>"
     form = "<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>"
     dropped = ("<tool_call>", "</tool_call>")
-    _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=\s*(?:<parameter=|</function>)))", re.S)
+    _PARAMETER = re.compile(r"\s*+<parameter=([^<>\n]+)>")
+    _VALUE_END = re.compile(r"</parameter>|(?=<parameter=|</function>)")
 
-    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
         if not mark.group(1):
-            raise _Unreadable("it names no function")
-        types = _types(mark.group(1).strip(), tools)
+            raise Unreadable("it names no function")
+        types_of_call = types.of(mark.group(1).strip())
         arguments, end = dict[str, Any](), mark.end()
         while parameter := self._PARAMETER.match(text, end):
-            key, value = parameter.group(1).strip(), parameter.group(2).removeprefix("\n").removesuffix("\n")
-            arguments[key], end = _typed(value, types.get(key, {"string"})), parameter.end()
-        return [ToolCall(mark.group(1).strip(), arguments, "")], end
+            value_end = self._VALUE_END.search(text, parameter.end())
+            if value_end is None:
+                break
+            value = text[parameter.end() : value_end.start()]
+            if not value_end.group():  # a parameter that isn't closed ends with its last letter
+                value = value.rstrip()
+            key, end = parameter.group(1).strip(), value_end.end()
+            arguments[key] = typed_value(value.removeprefix("\n").removesuffix("\n"), types_of_call.get(key, {"string"}))
+        return [ToolCall(json_value(mark.group(1).strip()), json_value(arguments), "")], end
+
+
+class Glm45Parser(MarkedCallParser):
+    """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM-4.5, 4.6 and 4.7."""
+
+    opening = re.compile("<tool_call>")
+    closing = "</tool_call>"
+    form = "<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>"
+    _NAME = re.compile(r"\s*+([^<{\[\n]+)")
+    _KEY = re.compile(r"\s*+<arg_key>([^<\n]+)</arg_key>\s*+<arg_value>")
+    _VALUE_END = "</arg_value>"
+
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
+        name = self._NAME.match(text, mark.end())
+        if name is None:
+            raise Unreadable("it names no function")
+        types_of_call = types.of(name.group(1).strip())
+        arguments, end = dict[str, Any](), name.end()
+        while key := self._KEY.match(text, end):
+            value_end = text.find(self._VALUE_END, key.end())
+            if value_end < 0:
+                raise Unreadable(f"the argument {key.group(1)[:40]} isn't closed by {self._VALUE_END}")
+            types_of_key = types_of_call.get(key.group(1).strip(), {"string"})
+            arguments[key.group(1).strip()] = typed_value(text[key.end() : value_end], types_of_key)
+            end = value_end + len(self._VALUE_END)
+        return [ToolCall(json_value(name.group(1).strip()), json_value(arguments), "")], end
 
 
 class GptOssParser(MarkedCallParser):
     """`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>`: the harmony format of gpt-oss."""
 
     opening = re.compile(
-        r"(?:<\|start\|>assistant)?(?:\s*to=functions\.([\w.-]+)\s*)?<\|channel\|>"
-        r"(?:commentary|analysis)(?:\s+to=functions\.([\w.-]+))?[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
+        r"(?:<\|start\|>assistant\s*+)?(?:to=functions\.([\w.-]++)\s*+)?<\|channel\|>"
+        r"(?:commentary|analysis)(?:\s++to=functions\.([\w.-]++))?[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>"
     )
+    reads_turn_tokens = True
     form = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>"
+    _END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z")
     dropped = ("<|channel|>final<|message|>", "<|start|>assistant", "<|call|>", "<|return|>", "<|end|>")
 
-    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
         name = mark.group(1) or mark.group(2)
         if name is None:  # an analysis, or a preamble to the user
-            ended = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z").search(text, mark.end())
+            ended = self._END.search(text, mark.end())
             assert ended is not None, "the end of the text matches"
             return [], ended.end()
-        value, end = _json_at(text, mark.end())
-        return [_call({"name": name, "arguments": value})], end
+        value, end = json_at(text, mark.end())
+        return [call_of({"name": name, "arguments": value})], end
 
 
 class DeepSeekParser(MarkedCallParser):
@@ -233,51 +237,31 @@ class DeepSeekParser(MarkedCallParser):
     closing = "<｜tool▁call▁end｜>"
     form = "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>"
     dropped = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-    _HEAD = re.compile(r"\s*([^\s<]*)\s*<｜tool▁sep｜>(?:\s*([^\s{`<]+)\s*```(?:json)?)?")
+    _HEAD = re.compile(r"\s*+([^\s<]*+)\s*+<｜tool▁sep｜>(?:\s*+([^\s{`<]++)\s*+```(?:json)?)?")
 
-    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
         head = self._HEAD.match(text, mark.end())
         if head is None:
-            raise _Unreadable("<｜tool▁sep｜> doesn't follow the name")
-        value, end = _json_at(text, head.end())
-        fence = _skip_space(text, end)
+            raise Unreadable("<｜tool▁sep｜> doesn't follow the name")
+        value, end = json_at(text, head.end())
+        fence = skip_space(text, end)
         end = fence + 3 if text.startswith("```", fence) else end
-        return [_call({"name": head.group(2) or head.group(1), "arguments": value})], end
+        return [call_of({"name": head.group(2) or head.group(1), "arguments": value})], end
 
 
-def _json_at(text: str, position: int) -> tuple[Any, int]:
-    try:
-        return _JSON.raw_decode(text, _skip_space(text, position))
-    except json.JSONDecodeError as error:
-        problem = error.msg
-    except ValueError:  # an integer of more than 4,300 digits
-        problem = "a number is too long"
-    except RecursionError:
-        problem = "it is nested too deeply"
-    raise _Unreadable(f"its JSON is wrong ({problem})")
-
-
-def _call(value: Any) -> ToolCall:
-    """The call that a JSON value describes. Its arguments may be called `parameters`, or be JSON text."""
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        value = value | value["function"]
-    name = value.get("name") if isinstance(value, dict) else None
-    if not isinstance(name, str) or not name:
-        raise _Unreadable("it names no function")
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
-        arguments, _ = _json_at(arguments, 0)
-    if not isinstance(arguments, dict):
-        raise _Unreadable(f"the arguments of {name} aren't an object")
-    found = value.get("id")
-    return ToolCall(name, arguments, found if isinstance(found, str) else "")
-
-
-def _call_or_fault(value: Any) -> ToolCall | _Unreadable:
-    try:
-        return _call(value)
-    except _Unreadable as fault:
-        return fault
+def _calls_or_faults(values: Sequence[Any]) -> list[ToolCall | Unreadable]:
+    """The calls that JSON values describe, and a fault for each value that describes none, up to MAX_UNREADABLE faults."""
+    read: list[ToolCall | Unreadable] = []
+    num_faults = 0
+    for value in values:
+        try:
+            read.append(call_of(value))
+        except Unreadable as fault:
+            read.append(fault)
+            num_faults += 1
+            if num_faults == MAX_UNREADABLE:
+                break
+    return read
 
 
 def _python_call(code: str) -> ToolCall:
@@ -289,61 +273,5 @@ def _python_call(code: str) -> ToolCall:
         assert isinstance(function, ast.Name)
         arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg is not None}
     except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
-        raise _Unreadable("it isn't a call with named literal arguments") from None
-    return ToolCall(function.id, arguments, "")
-
-
-def _types(name: str, tools: Tools) -> Mapping[str, set[str]]:
-    """The types that the schema of the tool `name` allows for each parameter."""
-    for schema in tools:
-        if schema["function"]["name"] == name:
-            root = schema["function"].get("parameters") or {}
-            named = [part.get("properties") or {} for part in _parts(root, root)]
-            return {key: _allowed({"anyOf": [own.get(key) for own in named]}, root) for own in named for key in own}
-    return {}
-
-
-def _allowed(wanted: Any, root: Mapping[str, Any]) -> set[str]:
-    found = set[str]()
-    for part in _parts(wanted, root):
-        own = part.get("type") or ()
-        found |= ({own} if isinstance(own, str) else set(own)) | ({"null"} if part.get("nullable") is True else set())
-    return found or {"string"}
-
-
-def _parts(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """The schema and all schemas that it combines. A `$ref` names a place in `root`; references may form a circle."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return
-    yield schema
-    inner = [part for key in ("allOf", "anyOf", "oneOf") for part in schema.get(key) or ()]
-    if "$ref" in schema:
-        place: Any = root
-        for name in str(schema["$ref"]).split("/")[1:]:
-            place = place.get(name) if isinstance(place, Mapping) else None
-        inner.append(place)
-    for part in inner:
-        yield from _parts(part, root, depth + 1)
-
-
-_WORDS = {"True": ("boolean", True), "False": ("boolean", False), "None": ("null", None), "null": ("null", None)}
-
-
-def _typed(text: str, wanted: set[str]) -> Any:
-    """Converts an unquoted value to one of the schema types `wanted`. `True` and `False` become booleans if boolean is wanted,
-    `None` and `null` become None if null is wanted. Other JSON is decoded unless string is wanted; the rest stays text."""
-    kind, value = _WORDS.get(text.strip(), ("", None))
-    if kind in wanted:
-        return value
-    if "string" in wanted:
-        return text
-    try:
-        return _JSON.decode(text)
-    except (ValueError, RecursionError, _Unreadable):
-        return text
-
-
-def _skip_space(text: str, position: int) -> int:
-    while position < len(text) and text[position].isspace():
-        position += 1
-    return position
+        raise Unreadable("it isn't a call with named literal arguments") from None
+    return ToolCall(json_value(function.id), json_value(arguments), "")

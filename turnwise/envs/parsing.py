@@ -7,8 +7,7 @@ from turnwise.errors import ConfigError
 ANSWERS = ("{action}", "<answer>{action}</answer>", "<think></think><answer>{action}</answer>")
 """Templates that turn an action into a response. The first from which `action_pattern` reads the same action is used."""
 _FLAGS = re.IGNORECASE | re.DOTALL
-_THOUGHT = re.compile(r"<think>.*?</think>", _FLAGS)
-_CLOSE = re.compile(r"</think>", _FLAGS)
+_THINKING_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
@@ -31,8 +30,18 @@ def without_thoughts(text: str) -> str | None:
     """
     if "think>" not in text.lower():
         return text
-    spoken = _CLOSE.split(_THOUGHT.sub("", text))[-1]
-    return None if "<think>" in spoken.lower() else spoken
+    spoken: list[str] = []
+    position, is_inside = 0, False
+    # One pass, since searching each block's end would take quadratic time for a text of unclosed blocks.
+    for tag in _THINKING_TAG.finditer(text):
+        closes = bool(tag.group(1))
+        if closes and not is_inside:
+            spoken.clear()
+        elif not closes and not is_inside:
+            spoken.append(text[position : tag.start()])
+        is_inside = not closes
+        position = tag.end()
+    return None if is_inside else "".join([*spoken, text[position:]])
 
 
 def parse_action(text: str, pattern: str | None) -> str | None:

@@ -19,8 +19,11 @@ from turnwise.inference.served_chat import ServedChat
 from turnwise.types import Message, SamplingParams
 
 T = TypeVar("T")
-_SCORE = re.compile(r"^\W*score\W*?\s*(-?\d+(?:\.\d+)?)(?:\s*/\s*(\d+(?:\.\d+)?))?\W*$", re.I | re.M)
-_WINNER = re.compile(r"^\W*winner\W+(A|B|tie)\b\W*$", re.I | re.M)
+# Neither goes back over what it has read, so each takes linear time for any text.
+_SCORE = re.compile(
+    r"^[^\w\n]*+score(?:[^\w-]|-(?!\d))*+(-?\d++(?:\.\d++)?)(?:\s*+/\s*+(\d++(?:\.\d++)?))?[^\w\n]*+$", re.I | re.M
+)
+_WINNER = re.compile(r"^[^\w\n]*+winner\W++(A|B|tie)\b[^\w\n]*+$", re.I | re.M)
 _FIRST_PAUSE_S = 0.5
 
 
@@ -114,6 +117,8 @@ class Judge:
         asked = []
         for number, (completion, said) in enumerate(zip(completions, messages, strict=True)):
             prompt = prompt_of({"": prompts[number] if prompts else ""}, "")
+            if prompt[-1]["role"] == "assistant":  # the response continues it, so that both are one message
+                prompt = prompt[:-1]
             start = len(prompt) if said[: len(prompt)] == prompt else 0
             first = next(index for index in range(start, len(said)) if said[index]["role"] == "assistant")
             turns = [*said[first:-1], {"role": "assistant", "content": completion}]

@@ -71,6 +71,7 @@ class HoldsModel:
 
 
 def decoder(policy: PolicyInfo) -> Decode:
-    """A function that turns ids into text. Its first call loads the tokenizer."""
+    """A function that turns ids into text, special tokens included, since a stop string may be one, such as `</search>`. Its
+    first call loads the tokenizer."""
     codec = cache(lambda: TextCodec(load_tokenizer(policy.path, policy.trust)))
-    return lambda token_ids: codec().decode(token_ids)
+    return lambda token_ids: codec().decode(token_ids, skips_special=False)

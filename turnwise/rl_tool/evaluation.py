@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from turnwise.types import Group
 
 NUM_WORST = 20
-_EQUATION = re.compile(r"(-?\d+(?:\.\d+)?)\s*([-+*/×])\s*(\d+(?:\.\d+)?)\s*=\s*(?:<<[^>]*>>)?\s*(-?\d+(?:\.\d+)?)")
+_EQUATION = re.compile(
+    r"(-?(?<!\d)\d++(?:\.\d++)?)\s*+([-+*/×])\s*+(\d++(?:\.\d++)?)\s*+=\s*+(?:<<[^<>]*+>>\s*+)?(-?\d++(?:\.\d++)?)"
+)
 _OPERATIONS: dict[str, Callable[[float, float], float]]
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "×": operator.mul}
 _OPERATIONS["/"] = lambda a, b: a / b if b else float("nan")

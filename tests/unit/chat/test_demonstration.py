@@ -92,7 +92,7 @@ def test_calls_are_taught_as_the_template_writes_them_and_read_again(name):
     messages = [user("3 + 4, 5 + 6?"), asked, result("7"), result("11", 1), assistant("7 and 11")]
     sample = encode_demonstration(template, messages, [ADD])
     taught = [sample.token_ids[span.start : span.stop].tolist() for span in sample.turn_spans]
-    said = template.decode(taught[0], skips_special=False)
+    said = template.decode(taught[0], skips_turn_tokens=False)
     read = [(c.name, c.arguments) for c in parser.parse(said, [ADD]).tool_calls]
     assert read == [("add", {"a": 3, "b": 4}), ("add", {"a": 5, "b": 6})]
     shown = template.decode(sample.token_ids[~sample.response_mask].tolist())

@@ -103,9 +103,9 @@ def test_a_result_stands_behind_a_call_as_the_template_writes_it(family: Family,
 
     assert asyncio.run(converse()) == [{"name": "look", "arguments": {"x": 6}}]
     first, second = conversation.turns
-    assert "Looks a thing up." in template.decode(first.prompt_ids.tolist(), skips_special=False)
+    assert "Looks a thing up." in template.decode(first.prompt_ids.tolist(), skips_turn_tokens=False)
     before, after = family.around
-    shown = template.decode(second.prompt_ids.tolist(), skips_special=False)
+    shown = template.decode(second.prompt_ids.tolist(), skips_turn_tokens=False)
     assert shown == family.end * is_cut + before + "42" + after
     contexts.verify()
 
@@ -123,7 +123,7 @@ def test_a_reply_without_calls_is_shown_again_where_the_tools_change(family: Fam
         return reply
 
     assert asyncio.run(converse()) == assistant("Hello.") | {"tool_calls": [], "call_errors": []}
-    shown = template.decode(conversation.turns[1].prompt_ids.tolist(), skips_special=False)
+    shown = template.decode(conversation.turns[1].prompt_ids.tolist(), skips_turn_tokens=False)
     assert all(text in shown for text in ("Finds a thing.", "Hi", "Hello.", "And now?"))
     examples = [user("Hi"), assistant("Hello.") | {"tool_calls": None}, user("And now?")]
     assert "Hello." in template.decode(template.start(examples, [SCHEMA]))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import threading
 
 import pytest
 from chat_messages import assistant, tool, user
 from transformers import AutoTokenizer
 
-from turnwise.chat import trial
+from turnwise.chat import rendering, trial
 from turnwise.chat.folder_tokenizer import FolderTokenizer
 from turnwise.chat.rendering import Renderer
 from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main
 from turnwise.errors import ChatTemplateError
+from turnwise.runtime.time_limit import TimeLimit
 from turnwise.testing.fakes import CHATML_TEMPLATE, byte_tokenizer
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -107,3 +110,30 @@ def test_variables_of_the_template_reach_what_is_played(config, tmp_path, capsys
     chosen = ["--policy", str(model)] if policy == "model" else ["--policy", "scripted", "--tokenizer", str(model)]
     assert main(["play", str(lake), *chosen]) == 0
     assert "cheerfuluser" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_template_that_loops_on_real_messages_only_is_ended_and_named(monkeypatch, in_thread):
+    monkeypatch.setattr(rendering, "RENDERING", TimeLimit(0.2, 0.05))
+    source = "{% if 'real' in messages[0].content %}" + LOOP + "{% endif %}" + CHATML_TEMPLATE
+    template = trial.tried(ChatTemplate(byte_tokenizer(chat_template=source)))
+    refusals = []
+
+    def start():
+        with pytest.raises(ChatTemplateError) as refusal:
+            template.start([user("a real question")])
+        refusals.append(str(refusal.value))
+        assert template.start([user("another")]), "the next rendering has a limit of its own"
+
+    worker = threading.Thread(target=start)
+    worker.run() if not in_thread else (worker.start(), worker.join())
+    assert all(word in refusals[0] for word in ("a real question", "loop", "user"))
+
+
+def test_a_process_that_was_forked_renders():
+    template = ChatTemplate(byte_tokenizer())
+    template.start([user("a")])
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if template.renderer.render([user("b")]) else 1)
+    assert os.waitpid(child, 0)[1] == 0

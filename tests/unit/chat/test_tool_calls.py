@@ -13,6 +13,7 @@ from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import (
     DeepSeekParser,
+    Glm45Parser,
     GptOssParser,
     HermesParser,
     Llama3JsonParser,
@@ -217,26 +218,54 @@ def test_an_unreadable_call_leaves_the_others(parser, text, calls, faults):
     assert all(fault in error for fault, error in zip(faults, parsed.errors, strict=True))
 
 
+def writing(call: str) -> ChatTemplate:
+    """A template of ChatML that writes each call, `c`, as the Jinja text `call`."""
+    called = "{% for t in m.tool_calls or () %}{% set c = t.function %}" + call + "{% endfor %}"
+    return ChatTemplate(byte_tokenizer(), TOOL_CHATML.replace("{{ m.content }}", "{{ m.content or '' }}" + called))
+
+
+JSON_CALL = '{"name": "{{ c.name }}", "ARGUMENTS": {{ c.arguments | tojson }}}'
+ARGUMENTS = "{% for k, v in c.arguments.items() %}"
+FUNCTION = "<function={{ c.name }}>" + ARGUMENTS + "<parameter={{ k }}>\n{{ v }}\n</parameter>{% endfor %}</function>"
+GLM = "<tool_call>{{ c.name }}\n" + ARGUMENTS + "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}"
+DEEPSEEK = "<｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>{{ c.arguments | tojson }}<｜tool▁call▁end｜>"
+HARMONY = "<|channel|>commentary to=functions.{{ c.name }}<|message|>{{ c.arguments | tojson }}<|call|>"
+
+
 @pytest.mark.parametrize(
-    ("sign", "found"),
+    ("call", "parser"),
     [
-        ("<tool_call>", HermesParser),
-        ("<tool_call><function=", Qwen3CoderParser),
-        ("[TOOL_CALLS]", MistralParser),
-        ('{{ \'{"name": "\' + tool_call.name }}', Llama3JsonParser),
-        ("<｜tool▁call▁begin｜>", DeepSeekParser),
-        ("<|channel|>commentary to=functions.", GptOssParser),
+        ("<tool_call>" + JSON_CALL.replace("ARGUMENTS", "arguments") + "</tool_call>", HermesParser),
+        ("<tool_call>" + FUNCTION + "</tool_call>", Qwen3CoderParser),
+        (GLM + "</tool_call>", Glm45Parser),
+        ("[TOOL_CALLS][" + JSON_CALL.replace("ARGUMENTS", "arguments") + "]", MistralParser),
+        (JSON_CALL.replace("ARGUMENTS", "parameters"), Llama3JsonParser),
+        (DEEPSEEK, DeepSeekParser),
+        (HARMONY, GptOssParser),
     ],
 )
-def test_the_template_tells_the_form(sign, found):
-    template = ChatTemplate(byte_tokenizer(), TOOL_CHATML + "{% if false %}" + sign + "{% endif %}")
-    assert type(find_parser(None, template)) is found
+def test_the_form_is_the_one_in_which_the_template_s_own_call_is_read_back(call, parser):
+    template = writing(call)
+    assert type(find_parser(None, template)) is parser
     assert type(find_parser("python_tag", template)) is PythonTagParser, "a form that is asked for holds"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "<tool_call>{{ c.name }}</tool_call>",  # the arguments are lost
+        '<function={{ c.name }}>{{ c.arguments | tojson }}</function>{% if false %}"<tool_call>"{% endif %}',
+        '<invoke name="{{ c.name }}">' + ARGUMENTS + '<parameter name="{{ k }}">{{ v }}</parameter>{% endfor %}</invoke>',
+    ],
+)
+def test_a_form_that_no_parser_reads_is_refused_whatever_marks_the_template_holds(call):
+    with pytest.raises(ConfigError, match=r"agent\.tool_parser: .*name the form"):
+        find_parser(None, writing(call))
 
 
 def test_a_form_that_nothing_tells_has_to_be_named():
     template = ChatTemplate(byte_tokenizer(), TOOL_CHATML)
-    with pytest.raises(ConfigError, match="writes tool calls in none of the known forms; name the one"):
+    with pytest.raises(ConfigError, match=r"doesn't show a tool call.*name the form"):
         find_parser(None, template)
     with pytest.raises(ConfigError, match=r"agent\.tool_parser"):
         find_parser("hermez", template)

@@ -1,0 +1,173 @@
+"""Answers and calls end as the template ends them, in demonstrations and in rollouts.
+
+The templates are written for these tests, with the control flow of published ones.
+"""
+
+from __future__ import annotations
+
+import pytest
+from chat_messages import assistant, tool, user
+
+from turnwise.chat.demonstration import encode_demonstration
+from turnwise.chat.template import ChatTemplate
+from turnwise.chat.tool_calls import find_parser
+from turnwise.chat.turn_ends import is_taught
+from turnwise.errors import ChatTemplateError
+from turnwise.testing.fakes import byte_tokenizer
+
+LOOK = tool("look", "Looks.", side="string")
+CALLED = assistant("") | {"tool_calls": [{"id": "call00007", "type": "function",
+                                          "function": {"name": "look", "arguments": {"side": "leftward"}}}]}  # fmt: skip
+RESULT = {"role": "tool", "name": "look", "tool_call_id": "call00007", "content": "a wall"}
+TOOLS = "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}"
+JSON_CALL = '{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}'
+CALLS = "{% for t in m.tool_calls %}{% set c = t.function %}"
+LLAMA = ("<|begin|>", "<|header|>", "<|/header|>", "<|eot_id|>", "<|eom_id|>")
+HEADER = "{{ '<|header|>' + m.role + '<|/header|>' }}"
+
+METHARME = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<|model|>"
+    "{% else %}{{ '<|' + m.role + '|>' }}{% endif %}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|model|>{% else %}{{ eos_token }}{% endif %}"
+)
+NO_END = (
+    "{% for m in messages %}{{ m.role + ': ' + (m.content.split('</think>') | last) + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: <think>' }}{% endif %}"
+)
+EOM = (
+    TOOLS + "{% for m in messages %}" + HEADER + "{% if m.tool_calls %}" + CALLS + JSON_CALL + "{% endfor %}<|eom_id|>"
+    "{% else %}{{ m.content + '<|eot_id|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|header|>assistant<|/header|>' }}{% endif %}"
+)
+GLM = (
+    TOOLS + "{% for m in messages %}{{ '<|' + ('observation' if m.role == 'tool' else m.role) + '|>' }}{{ m.content }}"
+    "{% if m.tool_calls %}" + CALLS + "{{ '<tool_call>' + c.name }}{% for k, v in c.arguments.items() %}"
+    "{{ '<arg_key>' + k + '</arg_key><arg_value>' + v + '</arg_value>' }}{% endfor %}</tool_call>{% endfor %}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+OWN_MESSAGE = (
+    TOOLS
+    + "{% for m in messages %}{{ m.role + '<|role_sep|>' + m.content + '<|message_sep|>' }}{% if m.tool_calls %}"
+    + CALLS
+    + "{{ 'call<|role_sep|>' }}"
+    + JSON_CALL
+    + "{{ '<|message_sep|>' }}{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant<|role_sep|>' }}{% endif %}"
+)
+TEXT_ARGUMENTS = (
+    TOOLS + "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{% if m.tool_calls %}" + CALLS
+    + "{{ '<tool_call>{\"name\": \"' + c.name + '\", \"arguments\": ' + c.arguments + '}</tool_call>' }}{% endfor %}{% endif %}"
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)  # fmt: skip
+GLM_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<tool_call>", "</tool_call>", "<|endoftext|>")
+
+
+def made(source: str, *tokens: str, eos: str = "", ends: tuple[str, ...] = ()) -> ChatTemplate:
+    tokenizer = byte_tokenizer(tokens, source, eos_token=eos or tokens[-1], bos_token=tokens[0])
+    return ChatTemplate(tokenizer, eos_token_ids=tokenizer.convert_tokens_to_ids(list(ends)))
+
+
+def taught(template: ChatTemplate, messages, tools=()) -> list[str]:
+    sample = encode_demonstration(template, messages, tools)
+    return [template.tokenizer.decode(sample.token_ids[span.start : span.stop]) for span in sample.turn_spans]
+
+
+def shown(template: ChatTemplate, messages, tools=()) -> str:
+    return template.tokenizer.decode(encode_demonstration(template, messages, tools).token_ids)
+
+
+def test_a_role_s_token_stays_where_an_answer_ends_with_the_end_of_text():
+    template = made(METHARME, "<s>", "<|user|>", "<|model|>", "<|system|>", "</s>")
+    messages = [user("first"), assistant("Right"), user("second"), assistant("Left")]
+    assert taught(template, messages) == ["Right</s>", "Left</s>"]
+    assert shown(template, messages) == "<s><|user|>first<|model|>Right</s><|user|>second<|model|>Left</s>"
+    cut = template.tokenizer.encode("Ri", add_special_tokens=False)
+    for response in (cut, [*cut, template.tokenizer.eos_token_id]):
+        tail = template.extend(response, [user("second")])
+        assert template.tokenizer.decode(tail) == "<|user|>second<|model|>"
+
+
+def test_a_tag_of_the_next_header_is_no_end_of_turn():
+    template = made(NO_END, "<s>", "<think>", "</s>")
+    assert template.stop_token_ids == (template.tokenizer.eos_token_id,)
+    messages = [user("first"), assistant("</think>Right"), user("second"), assistant("</think>Left")]
+    assert taught(template, messages) == ["</think>Right", "</think>Left"]
+    text = shown(template, messages)
+    assert "first" in text and "second" in text and "turnwise" not in text
+
+
+@pytest.mark.parametrize("ends", [(), ("<|eom_id|>",)])
+def test_calls_that_end_with_another_token_than_answers(ends):
+    template = made(EOM, *LLAMA, eos="<|eot_id|>", ends=ends)
+    messages = [user("Look."), CALLED, RESULT, assistant("A wall.")]
+    call = '{"name": "look", "arguments": {"side": "leftward"}}'
+    assert taught(template, messages, [LOOK]) == [f"{call}<|eom_id|>", "A wall.<|eot_id|>"]
+    assert shown(template, messages, [LOOK]).endswith(
+        f"{call}<|eom_id|><|header|>tool<|/header|>a wall<|eot_id|><|header|>assistant<|/header|>A wall.<|eot_id|>"
+    )
+    assert template.tokenizer.convert_tokens_to_ids("<|eom_id|>") in template.stop_token_ids
+
+
+@pytest.mark.parametrize("end", ["<|eom_id|>", "<|eot_id|>", ""])
+def test_a_call_has_one_end_in_a_rollout(end):
+    template = made(EOM, *LLAMA, eos="<|eot_id|>")
+    sampled = template.tokenizer.encode('{"name": "look"}' + end, add_special_tokens=False)
+    tail = template.tokenizer.decode(template.extend(sampled, [RESULT], [LOOK]))
+    result = "<|header|>tool<|/header|>a wall<|eot_id|><|header|>assistant<|/header|>"
+    assert tail == (result if end else "<|eom_id|>" + result)
+
+
+@pytest.mark.parametrize("ends", [(), ("<|user|>", "<|observation|>")])
+def test_a_call_ends_with_the_role_of_its_result_where_roles_end_turns(ends):
+    template = made(GLM, *GLM_TOKENS, ends=ends)
+    call = "<tool_call>look<arg_key>side</arg_key><arg_value>leftward</arg_value></tool_call>"
+    [learnt, _] = taught(template, [user("Look."), CALLED, RESULT, assistant("A wall.")], [LOOK])
+    assert learnt == f"{call}<|observation|>"
+    sampled = template.tokenizer.encode(learnt, add_special_tokens=False)
+    assert template.tokenizer.decode(template.extend(sampled, [RESULT], [LOOK])) == "a wall<|assistant|>"
+    assert template.tokenizer.decode(template.extend(sampled[:-1], [RESULT], [LOOK])) == "<|observation|>a wall<|assistant|>"
+    [read] = find_parser(None, template).parse(call, [LOOK]).tool_calls
+    assert (read.name, read.arguments) == ("look", {"side": "leftward"})
+
+
+def test_a_call_that_is_a_message_of_its_own_is_refused():
+    template = made(OWN_MESSAGE, "<s>", "<|role_sep|>", "<|message_sep|>")
+    with pytest.raises(ChatTemplateError, match="doesn't write tool calls at the beginning of a response"):
+        taught(template, [user("Look."), CALLED], [LOOK])
+
+
+def test_arguments_are_given_as_text_to_templates_that_take_texts_only():
+    template = made(TEXT_ARGUMENTS, "<s>", "<|im_start|>", "<|im_end|>")
+    [learnt] = taught(template, [user("Look."), CALLED], [LOOK])
+    assert learnt == '<tool_call>{"name": "look", "arguments": {"side": "leftward"}}</tool_call><|im_end|>'
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ('{"name": "look", "arguments": {"side": "leftward"}}', True),
+        ("look(side='leftward')", True),
+        ('{"name": "look", "arguments": {}}', False),
+        ('{"name": "", "arguments": {"side": "leftward"}}', False),
+        ("", False),
+    ],
+)
+def test_a_taught_text_holds_name_and_arguments(text, is_right):
+    assert is_taught(CALLED, text) == is_right
+    asked = made(EOM, *LLAMA, eos="<|eot_id|>")._turns.prefix[0]["content"]
+    assert not is_taught(CALLED, text + asked), "nothing made-up is taught"
+
+
+MOVED = EOM.replace(TOOLS, "").replace(HEADER, "{% if loop.last %}" + TOOLS + "{% endif %}" + HEADER)
+GROUPED = EOM.replace(
+    "{{ m.content + '<|eot_id|>' }}", "{{ m.content + ('' if tools and m.role == 'tool' else '<|eot_id|>') }}"
+)
+
+
+@pytest.mark.parametrize(("source", "is_rewritten"), [(EOM, False), (MOVED, True), (GROUPED, False), (GLM, False)])
+def test_history_that_is_rewritten_only_with_tools_is_noticed(source, is_rewritten, caplog):
+    tokens = GLM_TOKENS if source == GLM else LLAMA
+    template = made(source, *tokens, eos="<|endoftext|>" if source == GLM else "<|eot_id|>")
+    assert (template.rewrites_history, template.rewrites_tool_history) == (False, is_rewritten)
+    template.announce_rewrites(has_tools=True)
+    assert ("list of tools" in caplog.text) == is_rewritten

@@ -1,0 +1,150 @@
+"""Whatever a model writes, reading it takes time in proportion to its length: at most 0.5 s of processor time for 1 MB."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from chat_messages import tool
+
+from turnwise.chat.tool_calls import (
+    DeepSeekParser,
+    Glm45Parser,
+    GptOssParser,
+    HermesParser,
+    Llama3JsonParser,
+    MistralParser,
+    PythonTagParser,
+    Qwen3CoderParser,
+)
+from turnwise.envs.parsing import without_thoughts
+from turnwise.inference.judge import _SCORE, _WINNER
+from turnwise.rl_tool.evaluation import _EQUATION
+from turnwise.spec import TOOL_PARSERS
+
+SIZE = 1_000_000
+MOST_S = 0.5
+SCHEMA = tool("f", "Does it.", a="string", x="array")
+ANY = ("\n", " ", "<think>", "</think>", "{", "[", '"', "1", "```")
+"""Texts that any model may repeat."""
+DEEPSEEK = "<｜tool▁call▁begin｜>"
+HARMONY = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+OPENED: dict[type, tuple[str, ...]] = {
+    HermesParser: ("<tool_call>", '<tool_call>{"name": "f", "arguments": {'),
+    Qwen3CoderParser: ("<tool_call>", "<function=", "<function=f>", "<function=f><parameter=a>", "<parameter=a>"),
+    Glm45Parser: ("<tool_call>", "<tool_call>f<arg_key>", "<tool_call>f<arg_key>a</arg_key><arg_value>"),
+    Llama3JsonParser: ("<|python_tag|>", '{"name":', '{"name": "f", "parameters": {'),
+    PythonTagParser: ("<|python_tag|>", "<|python_tag|>f(", "<|python_tag|>f(x=["),
+    MistralParser: ("[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_CALLS]f[ARGS]{", "[TOOL_CALLS]f[CALL_ID]"),
+    GptOssParser: ("<|channel|>", "<|channel|>commentary", HARMONY, "to=functions.", "<|start|>assistant"),
+    DeepSeekParser: (DEEPSEEK, f"{DEEPSEEK}f<｜tool▁sep｜>", "<｜tool▁calls▁begin｜>", f"{DEEPSEEK}f<｜tool▁sep｜>f```json"),
+}
+"""Marks, and beginnings of calls, that nothing closes."""
+CLOSED: dict[type, tuple[str, ...]] = {
+    HermesParser: ('<tool_call>{"name": "f", "arguments": {}}</tool_call>',),
+    Qwen3CoderParser: ("<function=f></function>", "<function=f><parameter=a>1</parameter></function>"),
+    Glm45Parser: ("<tool_call>f</tool_call>", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"),
+    Llama3JsonParser: ('{"name": "f", "parameters": {}}', '{"name": 1}'),
+    PythonTagParser: ("<|python_tag|>f(a=1)", '<|python_tag|>{"name": "f"}'),
+    MistralParser: ("[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS][]"),
+    GptOssParser: (HARMONY + "{}<|call|>", "<|channel|>analysis<|message|>"),
+    DeepSeekParser: (f"{DEEPSEEK}f<｜tool▁sep｜>{{}}<｜tool▁call▁end｜>",),
+}
+"""Calls and other things that can be read."""
+
+
+def texts_of(parser: type) -> list[str]:
+    """Texts of 1 MB: each mark repeated, alone and with white space, and once before endless white space or numbers."""
+    marks = [*OPENED[parser], *CLOSED[parser]]
+    texts = [mark * (SIZE // len(mark)) for mark in marks]
+    texts += [(mark + "\n ") * (SIZE // (len(mark) + 2)) for mark in OPENED[parser]]
+    for mark in OPENED[parser]:
+        texts += [mark + "\n" * SIZE + "x", mark + "[" + "1," * (SIZE // 2) + "1]"]
+    return texts
+
+
+def test_every_parser_is_tried():
+    classes = {f"{parser.__module__}:{parser.__name__}" for parser in OPENED}
+    assert classes == set(TOOL_PARSERS.values())
+
+
+@pytest.mark.parametrize("parser", OPENED)
+def test_a_parser_reads_a_megabyte_of_any_text_within_half_a_second(parser):
+    for text in texts_of(parser):
+        started = time.process_time()
+        parsed = parser().parse(text, [SCHEMA])
+        assert time.process_time() - started < MOST_S, text[:60]
+        assert len(parsed.errors) <= 40, "each becomes a message for the model"
+
+
+@pytest.mark.parametrize("parser", OPENED)
+def test_a_parser_reads_repeated_white_space_and_brackets(parser):
+    for unit in ANY:
+        started = time.process_time()
+        parser().parse(unit * (SIZE // len(unit) // 4), [SCHEMA])
+        assert time.process_time() - started < MOST_S / 4, unit
+
+
+@pytest.mark.parametrize(
+    ("read", "units"),
+    [
+        (without_thoughts, ("<think>", "</think>", "<think></think>")),
+        (_SCORE.findall, ("\n", "score ", "score\n", "score 1 ", "score: 1/ \n", "-")),
+        (_WINNER.findall, ("\n", "winner ", "winner A\n", "winner\n", "*")),
+        (_EQUATION.findall, ("1", "1 ", "1+1=<<", "1+1= ", "1-", "1+")),
+    ],
+)
+def test_other_readers_of_answers_are_as_fast(read, units):
+    for unit in units:
+        started = time.process_time()
+        read(unit * (SIZE // len(unit)))
+        read(unit + " " * SIZE + "x")
+        assert time.process_time() - started < 2 * MOST_S, unit
+
+
+def test_reading_stops_after_many_calls_that_can_not_be_read_and_says_so():
+    parsed = HermesParser().parse("<tool_call>no</tool_call>" * 100, [SCHEMA])
+    assert len(parsed.errors) == 32 and "nothing more of this response is read" in parsed.errors[-1]
+    few = HermesParser().parse("<tool_call>no</tool_call>" * 31 + CLOSED[HermesParser][0], [SCHEMA])
+    assert len(few.errors) == 31 and len(few.tool_calls) == 1
+
+
+DEEP = "[" * 150 + "]" * 150
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        *((PythonTagParser, f"<|python_tag|>f(a={value})") for value in ("1j", "b'x'", "{1, 2}", "1e999", "{1: 2}", DEEP)),
+        (PythonTagParser, f"<|python_tag|>f(a=0x{'f' * 5000})"),
+        (PythonTagParser, "<|python_tag|>f(a=...)"),
+        (Llama3JsonParser, '{"name": "f", "parameters": {"a": 1e999}}'),
+        (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": -1e999}}</tool_call>'),
+        (HermesParser, f'<tool_call>{{"name": "f", "arguments": {{"a": {DEEP}}}}}</tool_call>'),
+        (MistralParser, "[TOOL_CALLS]f[ARGS]{" + '"a": 1e400}'),
+    ],
+)
+def test_a_value_that_json_lacks_makes_a_call_unreadable(parser, text):
+    parsed = parser().parse(text, [SCHEMA])
+    assert parsed.tool_calls == () and len(parsed.errors) == 1
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "arguments"),
+    [
+        (PythonTagParser, "<|python_tag|>f(a=(1, (2,)), x={'k': None})", {"a": [1, [2]], "x": {"k": None}}),
+        (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', {"a": "\ufffd"}),
+        (Qwen3CoderParser, "<function=f><parameter=x>[1e999]</parameter></function>", {"x": "[1e999]"}),
+    ],
+)
+def test_what_a_parser_yields_can_be_written_as_json(parser, text, arguments):
+    [call] = parser().parse(text, [SCHEMA]).tool_calls
+    assert call.arguments == arguments
+    json.dumps(call.arguments, allow_nan=False).encode()
+    json.dumps(call.arguments, ensure_ascii=False).encode()
+
+
+def test_python_calls_behind_much_text_are_not_read():
+    parsed = PythonTagParser().parse("x" * 200_000 + "<|python_tag|>f(a=1)", [SCHEMA])
+    assert parsed.tool_calls == () and "behind the first" in parsed.errors[0]

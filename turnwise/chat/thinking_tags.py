@@ -1,0 +1,29 @@
+"""The tags with which the header of a response opens thinking, or turns thinking off."""
+
+import re
+
+_OPENED = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
+_CLOSED = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*<(?=/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
+_TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
+
+
+def opened_by(header: str) -> str:
+    """The tag with which a response's header opens thinking, with the white space after the tag; "" if it opens none."""
+    tag = _OPENED.search(header)
+    return tag.group() if tag else ""
+
+
+def closed_by(header: str) -> str:
+    """The empty thinking with which a response's header turns thinking off; "" if it has none."""
+    tags = _CLOSED.search(header)
+    return tags.group() if tags else ""
+
+
+def is_thinking_tag(token: str) -> bool:
+    """Whether a token marks thinking, such as `<think>` or `<|START_THINKING|>`."""
+    return any(word in token.lower() for word in ("think", "thought", "reason"))
+
+
+def without_tags(text: str) -> str:
+    """The text without thinking tags at its beginning."""
+    return _TAGS.sub("", text)
