@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,12 @@ from peft import PeftModel
 from toy_model import add_noise, toy_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from turnwise.build.roles import plain_base
 from turnwise.errors import ConfigError, ModelError, NotAvailableError
 from turnwise.models.load import base_of_adapter, load_model, load_tokenizer, save_model
 from turnwise.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FINGERPRINT, Adapters, LoRASettings
 from turnwise.models.value_head import load_value_model, value_head
+from turnwise.runtime.rank import RankContext
 from turnwise.testing.fakes import byte_tokenizer
 
 SETTINGS = LoRASettings(rank=2, alpha=6)
@@ -199,6 +203,22 @@ def test_a_tokenizer_comes_from_the_adapter_or_from_its_base(adapter: Path, base
     assert load_tokenizer(adapter).get_vocab() == load_tokenizer(base).get_vocab()
     byte_tokenizer(chat_template="{{ messages[0].content }}").save_pretrained(adapter)
     assert load_tokenizer(adapter).chat_template == "{{ messages[0].content }}"
+
+
+def test_ranks_that_arrive_together_write_one_merged_base(adapter: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_model(adapter), byte_tokenizer()
+    barrier = threading.Barrier(2)
+    for number in range(3):
+        merged = tmp_path / f"run-{number}" / "base_model"
+
+        def begin(rank: int, merged: Path = merged) -> str:
+            barrier.wait()
+            return plain_base(str(adapter), model, tokenizer, merged, RankContext("actor_train", rank, 2))
+
+        with ThreadPoolExecutor(2) as ranks:
+            assert set(ranks.map(begin, range(2))) == {str(merged)}
+        assert torch.equal(logits(load_model(merged)), logits(model))
+        assert [path.name for path in merged.parent.iterdir()] == ["base_model"]
 
 
 def test_a_critic_can_start_from_an_adapter_of_the_policy(adapter: Path) -> None:
