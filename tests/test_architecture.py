@@ -17,6 +17,7 @@ PACKAGE = ROOT / "turnwise"
 
 LAYERS: list[set[str]] = [
     {
+        "adapter_settings",
         "trajectory_view",
         "completion",
         "types",
@@ -61,7 +62,8 @@ ONLY: dict[str, set[str]] = {
     "entry_points": {"errors", "runtime"},
     "hub": {"errors"},
     "jsonl": {"errors"},
-    "model_folder": {"errors", "hub"},
+    "adapter_settings": {"errors"},
+    "model_folder": {"adapter_settings", "errors", "hub"},
     "replay_log": {"errors", "jsonl"},
     "runtime_info": {"model_folder"},
     "protocols": {"runtime", "runtime_info", "server_protocols", "tool_protocols", "types"},

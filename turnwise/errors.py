@@ -1,7 +1,7 @@
 """Errors of turnwise. Each message says what was found, what is allowed, and which setting or command changes it."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class TurnwiseError(Exception):
@@ -90,6 +90,16 @@ def nearest(name: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
         by_lower = {n.lower(): n for n in names}
         found = [by_lower[n] for n in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=likeness)]
     return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are.
+
+    >>> listed(["a", "b", "c", "d"], most=2)
+    'a, b and 2 more'
+    """
+    text = ", ".join(names[:most])
+    return text if len(names) <= most else f"{text} and {len(names) - most} more"
 
 
 def counted(number: int, what: str) -> str:

@@ -4,12 +4,13 @@ every load make the same checks."""
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from turnwise.errors import ModelError
+from turnwise.adapter_settings import check_adapter_settings
+from turnwise.errors import ModelError, listed
 from turnwise.hub import HOW_TO_NAME, cached_folder, local_path, looks_like_hub_name, model_folder
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -42,9 +43,25 @@ _RANGES = (
 )
 """Rules for a config's numbers: pattern of the name, type, lowest and highest value, and wording for messages."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_FLOAT_TYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4")
+"""safetensors' names of the types of real numbers."""
+_ROPE_BASES = ("rope_theta", "rotary_emb_base")
+"""Names of the number that every rotary position is computed from."""
 _EMBEDDING = "model.embed_tokens.weight"
 """Name of the embedding in models of the Llama family, of shape vocab_size × hidden_size."""
 Shapes = dict[str, tuple[int, ...]]
+
+
+class TensorHeader(NamedTuple):
+    """What a safetensors file says of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """safetensors' name, such as `BF16`."""
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in _FLOAT_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +141,13 @@ def _named_base(folder: Path) -> str:
     return base
 
 
+def check_adapter(folder: Path) -> None:
+    """Raises ModelError if an adapter's folder shows that the adapter can't be merged exactly into its base model."""
+    check_adapter_settings(folder / ADAPTER_CONFIG, read_object(folder / ADAPTER_CONFIG))
+    headers = file_headers(folder / ADAPTER_WEIGHTS)
+    require_floats(folder, headers, headers)
+
+
 def folder_here(name: str | Path) -> Path | None:
     """The folder of a path or hub name; None if it isn't on this machine."""
     path = local_path(name)
@@ -143,6 +167,7 @@ def check_model(name: str, trust: Trust = NOTHING) -> None:
     if base is None:
         check_folder(folder, trust)
     else:
+        check_adapter(folder)
         check_model(base, trust)
 
 
@@ -158,8 +183,15 @@ def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
     check_sizes(file, config)
     sizes = text_sizes(config)
     check_sizes(file, sizes)
+    _check_rope(file, sizes)
+    for name in ("config.json", "generation_config.json"):
+        _check_stop_tokens(folder / name, contents.get(name, {}), sizes.get("vocab_size"))
+    _check_longest_text(folder / "tokenizer_config.json", contents.get("tokenizer_config.json", {}))
     _check_pickles(folder, trust)
-    _check_weights(file, sizes, weight_shapes(folder))
+    headers = weight_headers(folder)
+    if not config.get("quantization_config"):
+        require_floats(folder, headers, (name for name in headers if name.endswith(".weight")))
+    _check_weights(file, sizes, {name: header.shape for name, header in headers.items()})
     if "tokenizer.json" in contents:
         require_rows(folder, sizes.get("vocab_size"), _num_ids(contents["tokenizer.json"]))
 
@@ -198,6 +230,53 @@ def check_sizes(file: str | Path, config: Mapping[str, Any]) -> None:
         )
 
 
+def _check_rope(file: str | Path, config: Mapping[str, Any]) -> None:
+    """Raises ModelError if the numbers of rotary positions are given in another form than an object, or without the base that
+    they are computed from: transformers would take the architecture's default without a word."""
+    rope = config.get("rope_parameters")
+    if rope is None:
+        return
+    bases = "rope_theta, the number that every position is computed from"
+    if not isinstance(rope, dict):
+        raise ModelError(f"{file}: rope_parameters is {rope!r}; it must be an object with {bases}")
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    if not any(name in part for part in (config, *parts) for name in _ROPE_BASES):
+        raise ModelError(f"{file}: rope_parameters is {rope!r} and names no {bases}; copy it from the model of the weights")
+
+
+def _check_stop_tokens(file: Path, content: Mapping[str, Any], vocab_size: Any) -> None:
+    """Raises ModelError if a token that ends a response isn't an id of the vocabulary, and so could never be sampled."""
+    eos = content.get("eos_token_id")
+    if eos is None:
+        return
+    num_ids = vocab_size if isinstance(vocab_size, int) else math.inf
+    for token in eos if isinstance(eos, list) else [eos]:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < num_ids:
+            raise ModelError(
+                f"{file}: eos_token_id is {eos!r}; it must be an id of the vocabulary (vocab_size {vocab_size}), or a list of "
+                "such ids: no response could ever end with another"
+            )
+
+
+def _check_longest_text(file: Path, content: Mapping[str, Any]) -> None:
+    longest = content.get("model_max_length")
+    if longest is None:
+        return
+    if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest > 0:
+        raise ModelError(f"{file}: model_max_length is {longest!r}; it must be a number of tokens above 0, or left out")
+
+
+def require_floats(folder: Path, headers: Mapping[str, TensorHeader], names: Iterable[str]) -> None:
+    """Raises ModelError if one of the tensors with these `names` doesn't hold real numbers: converted, it would be another
+    tensor than the file's."""
+    others = [f"{name} ({headers[name].dtype})" for name in names if not headers[name].is_float]
+    if others:
+        raise ModelError(
+            f"{folder}: the weights hold {listed(others)}, and a model's tensors are real numbers (F32, BF16, F16); fetch them "
+            "again, or convert them where they come from"
+        )
+
+
 def _check_pickles(folder: Path, trust: Trust) -> None:
     pickled = next((name for name in _PICKLES if (folder / name).is_file()), None)
     has_tensors = (folder / _WEIGHTS).is_file() or (folder / _INDEX).is_file()
@@ -210,29 +289,45 @@ def _check_pickles(folder: Path, trust: Trust) -> None:
 
 def weight_shapes(folder: Path) -> Shapes:
     """The shapes of the folder's tensors by name, from the headers of its safetensors files; empty without such files."""
+    return {name: header.shape for name, header in weight_headers(folder).items()}
+
+
+def weight_headers(folder: Path) -> dict[str, TensorHeader]:
+    """What the folder's safetensors files say of each tensor; empty without such files. Raises ModelError if a file is cut off
+    or missing, or the index names files elsewhere."""
     if (folder / _WEIGHTS).is_file():
-        return _header(folder / _WEIGHTS)
+        return file_headers(folder / _WEIGHTS)
     if not (folder / _INDEX).is_file():
         return {}
     weight_map = read_object(folder / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{folder / _INDEX} has no weight_map of tensors and files; fetch it again")
-    shapes: Shapes = {}
+    headers: dict[str, TensorHeader] = {}
     for name in sorted(set(weight_map.values())):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ModelError(
+                f"{folder / _INDEX} names {name!r}, which lies outside the model's folder, and nothing is read from there; "
+                "copy that file into the folder, or fetch the model again"
+            )
         if not (folder / name).is_file():
             raise ModelError(f"{folder / name} isn't there, and {_INDEX} names it; fetch it again")
-        shapes |= _header(folder / name)
-    return shapes
+        headers |= file_headers(folder / name)
+    return headers
 
 
-def _header(file: Path) -> Shapes:
+def file_headers(file: Path) -> dict[str, TensorHeader]:
+    """What a safetensors file says of each of its tensors. Raises ModelError if it can't be read."""
     from safetensors import SafetensorError, safe_open  # imported here: commands without a local model don't need it
 
+    headers: dict[str, TensorHeader] = {}
     try:
         with safe_open(file, "numpy") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118  # it can't be iterated
+            for name in tensors.keys():  # noqa: SIM118  # it can't be iterated
+                part = tensors.get_slice(name)
+                headers[name] = TensorHeader(tuple(part.get_shape()), part.get_dtype())
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{file} is cut off, or isn't a safetensors file ({error}); fetch or write it again") from error
+    return headers
 
 
 def _check_weights(file: Path, sizes: Mapping[str, Any], shapes: Shapes) -> None:

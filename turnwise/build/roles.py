@@ -55,7 +55,7 @@ def trained_strategy(
     role = config if isinstance(config, SFTConfig) else config.roles[name]
     arguments, training = role.model_args, role.training_args
     model = load_role(_LOADERS[name], arguments, rank)
-    adapters = _prepare(arguments, model, tokenizer, folder, config.seed)
+    adapters = _prepare(arguments, model, tokenizer, folder, config.seed, rank)
     head = value_head(model)
     if head is not None and not head.weight.requires_grad and not head.weight.any():
         raise ConfigError(
@@ -99,7 +99,12 @@ def load_role(load: Callable[..., PreTrainedModel], arguments: ModelArgs, rank: 
 
 
 def _prepare(
-    arguments: ModelArgs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, seed: int
+    arguments: ModelArgs,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    seed: int,
+    rank: RankContext,
 ) -> Adapters | None:
     """With `lora_rank`, puts adapters into the model and returns them. Always excludes `freeze_module_prefix` from training."""
     frozen, head = tuple(arguments.freeze_module_prefix or ()), value_head(model)
@@ -114,12 +119,20 @@ def _prepare(
         frozen=frozen,
         seed=seed,
     )
-    path, merged = arguments.model_name_or_path, (folder / ("base_model" if head is None else "base_critic")).resolve()
+    merged = folder / ("base_model" if head is None else "base_critic")
+    base = plain_base(arguments.model_name_or_path, model, tokenizer, merged.resolve(), rank)
+    return Adapters(model, settings, base, head)
+
+
+def plain_base(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, merged: Path, rank: RankContext) -> str:
+    """The plain model onto which peft puts new adapters: `path`, or the folder `merged` if `path` is an adapter.
+
+    The first rank writes the `model` with that adapter merged to `merged`. The others only need the name: they have the model,
+    and the first rank alone writes checkpoints. So no rank waits, and none writes into another's half-written folder."""
     if base_of_adapter(path) is None:
-        base = str(local_path(path).resolve()) if local_path(path).is_dir() else path
-    else:  # peft puts adapters onto plain models only
-        base = str(merged)
+        return str(local_path(path).resolve()) if local_path(path).is_dir() else path
+    if rank.answers:
         if not merged.is_dir():
             save_model(model, tokenizer, merged)
         logger.info("%s is an adapter: new adapters are put onto the merged model, which is in %s", path, merged)
-    return Adapters(model, settings, base, head)
+    return str(merged)

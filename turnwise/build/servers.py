@@ -49,6 +49,15 @@ def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
     logger.warning("%s: the policy loss ignores the truncation, which biases it a little; %s", what, advice)
 
 
+def replica_devices(config: AgenticConfig) -> list[tuple[str, ...]]:
+    """The devices of each inference server, as torch names them. Raises ConfigError if the machine lacks one of them."""
+    own = config.replica_devices
+    if own is None:
+        return [(str(sampling_device(config)),)]
+    placement = build_placement(config)
+    return [tuple(placement.device(number) for number in numbers) for numbers in own]
+
+
 def build_servers(
     config: AgenticConfig,
     policy: PolicyInfo,
@@ -68,8 +77,8 @@ def build_servers(
         return list(_processes(config, partial(found.for_policy, policy=policy, **options), event_loop))
     if is_embedded:
         options["replay_log"] = replay_log
-    device = str(sampling_device(config))
-    rank = RankContext("actor_infer", device=device, neighbours=neighbours, stopwatch=event_loop.stopwatch)
+    [devices] = replica_devices(config)
+    rank = RankContext("actor_infer", device=devices[0], devices=devices, neighbours=neighbours, stopwatch=event_loop.stopwatch)
     event_loop.watchdog.start()
     awaited, timeout_s = f"the {strategy.strategy_name} server to start", config.deadlines.start_s
     with event_loop.watchdog.waiting("the run", awaited, timeout_s, "deadlines.start_s"):
@@ -78,20 +87,18 @@ def build_servers(
 
 def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner) -> list[ServerProcess]:
     """Starts each server in a process of its own. The processes share the threads of the rollouts equally."""
-    placement, devices = build_placement(config), config.actor_infer.device_mapping or ()
-    size = config.num_replicas
+    all_devices, size = replica_devices(config), config.num_replicas
     num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)
     logger.info("%d replicas of the inference server, each in a process with %d threads", size, num_threads)
     levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
     set_up = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, partial(_begin, config, num_threads))
     processes: list[ServerProcess] = []
     with ExitStack() as on_error:
-        for replica in range(size):
-            device = placement.device(devices[replica * len(devices) // size])
+        for replica, devices in enumerate(all_devices):
             name = f"inference replica {replica}"
             processes.append(ServerProcess(event_loop.run, event_loop.watchdog, event_loop.stopwatch, None, name))
             on_error.callback(processes[-1].end)
-            processes[-1].begin(set_up, factory, RankContext("actor_infer", replica, size, device=device))
+            processes[-1].begin(set_up, factory, RankContext("actor_infer", replica, size, device=devices[0], devices=devices))
         for process in processes:
             process.wait_until_ready()
         on_error.pop_all()

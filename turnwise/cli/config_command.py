@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from turnwise.build.prepare import lacking_here, problems_here
 from turnwise.cluster.placement import place
@@ -52,12 +52,12 @@ def placement_table(config: AgenticConfig | SFTConfig) -> str:
     own = config.server_devices
     highest = max((device for named in (*mappings.values(), own) for device in named or ()), default=0)
     placement = place(mappings, num_devices=highest + 1, accelerator="", is_apart=is_apart)
-    served: dict[str, list[int | None]] = {}
+    served: dict[str, Sequence[Sequence[int] | None]] = {}
     where = "training in this process" if placement.cluster == "local" else "a process for each training device"
     if isinstance(config, AgenticConfig):
         size = config.num_replicas
-        served["actor_infer"] = [own[replica * len(own) // size] for replica in range(size)] if own else [None]
+        served["actor_infer"] = config.replica_devices or [None]
         if config.needs_reward_role:
-            served["reward"] = served["actor_infer"][:1] if config.trains_apart else [None]
+            served["reward"] = [own[:1]] if own and config.trains_apart else [None]
         where += f"; {size} inference processes" if size > 1 else "; sampling in this process"
     return f"{placement.table(served)}\n({where})"

@@ -109,21 +109,27 @@ class ForkServer:
 
 
 _fork_servers: dict[int, ForkServer] = {}  # fork servers by starting process: a fork of that process needs its own
+_starting = threading.Lock()
+"""Of two fork servers that threads start at once, one would have no owner, and its children would be killed."""
 
 
 def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
-    """Returns this process's fork server. If none is alive, starts one that imports `modules` (default: its predecessor's)."""
-    fork_server = _fork_servers.get(os.getpid())
-    if fork_server is None or not fork_server.is_alive:
-        known = fork_server.modules if fork_server is not None else ()
-        _fork_servers.clear()
-        fork_server = _fork_servers[os.getpid()] = ForkServer(modules or known)
-    return fork_server
+    """Returns this process's fork server. If none is alive, starts one that imports `modules` (default: its predecessor's).
+    Thread-safe."""
+    with _starting:
+        fork_server = _fork_servers.get(os.getpid())
+        if fork_server is None or not fork_server.is_alive:
+            predecessors_modules = fork_server.modules if fork_server is not None else ()
+            _fork_servers.clear()
+            fork_server = ForkServer(modules or predecessors_modules)
+            _fork_servers[os.getpid()] = fork_server
+        return fork_server
 
 
 def drop_processes() -> None:
     """Ends the fork server, which may still be importing and would notice the end of this process only later."""
-    fork_server = _fork_servers.pop(os.getpid(), None)
+    with _starting:
+        fork_server = _fork_servers.pop(os.getpid(), None)
     if fork_server is not None:
         fork_server.kill()
 

@@ -9,8 +9,9 @@ import sys
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection
 from queue import SimpleQueue
+from socket import create_server
 from typing import Any
 
 import torch
@@ -18,12 +19,16 @@ import torch.distributed as dist
 
 from turnwise import __version__
 from turnwise.cluster.child import RoleWorkers, Wire, answer_all
+from turnwise.cluster.greeting import greetings
 from turnwise.cluster.messages import Command, SetUp
 from turnwise.cluster.process import ConnectedProcess, TrainerProcess
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext, launched
 from turnwise.runtime.torch_group import form_groups, join_processes
+
+_GREETING_S = 600.0
+"""Seconds in which the other processes connect to the first one. They have all joined by then, so they are fast."""
 
 
 class OwnRank(TrainerProcess, RoleWorkers):
@@ -66,10 +71,10 @@ class LaunchedCluster(ProcessCluster):
         LaunchedCluster._has_run = True
         join_processes(None, 0, size, self.placement.device(self.placement.devices[0]))
         key = secrets.token_bytes(32)
-        with Listener(("127.0.0.1", 0), backlog=size, authkey=key) as listener:
-            dist.broadcast_object_list([listener.address, key, self.placement.groups], src=0)
+        with create_server(("127.0.0.1", 0), backlog=size) as server:
+            dist.broadcast_object_list([server.getsockname(), key, self.placement.groups], src=0)
             form_groups(self.placement.groups)
-            connections = dict(_greeted(listener.accept()) for _ in range(size - 1))
+            connections = dict(_checked(*greeting) for greeting in greetings(server, key, size - 1, _GREETING_S))
         self._processes.append(OwnRank(*talk, "rank 0"))
         for rank in range(1, size):
             self._processes.append(ConnectedProcess(*connections[rank], *talk, f"the launched process of rank {rank}"))
@@ -126,8 +131,8 @@ class _ReadAhead(Wire):
             self._messages.put(None)
 
 
-def _greeted(connection: Connection) -> tuple[int, tuple[Connection, int]]:
-    rank, process_id, versions = connection.recv()
+def _checked(connection: Connection, greeting: tuple[int, int, dict[str, str]]) -> tuple[int, tuple[Connection, int]]:
+    rank, process_id, versions = greeting
     for name, ours in _versions().items():
         if versions.get(name) != ours:
             raise WorkerError(

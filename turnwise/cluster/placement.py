@@ -75,23 +75,26 @@ class Placement:
         ]
         return f"{'; '.join(roles)} ({where[self.cluster]})"
 
-    def table(self, served: Mapping[str, Sequence[int | None]]) -> str:
+    def table(self, served: Mapping[str, Sequence[Sequence[int] | None]]) -> str:
         """A table with a line per device: the ranks of the training roles on it, and the replicas of served roles.
 
-        `served` has the devices of each served role's replicas; None stands for the first device of the training roles.
+        `served` has the devices of each replica of each served role; None stands for the first device of the training roles.
 
-        >>> print(place({"actor_train": [0, 1]}, num_devices=3, accelerator="cuda", is_apart=False).table({"actor_infer": [2]}))
+        >>> placement = place({"actor_train": [0, 1]}, num_devices=4, accelerator="cuda", is_apart=False)
+        >>> print(placement.table({"actor_infer": [[2, 3]]}))
         device  actor_train  actor_infer
         0       rank 0       -
         1       rank 1       -
         2       -            replica 0
+        3       -            replica 0
         """
-        homes = {role: [self.devices[0] if home is None else home for home in given] for role, given in served.items()}
-        columns = [("rank", role.devices) for role in self.roles.values()]
-        columns += [("replica", tuple(given)) for given in homes.values()]
+        homes = {role: [self.devices[:1] if home is None else home for home in given] for role, given in served.items()}
+        columns: list[tuple[str, list[Sequence[int]]]]
+        columns = [("rank", [(device,) for device in role.devices]) for role in self.roles.values()]
+        columns += [("replica", given) for given in homes.values()]
         rows = [["device", *self.roles, *homes]]
-        for number in sorted({device for _, devices in columns for device in devices}):
-            cells = (", ".join(f"{kind} {n}" for n, at in enumerate(devices) if at == number) for kind, devices in columns)
+        for number in sorted({device for _, places in columns for devices in places for device in devices}):
+            cells = (", ".join(f"{kind} {n}" for n, devices in enumerate(at) if number in devices) for kind, at in columns)
             rows.append([str(number), *(cell or "-" for cell in cells)])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

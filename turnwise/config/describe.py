@@ -185,6 +185,10 @@ def _role(role: Role, where: str) -> str:
         shown = f"{ranks[0]}–{ranks[-1]}" if is_run else ", ".join(str(rank) for rank in ranks)
         where = f"a {'server' if kind == 'sampling' else 'process'} for each of devices {shown}"
         where = where if len(ranks) > 1 else f"device {shown}"
+        size = role.model_parallel_size
+        if kind == "sampling" and size > 1:
+            parts_of = [ranks[first : first + size] for first in range(0, len(ranks), size)]
+            where = f"a server on devices {' and one on '.join(', '.join(map(str, part)) for part in parts_of)}"
     arguments = role.model_args
     parts = [role.strategy_args.strategy_name, where, arguments.dtype, f"attention {arguments.attn_implementation}"]
     if kind == "train" and arguments.lora_rank is not None:

@@ -134,7 +134,14 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def server_devices(self) -> list[int] | None:
         """The inference servers' own devices; None if the only server is on the first training device."""
-        return self.actor_infer.device_mapping if self.trains_apart or self.num_replicas > 1 else None
+        named = self.actor_infer.device_mapping
+        return named if self.trains_apart or len(named or ()) > 1 else None
+
+    @property
+    def replica_devices(self) -> list[list[int]] | None:
+        """The devices of each inference server, in the order of `actor_infer.device_mapping`; None as in `server_devices`."""
+        own, size = self.server_devices, self.actor_infer.model_parallel_size
+        return [own[first : first + size] for first in range(0, len(own), size)] if own else None
 
     @property
     def needs_reference(self) -> bool:

@@ -18,6 +18,7 @@ from turnwise.errors import ConfigError, ModelError, ServerError
 from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, own_folder, require_version
 from turnwise.inference.http_json import HttpJson, NoAnswerError
 from turnwise.inference.request import Request
+from turnwise.inference.visible_devices import only_visible
 from turnwise.models.load import parse_dtype
 from turnwise.protocols import MemoryKind
 from turnwise.runtime.rank import RankContext
@@ -75,8 +76,9 @@ class SGLangServer(EngineServer):
             "trust_remote_code": policy.trust.remote_code,
             "port": port,
         }
-        kind, _, index = rank.device.partition(":")
-        process, log = _launch({"log_level": "warning", "device": kind, "base_gpu_id": index or 0} | options | own)
+        defaults = {"log_level": "warning", "device": rank.device.partition(":")[0], "base_gpu_id": 0}
+        with only_visible(rank.all_devices, _num_devices(options)):
+            process, log = _launch(defaults | options | own)
         http = HttpJson(f"http://127.0.0.1:{port}")
         with ExitStack() as on_error:
             on_error.callback(_kill, process)
@@ -174,6 +176,13 @@ class SGLangServer(EngineServer):
             if self._process is None:
                 raise ConnectionError(str(error)) from error
             raise ConnectionError(f"SGLang has ended; its last words: {_tail(self._process[1])}") from error
+
+
+def _num_devices(options: Mapping[str, Any]) -> int:
+    """Number of devices of one copy of the model."""
+    tensor = options.get("tp_size", options.get("tensor_parallel_size", 1))
+    pipeline = options.get("pp_size", options.get("pipeline_parallel_size", 1))
+    return int(tensor) * int(pipeline)
 
 
 def _launch(options: Mapping[str, Any]) -> _SGLangProcess:

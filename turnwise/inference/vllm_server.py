@@ -3,8 +3,7 @@
 import gc
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -12,6 +11,7 @@ from typing import Any, Self
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError, install_hint
 from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, own_folder, require_version
 from turnwise.inference.request import Request
+from turnwise.inference.visible_devices import only_visible
 from turnwise.models.load import parse_dtype
 from turnwise.protocols import MemoryKind
 from turnwise.runtime.rank import RankContext
@@ -85,7 +85,7 @@ class VLLMServer(EngineServer):
             raise ConfigError(f"actor_infer.strategy_args.strategy_config: vLLM {vllm.__version__} says: {error}") from error
         num_devices = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
         try:
-            with _devices(rank.device, num_devices):
+            with only_visible(rank.all_devices, num_devices):
                 # No variable holds the engine: a module imported above keeps this frame, and so its variables, alive.
                 return cls(rank, policy, AsyncLLM.from_engine_args(arguments))
         except (ValueError, RuntimeError, OSError) as error:
@@ -196,20 +196,3 @@ def load_vllm() -> ModuleType:
         raise NotAvailableError(f"vLLM can't be imported ({error}); {install_hint('vllm')}") from error
     require_version("vLLM", vllm.__version__, VERSION)
     return vllm
-
-
-@contextmanager
-def _devices(first: str, count: int) -> Iterator[None]:
-    """In this context, new processes see `count` GPUs from the device `first` on. Nothing changes if `first` isn't a GPU."""
-    name, before = "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not first.startswith("cuda"):
-        yield
-        return
-    index = int(first.partition(":")[2] or 0)
-    visible = before.split(",") if before else list(map(str, range(index + count)))
-    os.environ[name] = ",".join(visible[index : index + count])
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        os.environ |= {name: before} if before is not None else {}

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import is_flash_attn_2_available, logging as transformers_logging
 
 from turnwise.errors import ModelError, TurnwiseError, first_line, nearest
@@ -28,13 +29,15 @@ from turnwise.model_folder import (
     NOTHING,
     Trust,
     base_of_adapter,
+    check_adapter,
     check_folder,
     has_tokenizer,
     read_object,
     require_rows,
     text_sizes,
 )
-from turnwise.models.lora import is_value_adapter, merge_adapter
+from turnwise.models.adapter_merge import NOT_MERGED, is_value_adapter, merge_adapter
+from turnwise.models.file_tensors import check_tensor_types, require_weights, unexpected_tensors
 from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
 from turnwise.runtime_info import PolicyInfo
 
@@ -66,23 +69,25 @@ def load_model(
 
     With `attn_implementation="auto"` sequences are packed without padding where the architecture allows it; `sdpa` and `eager`
     pad; `fa2` is flash attention 2 and needs CUDA. Raises ModelError if the folder is missing or holds no causal language
-    model, its config is unreadable, weights are missing, or the attention can't run here."""
+    model, its config is unreadable, the weights aren't the model's, or the attention can't run here."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
         if is_value_adapter(folder):
             raise ModelError(f"{path} is the adapter of a critic, which has a value head and writes no text; name a policy's")
+        check_adapter(folder)
         model = load_model(base, device=device, attn_implementation=attn_implementation, trust=trust)
-        merge_adapter(model, folder)
+        with told_as_one_sentence(folder, NOT_MERGED):
+            merge_adapter(model, folder)
         logger.info("%s holds an adapter: merged into its base model %s", path, base)
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
         return model
     config = load_model_config(folder, trust)
-    model, missing = load_pretrained(
+    model, missing, unexpected = load_pretrained(
         AutoModelForCausalLM, folder, config, dtype=dtype, device=device, attn_implementation=attn_implementation, trust=trust
     )
-    require_weights(path, missing)
+    require_weights(path, missing, unexpected)
     return model
 
 
@@ -95,9 +100,10 @@ def load_pretrained(
     device: str | torch.device = "cpu",
     attn_implementation: str = "auto",
     trust: Trust = NOTHING,
-) -> tuple[PreTrainedModel, list[str]]:
-    """A model of the transformers class `kind`, loaded as in `load_model`, and the sorted names of its tensors that the weight
-    files lack. Raises ModelError if the folder doesn't fit the class, or the attention can't run here."""
+) -> tuple[PreTrainedModel, list[str], list[str]]:
+    """A model of the transformers class `kind`, loaded as in `load_model`; the sorted names of its tensors that the weight
+    files lack; and those of the files' tensors that it doesn't have. Raises ModelError if the folder doesn't fit the class,
+    tensors don't hold real numbers, or the attention can't run here."""
     implementation = _attention(attn_implementation)
     what = "causal language model" if kind is AutoModelForCausalLM else kind.__name__
     has_tensors = any(Path(path).glob("*.safetensors"))
@@ -119,15 +125,11 @@ def load_pretrained(
         is_head = kind is not AutoModelForCausalLM and not name.startswith(f"{model.base_model_prefix}.")
         reason = "for one label, which is what a critic and a reward model have" if is_head else "by config.json"
         raise ModelError(f"{path}: {name} is {_shape(saved)} in the weights and {_shape(expected)} {reason}; they don't fit")
+    check_tensor_types(path, Path(path), model)
+    unexpected = unexpected_tensors(model, report["unexpected_keys"])
     if attn_implementation == "auto" and supports_packing(model):
         model.set_attn_implementation(PACKED_ATTENTION)
-    return model.to(device).eval(), sorted(report["missing_keys"])
-
-
-def require_weights(path: str | Path, missing: Sequence[str]) -> None:
-    """Raises ModelError if `missing`, the names of the tensors that the weights at `path` lack, isn't empty."""
-    if missing:
-        raise ModelError(f"{path}: the weights lack {len(missing)} tensors of the model ({', '.join(missing[:3])}, …)")
+    return model.to(device).eval(), sorted(report["missing_keys"]), unexpected
 
 
 def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokenizerBase:
@@ -302,7 +304,13 @@ def load_model_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedCon
     if trust.remote_code and any("auto_map" in read_object(file) for file in folder.glob("*config.json")):
         files = ", ".join(sorted(file.name for file in folder.glob("*.py")))
         logger.warning("%s: its own Python code runs here (trust_remote_code: true): %s", path, files)
-    with told_as_one_sentence(path, "config.json can't be used"):
+    with told_as_one_sentence(path, "config.json can't be used"), _quiet():
+        quantization = text_sizes(read_object(folder / "config.json")).get("quantization_config")
+        if quantization and not AutoHfQuantizer.supports_quant_method(quantization):
+            raise ModelError(
+                f"{folder / 'config.json'}: quantization_config names the method {quantization.get('quant_method')!r}, which "
+                "transformers doesn't know: the weights would be read as if they were plain; take a model that isn't quantised"
+            )
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust.remote_code)
 
 

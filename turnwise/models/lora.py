@@ -60,11 +60,8 @@ BASE_FINGERPRINT = "base_fingerprint.txt"
 """File in an adapter's folder with a hash of the base weights that the adapter was trained on."""
 ALL_LINEAR = "all"
 _NAME = "default"  # peft's name of the one adapter of a model
-_VALUE_TASK = "TOKEN_CLS"  # peft's name of the task of a value model
+VALUE_TASK = "TOKEN_CLS"  # peft's name of the task of a value model
 _FINGERPRINT_VALUES = 64
-_PEFT_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError)
-"""peft's exceptions for folders that it can't use."""
-
 Gathered = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
 """Makes a context in which the given parameters, which a strategy may have split over ranks, are complete on each rank."""
 
@@ -90,9 +87,9 @@ class Adapters:
     isn't a linear module, or no module is left for adapters; NotAvailableError if peft isn't installed."""
 
     def __init__(self, model: PreTrainedModel, settings: LoRASettings, base: str = "", head: nn.Linear | None = None) -> None:
-        peft = _import_peft()
+        peft = import_peft()
         self.model = model
-        self._base_fingerprint = _fingerprint(model)
+        self._base_fingerprint = fingerprint_of(model)
         frozen = frozen_names(model, settings.frozen)
         targets, adapted_names, left_out = _adapted_modules(model, settings, frozen, head)
         config = peft.LoraConfig(
@@ -165,7 +162,7 @@ class Adapters:
         """Writes a peft adapter folder with the fingerprint of the base. Raises OSError if it can't be written."""
         values = {key: sorted(value) if isinstance(value, set) else value for key, value in self._config.to_dict().items()}
         if self._head:
-            values |= {"task_type": _VALUE_TASK, "modules_to_save": [self._head_name]}
+            values |= {"task_type": VALUE_TASK, "modules_to_save": [self._head_name]}
         text = json.dumps({**values, "inference_mode": True}, indent=2, sort_keys=True)
         (folder / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
         (folder / BASE_FINGERPRINT).write_text(self._base_fingerprint + "\n", encoding="utf-8")
@@ -179,7 +176,7 @@ class Adapters:
         """Sets the adapters to those saved in `folder`. Raises ModelError if it has none, or they don't fit the model."""
         if not (folder / ADAPTER_WEIGHTS).is_file():
             raise ModelError(f"{folder} holds all parameters of a model and no adapters; continue with it without lora_rank")
-        if not _may_be_base(folder, self._base_fingerprint):
+        if not may_be_base(folder, self._base_fingerprint):
             raise ModelError(
                 f"{folder}: its adapters were trained on another base model; set pretrain to the one that the run began with"
             )
@@ -205,32 +202,12 @@ class Adapters:
                 yield name.replace(".base_layer.", "."), parameter
 
     def _tensors(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = _import_peft().get_peft_model_state_dict(self._peft, save_embedding_layers=False)
+        tensors: dict[str, Tensor] = import_peft().get_peft_model_state_dict(self._peft, save_embedding_layers=False)
         return tensors | {f"base_model.model.{name}": parameter for name, parameter in self._head.items()}
 
 
-def is_value_adapter(folder: Path) -> bool:
-    """Whether the adapters in a folder are for a value model. Such a folder also has the value head."""
-    return bool(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("task_type") == _VALUE_TASK)
-
-
-def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Adds the adapters of a peft folder to the model's own weights, in place. A value model also gets the folder's head.
-    Raises ModelError if the folder doesn't fit the model or was trained on other weights; NotAvailableError without peft."""
-    peft = _import_peft()
-    if not _may_be_base(folder, _fingerprint(model)):
-        raise ModelError(
-            f"{folder}: can't be merged into its base model: the weights there aren't those that the adapter was trained on; "
-            f"restore them, or write where they are into base_model_name_or_path of {folder / ADAPTER_CONFIG}"
-        )
-    try:
-        peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False).merge_and_unload(safe_merge=True)
-    except _PEFT_ERRORS as error:
-        raise ModelError(f"{folder}: can't be merged into its base model: {first_line(error)}") from error
-    model.requires_grad_(True)
-
-
-def _import_peft() -> ModuleType:
+def import_peft() -> ModuleType:
+    """peft. Raises NotAvailableError if it isn't installed."""
     try:
         import peft
     except ImportError as error:
@@ -268,13 +245,14 @@ def _ending(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _may_be_base(folder: Path, fingerprint: str) -> bool:
+def may_be_base(folder: Path, fingerprint: str) -> bool:
     """Whether a folder's adapters may belong to the model with this `fingerprint`: the folder has the same one or none."""
     file = folder / BASE_FINGERPRINT
     return not file.is_file() or file.read_text(encoding="utf-8").strip() == fingerprint
 
 
-def _fingerprint(model: PreTrainedModel) -> str:
+def fingerprint_of(model: PreTrainedModel) -> str:
+    """A hash of some values of every parameter."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()

@@ -10,9 +10,10 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from transformers.modeling_layers import GenericForTokenClassification
 
 from turnwise.errors import ModelError
-from turnwise.model_folder import NOTHING, Trust, base_of_adapter, weight_shapes
-from turnwise.models.load import load_model, load_model_config, load_pretrained, require_weights, trusted_already
-from turnwise.models.lora import is_value_adapter, merge_adapter
+from turnwise.model_folder import NOTHING, Trust, base_of_adapter, check_adapter, weight_shapes
+from turnwise.models.adapter_merge import NOT_MERGED, is_value_adapter, merge_adapter
+from turnwise.models.file_tensors import require_weights
+from turnwise.models.load import load_model, load_model_config, load_pretrained, told_as_one_sentence, trusted_already
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,11 @@ def load_value_model(
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
+        check_adapter(folder)
         model = load_value_model(base, device=device, attn_implementation=attn_implementation, trust=trust)
         if is_value_adapter(folder):
-            merge_adapter(model, folder)
+            with told_as_one_sentence(folder, NOT_MERGED):
+                merge_adapter(model, folder)
         else:
             model.base_model.load_state_dict(load_model(folder, device=device, trust=trust).base_model.state_dict())
         return model
@@ -41,15 +44,26 @@ def load_value_model(
             "as reward_pretrain"
         )
     config.num_labels = 1
-    model, missing = load_pretrained(
+    model, missing, unexpected = load_pretrained(
         value_model_class(config), folder, config, device=device, attn_implementation=attn_implementation, trust=trust
     )
-    require_weights(path, [name for name in missing if name.startswith(f"{model.base_model_prefix}.")])
+    if unexpected:
+        replaced = _text_head(config)
+        unexpected = [name for name in unexpected if name not in replaced]
+    require_weights(path, [name for name in missing if name.startswith(f"{model.base_model_prefix}.")], unexpected)
     for name in missing:
         nn.init.zeros_(model.get_parameter(name))
     if missing:
         logger.info("%s has no value head (%s): a new one starts at 0", path, ", ".join(missing))
     return model
+
+
+def _text_head(config: PreTrainedConfig) -> set[str]:
+    """Names of the tensors of a causal language model outside its body, in place of which a value model has its head."""
+    with torch.device("meta"):
+        decoder: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    body = f"{decoder.base_model_prefix}."
+    return {name for name in decoder.state_dict() if not name.startswith(body)}
 
 
 def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:

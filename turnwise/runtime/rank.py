@@ -46,11 +46,17 @@ class RankContext:
     """Number of the role's ranks."""
     device: str = "cpu"
     """The rank's device, as torch names it."""
+    devices: tuple[str, ...] = ()
+    """All devices of an inference server whose model is split over several, `device` first; empty for one on `device` alone."""
     peers: tuple[int, ...] = (0,)
     """For each rank of the role: the number of its process in torch's default process group."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)
     """Workers of other roles in this process, by role: a server here can read its trainer's tensors without a copy."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        return self.devices or (self.device,)
 
     @property
     def answers(self) -> bool:

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
 from turnwise.model_folder import ADAPTER_CONFIG
-from turnwise.models.load import load_model_config, load_pretrained, require_weights, trusted_already, write_weights
+from turnwise.models.file_tensors import require_weights
+from turnwise.models.load import load_model_config, load_pretrained, trusted_already, write_weights
 from turnwise.models.lora import Adapters, Gathered
 from turnwise.training.optimizer import LossScale
 
@@ -114,8 +115,9 @@ def _load_weights(folder: Path, model: PreTrainedModel, gathered: Gathered) -> N
     if (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(f"{folder} holds LoRA adapters, not all parameters; set lora_rank as it was to continue with it")
     trust = trusted_already(model)
-    saved, missing = load_pretrained(type(model), folder, load_model_config(folder, trust), dtype=model.dtype, trust=trust)
-    require_weights(folder, missing)
+    config = load_model_config(folder, trust)
+    saved, missing, unexpected = load_pretrained(type(model), folder, config, dtype=model.dtype, trust=trust)
+    require_weights(folder, missing, unexpected)
     copy_weights(saved, model, gathered)
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from small_configs import config_of
 
+from turnwise.cli.config_command import placement_table
 from turnwise.cli.main import main
 from turnwise.cluster.placement import place
+from turnwise.config import describe
 from turnwise.errors import ConfigError
+from turnwise.inference.visible_devices import only_visible
 from turnwise.runtime.rank import launched
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -152,3 +157,40 @@ def test_an_environment_that_no_launcher_of_one_machine_sets_is_refused(changes,
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
         launched()
+
+
+@pytest.mark.parametrize(
+    ("named", "size", "expected"),
+    [
+        ([0, 2, 4, 6], 2, [[0, 2], [4, 6]]),
+        ([6, 4, 2, 0], 2, [[6, 4], [2, 0]]),
+        ([3, 1], 2, [[3, 1]]),
+        ([5, 2], 1, [[5], [2]]),
+        (None, 2, None),
+    ],
+)
+def test_a_replica_is_on_its_part_of_the_device_mapping(
+    named: list[int] | None, size: int, expected: list[list[int]] | None
+) -> None:
+    strategy = {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": size}}
+    config = config_of(actor_infer={"strategy_args": strategy, "device_mapping": named})
+    assert config.replica_devices == expected
+    lines = [line.split() for line in placement_table(config).splitlines()[1:-1]]
+    shown = {int(line[0]): " ".join(line[-2:]) for line in lines}
+    for replica, devices in enumerate(expected or [[0]]):
+        assert all(shown[device] == f"replica {replica}" for device in devices)
+    if size > 1 and expected:
+        rows = str(dict(describe(config).rows))
+        assert all(", ".join(map(str, devices)) in rows for devices in expected)
+
+
+def test_new_processes_see_a_replica_s_gpus_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    for before, expected in ((None, "4,6"), ("7,6,5,4,3,2,1", "3,1")):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if before is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
+        with only_visible(("cuda:4", "cuda:6"), 2):
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
+    with only_visible(("cpu",), 2):
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == "7,6,5,4,3,2,1"

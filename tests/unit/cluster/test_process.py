@@ -635,3 +635,19 @@ def test_a_fork_server_that_was_left_in_the_middle_is_followed_by_another(make_c
     assert prepare_processes().modules == first.modules != ()
     with pytest.raises(WorkerError, match="something killed it"):
         make_cluster().spawn("actor_train", Worker).call("end", signal.SIGKILL).result()
+
+
+def test_threads_that_prepare_at_once_get_one_fork_server() -> None:
+    drop_processes()
+    barrier = threading.Barrier(4)
+
+    def prepare(_: int) -> ForkServer:
+        barrier.wait()
+        return prepare_processes()
+
+    with ThreadPoolExecutor(4) as threads:
+        fork_servers = list(threads.map(prepare, range(4)))
+    try:
+        assert len({id(one) for one in fork_servers}) == 1 and fork_servers[0].is_alive
+    finally:
+        drop_processes()

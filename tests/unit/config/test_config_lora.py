@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 from small_configs import SFT, config_of, values_of
 from toy_model import toy_model
 
@@ -123,8 +124,9 @@ def test_memory_of_lora_is_the_frozen_model_its_adapters_and_the_engine_s_copy(t
 
 def test_an_adapter_folder_has_the_size_of_its_base(toy_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(toy_folder)}))
-    (tmp_path / "adapter" / "adapter_model.safetensors").touch()
+    content = {"peft_type": "LORA", "base_model_name_or_path": str(toy_folder)}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(content))
+    save_file({}, tmp_path / "adapter" / "adapter_model.safetensors")
     assert read_model_shape(str(tmp_path / "adapter")) == read_model_shape(str(toy_folder))
     config = config_of(pretrain=str(tmp_path / "adapter"))
     assert config.sequence_length == 256

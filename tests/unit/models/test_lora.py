@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,12 @@ from peft import PeftModel
 from toy_model import add_noise, toy_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from turnwise.build.roles import plain_base
 from turnwise.errors import ConfigError, ModelError, NotAvailableError
 from turnwise.models.load import base_of_adapter, load_model, load_tokenizer, save_model
 from turnwise.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FINGERPRINT, Adapters, LoRASettings
 from turnwise.models.value_head import load_value_model, value_head
+from turnwise.runtime.rank import RankContext
 from turnwise.testing.fakes import byte_tokenizer
 
 SETTINGS = LoRASettings(rank=2, alpha=6)
@@ -201,6 +205,22 @@ def test_a_tokenizer_comes_from_the_adapter_or_from_its_base(adapter: Path, base
     assert load_tokenizer(adapter).chat_template == "{{ messages[0].content }}"
 
 
+def test_ranks_that_arrive_together_write_one_merged_base(adapter: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_model(adapter), byte_tokenizer()
+    barrier = threading.Barrier(2)
+    for number in range(3):
+        merged = tmp_path / f"run-{number}" / "base_model"
+
+        def begin(rank: int, merged: Path = merged) -> str:
+            barrier.wait()
+            return plain_base(str(adapter), model, tokenizer, merged, RankContext("actor_train", rank, 2))
+
+        with ThreadPoolExecutor(2) as ranks:
+            assert set(ranks.map(begin, range(2))) == {str(merged)}
+        assert torch.equal(logits(load_model(merged)), logits(model))
+        assert [path.name for path in merged.parent.iterdir()] == ["base_model"]
+
+
 def test_a_critic_can_start_from_an_adapter_of_the_policy(adapter: Path) -> None:
     critic, policy = load_value_model(adapter), load_model(adapter)
     assert not value_head(critic).weight.any()
@@ -212,7 +232,7 @@ def test_faults_of_adapter_folders(adapter: Path, base: Path, tmp_path: Path) ->
     assert base_of_adapter(adapter) == str(base) and base_of_adapter(base) is None
     broken = shutil.copytree(adapter, tmp_path / "broken")
     (broken / ADAPTER_WEIGHTS).write_bytes(b"cut")
-    with pytest.raises(ModelError, match=r"broken: can't be merged"):
+    with pytest.raises(ModelError, match=rf"broken/{ADAPTER_WEIGHTS} is cut off"):
         load_model(broken)
     (broken / ADAPTER_WEIGHTS).unlink()
     with pytest.raises(ModelError, match=rf"an incomplete adapter: it has no {ADAPTER_WEIGHTS}"):

@@ -159,6 +159,30 @@ def text(name: str, content: bytes) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_bytes(content) and None
 
 
+def indexed(file: str) -> Callable[[Path], None]:
+    """Weights in parts, the only one of which is `file`."""
+
+    def move(folder: Path) -> None:
+        weights = folder / "model.safetensors"
+        index = {"weight_map": dict.fromkeys(load_file(weights), file)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        (folder.parent / "other").mkdir()
+        weights.rename(folder.parent / "other" / weights.name)
+
+    return move
+
+
+def typed(dtype: torch.dtype) -> Callable[[Path], None]:
+    """One matrix of another type."""
+
+    def convert(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        weights["model.layers.0.mlp.up_proj.weight"] = weights["model.layers.0.mlp.up_proj.weight"].to(dtype)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return convert
+
+
 KNOWN_TO_CONFIG = [
     (config_of(num_hidden_layers=-1), r"config.json: num_hidden_layers is -1"),
     (config_of(num_hidden_layers=99), r"config.json: num_hidden_layers is 99, and the weights beside it have 2"),
@@ -177,6 +201,18 @@ KNOWN_TO_CONFIG = [
     (text("tokenizer.json", b"{"), r"tokenizer.json isn't readable JSON"),
     (text("tokenizer_config.json", b"\xff"), r"tokenizer_config.json isn't UTF-8"),
     (lambda folder: (folder / "config.json").unlink(), r"has no config.json"),
+    (config_of(eos_token_id=9999), r"config.json: eos_token_id is 9999; .*vocab_size"),
+    (config_of(eos_token_id=[0, "1"]), r"config.json: eos_token_id is \[0, '1'\]"),
+    (text("generation_config.json", b'{"eos_token_id": [0, 9999]}'), r"generation_config.json: eos_token_id is \[0, 9999\]"),
+    (config_of(rope_parameters={}), r"config.json: rope_parameters is \{\} and names no rope_theta"),
+    (config_of(rope_parameters={"rope_type": "default"}), r"rope_parameters is .* names no rope_theta"),
+    (config_of(rope_parameters="x"), r"config.json: rope_parameters is 'x'"),
+    (text("tokenizer_config.json", b'{"model_max_length": "x"}'), r"tokenizer_config.json: model_max_length is 'x'"),
+    (indexed("../other/model.safetensors"), r"index.json names '../other/model.safetensors', .*outside"),
+    (indexed("/model.safetensors"), r"index.json names '/model.safetensors', .*outside"),
+    (typed(torch.int32), r"up_proj.weight \(I32\).*real numbers"),
+    (typed(torch.bool), r"up_proj.weight \(BOOL\)"),
+    (typed(torch.complex64), r"up_proj.weight \(C64\)"),
 ]
 
 

@@ -13,6 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from chat_server import ChatServer
+from safetensors.torch import save_file
 
 from turnwise import RLTrainingTool
 from turnwise.config.model_shape import read_model_shape
@@ -162,8 +163,9 @@ def test_an_adapter_without_its_base_is_refused(tmp_path):
 def test_the_model_that_a_training_starts_from_is_not_overwritten(word_model, tmp_path, of_adapter):
     shutil.copytree(word_model, "base")
     Path("adapter").mkdir()
-    Path("adapter/adapter_model.safetensors").touch()
-    Path("adapter/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
+    save_file({}, "adapter/adapter_model.safetensors")
+    content = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "base")}
+    Path("adapter/adapter_config.json").write_text(json.dumps(content))
     model = "adapter" if of_adapter else "base"
     answer = ask("train", model_name=model, dataset=ROWS, output_dir="./base", overwrite=True)
     assert answer["code"] == "config" and "to keep it" in answer["message"], answer

@@ -1,0 +1,56 @@
+"""Which peft adapters can be merged into their base model exactly, so that the sum computes what peft computes with the adapter
+beside the model. Without torch: `turnwise config` and every load make the same checks."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import ModelError, listed
+
+_MERGED_EXACTLY = frozenset(
+    (
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type"),
+        *("target_modules", "exclude_modules", "layers_pattern", "layers_to_transform", "target_parameters"),
+        *("r", "rank_pattern", "lora_alpha", "alpha_pattern", "lora_dropout", "use_rslora", "use_dora", "fan_in_fan_out"),
+        *("bias", "lora_bias", "modules_to_save", "trainable_token_indices", "ensure_weight_tying"),
+        *("init_lora_weights", "corda_config", "eva_config", "loftq_config", "lora_ga_config"),
+        *("megatron_config", "megatron_core", "qalora_group_size", "runtime_config"),
+    )
+)
+"""peft drops settings that it doesn't know, so these are the ones that are right, not the ones that are wrong."""
+_BIASES = ("none", "all", "lora_only")
+
+
+def check_adapter_settings(file: Path, content: Mapping[str, Any]) -> None:
+    """Raises ModelError if the `content` of an adapter_config.json, `file`, isn't that of an adapter which merges exactly."""
+    kind = content.get("peft_type")
+    if kind != "LORA":
+        raise ModelError(
+            f"{file}: peft_type is {kind!r}, and only LoRA adapters (LORA) are merged here; if peft can merge this kind, save "
+            "the merged model with peft (merge_and_unload) and name that folder, or train a LoRA adapter"
+        )
+    others = [name for name, value in content.items() if name not in _MERGED_EXACTLY and value not in (None, False, {}, [])]
+    if others:
+        raise ModelError(
+            f"{file}: it sets {listed(sorted(others))}, with which an adapter can't be merged exactly here; if peft can merge "
+            "it, save the merged model with peft (merge_and_unload) and name that folder"
+        )
+    bias = content.get("bias", "none")
+    if bias not in _BIASES:
+        raise ModelError(f"{file}: bias is {bias!r}; it must be one of {', '.join(_BIASES)}")
+    for name in ("target_modules", "exclude_modules", "layers_pattern"):
+        _check_pattern(f"{file}: {name}", content.get(name))
+
+
+def _check_pattern(place: str, value: Any) -> None:
+    """Raises ModelError unless `value` is what peft takes: names, one pattern, or nothing."""
+    is_list = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    if value is None or is_list:
+        return
+    if not isinstance(value, str):
+        raise ModelError(f"{place} is {value!r}; it must be a list of modules' names or a pattern")
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ModelError(f"{place} is {value!r}, which isn't a pattern that can be read: {error}") from error
