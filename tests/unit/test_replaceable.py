@@ -61,7 +61,7 @@ def test_a_new_and_an_empty_folder_may_be_used(tmp_path):
 )
 def test_what_holds_anything_else_stays(files, word, tmp_path):
     folder = folder_with(tmp_path / "it", files)
-    with pytest.raises(ConfigError, match="save: .*already exists and isn't replaced") as refused:
+    with pytest.raises(ConfigError, match=r"save: .*already exists and isn't replaced") as refused:
         require_replaceable(folder, "save")
     assert word in str(refused.value)
 
@@ -111,5 +111,5 @@ def test_a_new_folder_is_asked_for(tmp_path):
     for fine in ("new", "empty"):
         require_new_folder(tmp_path / fine, "--out")
     for taken in (".", "link"):
-        with pytest.raises(ConfigError, match="--out .* already exists"):
+        with pytest.raises(ConfigError, match=r"--out .* already exists"):
             require_new_folder(tmp_path / taken, "--out")

@@ -227,7 +227,7 @@ def new_tokens(model: str, asked: int | None) -> int:
 
 def place_result(checkpoint: Path, out: Path) -> None:
     """Puts the model of a checkpoint and its tokenizer into the folder `out`: a LoRA adapter as it is, any other model as a
-    plain Hugging Face folder. Replaces a model that `out` holds. Raises ConfigError if files of these names aren't a model's."""
+    plain Hugging Face folder. Replaces a model that `out` holds. Raises ConfigError if its files are of something else."""
     from turnwise.models.load import export_model, load_tokenizer
     from turnwise.models.lora import BASE_FINGERPRINT
 

@@ -301,7 +301,7 @@ def test_save_before_training_and_over_something_else_is_refused(keys, tmp_path)
             trainer.save(folder)
         assert _contents(Path(folder)) == before
     for wrong in (5, "", "a\0b", b"bytes", None):
-        with pytest.raises(ConfigError, match="save: .*path"):
+        with pytest.raises(ConfigError, match=r"save: .*path"):
             trainer.save(wrong)
     saved = trainer.save(tmp_path / "model")
     (saved / "vocab.txt").write_text("of an older model")
@@ -314,7 +314,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_config_of_another_type_than_a_path_is_refused():
     for wrong in (5, None, ["a.yaml"], ""):
-        with pytest.raises(ConfigError, match="from_config: .*path"):
+        with pytest.raises(ConfigError, match=r"from_config: .*path"):
             Trainer.from_config(wrong)
 
 
