@@ -32,7 +32,7 @@ def test_the_number_behind_an_error(error, number, tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_disk_that_takes_nothing_tells_what_the_error_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: Path("/dev/full").open("wb", buffering=0))
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: Path("/dev/full").open("wb", buffering=0))  # noqa: SIM115
     assert system_error(RuntimeError("PytorchStreamWriter failed"), tmp_path) == errno.ENOSPC
     assert system_error(RecursionError("maximum recursion depth exceeded"), tmp_path) is None
 
