@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from turnwise.agents.env_session import CallSettings, EnvSession
 from turnwise.agents.prompts import EnvPrompt
 from turnwise.envs.contract import StepResult, reduce_metric
-from turnwise.envs.parsing import compile_pattern, parse_action
+from turnwise.envs.parsing import compile_pattern, read_action
 from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.protocols import Conversation, Env, OpenConversation
 from turnwise.spec import DEFAULT_ACTION_PATTERN, DEFAULT_TURN_TEMPLATE, ContextMode
@@ -124,7 +124,7 @@ class EnvAgent:
         self, session: EnvSession, turn_idx: int, observation: Observation, turn: Turn, text: str
     ) -> StepResult:
         turn.observation, turn.media = observation.text, observation.media
-        turn.action = parse_action(text, self._settings.action_pattern)
+        turn.action = await read_action(text, self._settings.action_pattern)
         started = time.perf_counter()
         step = await session.step(turn.action or "", turn_idx)
         turn.step_s = time.perf_counter() - started

@@ -13,6 +13,7 @@ from turnwise.config.dump import RESUMED, leaves
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError, nearest
 from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.report.picture_file import is_replaceable
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS, MetricColumn
 from turnwise.tracking.pace import duration
@@ -61,6 +62,8 @@ def run(options: argparse.Namespace) -> int:
     out = writable_file(options.out, "--out") if options.out else None
     if out is not None and out.suffix not in (".png", ".pdf", ".svg"):
         raise ConfigError(f"--out {out}: a picture ends in .png, .pdf or .svg")
+    if out is not None and not is_replaceable(out):
+        raise ConfigError(f"--out {out} already exists and isn't a picture that turnwise drew; name another file")
     runs = [read_run(folder) for path in options.runs for folder in _run_folders(Path(path))]
     columns = [MetricColumn(name, "{:.4g}", name) for name in options.metric] or list(_METRICS)
     columns = [column for column in columns if any(run.series(column) for run in runs)]

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--samples {options.samples} with --greedy alone: greedy episodes of a task are all the same")
     # Absolute paths, since an environment may change the folder; a name on the hub isn't a path.
     absolute = {name: str(Path(name).absolute()) for name in options.model if Path(name).exists()}
-    json_file = writable_file(options.json, "--json").absolute() if options.json else None
+    json_file = _json_file(options.json) if options.json else None
     require(unavailable_to_play(config))
     models = options.model or [config.actor_train.model_args.model_name_or_path]
     # torch takes seconds to import; a wrong config has been refused by now.
@@ -49,6 +49,21 @@ def run(options: argparse.Namespace) -> int:
         if results:
             _report(results, json_file)
     return 0
+
+
+def _json_file(path: str) -> Path:
+    """The file of --json. Raises ConfigError if it can't be written, or is there and isn't a result of this command."""
+    file = writable_file(path, "--json").absolute()
+    if not file.exists():
+        return file
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"))["results"]
+        is_result = all({"model", "mode"} <= entry.keys() for entry in results)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError):
+        is_result = file.stat().st_size == 0
+    if not is_result:
+        raise ConfigError(f"--json {path} already exists and isn't a result of `turnwise eval`; name another file")
+    return file
 
 
 def _report(results: Sequence[Result], json_file: Path | None) -> None:

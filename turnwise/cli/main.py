@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 from turnwise import __version__
 from turnwise.cli.guard import guarded
@@ -18,6 +19,7 @@ from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.package_tables import read_table
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
 from turnwise.runtime.call_board import CALLS
+from turnwise.runtime.disk import NO_SPACE, free_text
 from turnwise.runtime.rank import launched
 
 EXIT_NO_READER = 141
@@ -26,7 +28,7 @@ MAX_NUMBER = 10**9
 ANSWERED_WHEN_EMPTY = ("config", "env", "overrides", "runs", "set", "actions")
 """Options whose commands check by themselves whether the value is "". `check_options` refuses "" for all other options."""
 MENDABLE = {
-    errno.ENOSPC: "free some space, then continue with resume_from_checkpoint=true",
+    **dict.fromkeys(NO_SPACE, "free some space, then start again; a training run continues with resume_from_checkpoint=true"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
     **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), "name another place"),
 }
@@ -142,12 +144,22 @@ def exit_status(run: Callable[[], int | None]) -> int:
             return EXIT_NO_READER
         if fault.errno not in MENDABLE:
             raise
-        print(f"error: {fault}; {MENDABLE[fault.errno]}", file=sys.stderr)
+        print(f"error: {_file_error(fault)}; {MENDABLE[fault.errno]}", file=sys.stderr)
     except KeyboardInterrupt:
         CALLS.finish(EXIT_INTERRUPTED)  # another Ctrl-C needs no message
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     return EXIT_ERROR
+
+
+def _file_error(fault: OSError) -> str:
+    """The sentence on a file that can't be written or read."""
+    if fault.errno not in NO_SPACE:
+        return str(fault)
+    if fault.filename is None:
+        return f"a file can't be written: {fault.strerror}"
+    free = free_text(Path(os.fsdecode(fault.filename)))
+    return f"{os.fsdecode(fault.filename)} can't be written: {fault.strerror}{f'. {free}' if free else ''}"
 
 
 def build_parser() -> argparse.ArgumentParser:

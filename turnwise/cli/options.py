@@ -11,6 +11,7 @@ from turnwise.build.play_policies import OPENAI
 from turnwise.config.load import C, Examine, Purpose, load_config
 from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.replaceable import require_new_folder
 
 
 def read_config(options: argparse.Namespace, kind: type[C], examine: Examine, purpose: Purpose = "train") -> C:
@@ -64,8 +65,7 @@ def free_folder(path: str) -> Path:
     """The folder of `--out`. Makes its parent folders. Raises ConfigError if the folder isn't empty, or can't be written."""
     out = Path(path)
     try:
-        if out.exists() and (not out.is_dir() or any(out.iterdir()) or out.resolve() == Path.cwd()):
-            raise ConfigError(f"--out {out} already exists; name a new folder, or remove it first")
+        require_new_folder(out, "--out")
         out.parent.mkdir(parents=True, exist_ok=True)
         TemporaryDirectory(dir=out.parent).cleanup()
     except OSError as fault:

@@ -1,19 +1,21 @@
 """Reads the action from the text of a response, and writes an action as a response."""
 
+import asyncio
 import re
 
+from turnwise.envs.pattern_program import FLAGS
+from turnwise.envs.pattern_search import is_cheap, search
 from turnwise.errors import ConfigError
 
 ANSWERS = ("{action}", "<answer>{action}</answer>", "<think></think><answer>{action}</answer>")
 """Templates that turn an action into a response. The first from which `action_pattern` reads the same action is used."""
-_FLAGS = re.IGNORECASE | re.DOTALL
 _THINKING_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
     """A compiled `action_pattern`: `.` matches newlines, and case doesn't matter. Raises ConfigError if it isn't valid."""
     try:
-        return re.compile(pattern, _FLAGS)
+        return re.compile(pattern, FLAGS)
     except re.error as error:
         raise ConfigError(f"action_pattern {pattern!r} isn't a regular expression: {error}") from error
 
@@ -48,7 +50,8 @@ def parse_action(text: str, pattern: str | None) -> str | None:
     """The stripped action in a response, None if there is none.
 
     The action is the last group of the first match of `pattern` outside think blocks; without groups, the whole match; without
-    a pattern, all text outside think blocks. A pattern that contains `<think>` is matched against the whole text.
+    a pattern, all text outside think blocks. A pattern that contains `<think>` is matched against the whole text. A search that
+    takes more than a second of computing finds no action (`pattern_search`).
 
     >>> parse_action("<think><answer>Up</answer>?</think> <Answer> Left </Answer>", r"<answer>(.*?)</answer>")
     'Left'
@@ -60,10 +63,18 @@ def parse_action(text: str, pattern: str | None) -> str | None:
         return None
     if pattern is None:
         return spoken.strip() or None
-    match = compile_pattern(pattern).search(spoken)
-    if match is None:
+    compile_pattern(pattern)
+    groups = search(pattern, spoken)
+    if groups is None:
         return None
-    return ((match.groups() or (match.group(),))[-1] or "").strip() or None
+    return (groups[-1] or "").strip() or None
+
+
+async def read_action(text: str, pattern: str | None) -> str | None:
+    """Like `parse_action`. A search that may take long keeps no other episode waiting."""
+    if pattern is None or is_cheap(pattern, text):
+        return parse_action(text, pattern)
+    return await asyncio.to_thread(parse_action, text, pattern)
 
 
 def as_answer(action: str, pattern: str | None) -> str | None:

@@ -39,6 +39,8 @@ from turnwise.model_folder import (
 from turnwise.models.adapter_merge import NOT_MERGED, is_value_adapter, merge_adapter
 from turnwise.models.file_tensors import check_tensor_types, require_weights, unexpected_tensors
 from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
+from turnwise.replaceable import require_replaceable
+from turnwise.runtime.disk import writing
 from turnwise.runtime_info import PolicyInfo
 
 logger = logging.getLogger(__name__)
@@ -204,8 +206,10 @@ def stop_token_ids(generation: GenerationConfig) -> tuple[int, ...]:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
-    """Writes a Hugging Face folder. It appears whole or not at all, and replaces an older one of the same name."""
-    with written_whole(folder) as partial:
+    """Writes a Hugging Face folder. It appears whole or not at all, and replaces an older one of the same name. Raises
+    ConfigError if the folder holds something else (`require_replaceable`), OSError with an errno if it can't be written."""
+    require_replaceable(folder, "the model's folder")
+    with writing(folder), written_whole(folder) as partial:
         write_weights(model, partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial, save_jinja_files=False)
@@ -225,7 +229,7 @@ def write_weights(model: PreTrainedModel, folder: Path, parameters: Mapping[str,
     tensors: dict[str, Tensor] = dict(parameters or model.named_parameters())
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
-    with _quiet():
+    with _quiet(), writing(folder):
         try:
             model.save_pretrained(folder, state_dict={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
         except SafetensorError as error:
@@ -250,7 +254,8 @@ def written_whole(folder: Path) -> Iterator[Path]:
     """Yields a new, empty folder to write into, and afterwards renames it to `folder`, replacing an old one. If writing fails,
     `folder` stays as it was and nothing else is left behind. The data reach the disk before the folder gets its name: otherwise
     a power cut could leave empty files under this name."""
-    partial, old = (folder.with_name(folder.name + ending) for ending in (".partial", ".old"))
+    # What has these names already is removed, so they are names that nobody else gives a folder.
+    partial, old = (folder.with_name(folder.name + ending) for ending in (".turnwise.partial", ".turnwise.old"))
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
@@ -271,7 +276,7 @@ def written_whole(folder: Path) -> Iterator[Path]:
 
 def remove_folder(folder: Path) -> None:
     """Removes a folder in one step: under its own name it is whole or gone."""
-    removed = folder.with_name(folder.name + ".removed")
+    removed = folder.with_name(folder.name + ".turnwise.removed")
     shutil.rmtree(removed, ignore_errors=True)
     folder.rename(removed)
     shutil.rmtree(removed)

@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, first_line, install_hint, nearest
 from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from turnwise.runtime.disk import writing
 from turnwise.types import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -167,10 +168,11 @@ class Adapters:
         (folder / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
         (folder / BASE_FINGERPRINT).write_text(self._base_fingerprint + "\n", encoding="utf-8")
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in self._tensors().items()}
-        try:
-            save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(f"{folder}: {first_line(error)}") from error
+        with writing(folder):
+            try:
+                save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+            except SafetensorError as error:
+                raise OSError(f"{folder}: {first_line(error)}") from error
 
     def load(self, folder: Path) -> None:
         """Sets the adapters to those saved in `folder`. Raises ModelError if it has none, or they don't fit the model."""

@@ -19,6 +19,7 @@ from turnwise.models.load import load_tokenizer, remove_folder, trusted_already,
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import Stateful
+from turnwise.replaceable import foreign_entries
 from turnwise.training.state import TRAINER_FILE, load_trainer_state
 from turnwise.types import Sample
 
@@ -92,6 +93,7 @@ class Checkpoints:
     is_torn: bool = field(default=False, init=False)
     """Whether a weight update has begun and isn't complete."""
     _num_saved: int | None = field(default=None, init=False)  # steps in the run's last checkpoint, saved or restored
+    _kept: set[Path] = field(default_factory=set, init=False)  # old checkpoints that somebody else's files are in
 
     def __post_init__(self) -> None:
         self._remember()
@@ -161,12 +163,16 @@ class Checkpoints:
     def save_model(self, folder: Path, notes: Mapping[str, str]) -> None:
         """Writes the current model and its tokenizer without the training state, and `notes` (name → text) as text files. The
         folder replaces an older one, whole or not at all. Raises CheckpointError if it can't be written."""
-        with self._advising(folder), written_whole(folder) as partial:
-            self.contents.model.call_full_model("save", partial).result()
-            (partial / TRAINER_FILE).unlink()
-            self.contents.tokenizer.save_pretrained(partial)
-            for name, text in notes.items():
-                (partial / name).write_text(text, encoding="utf-8")
+        with self._advising(folder):
+            foreign = foreign_entries(folder, [*notes])
+            if foreign:
+                logger.warning("%s holds %s, which no run wrote; it is kept as %s", folder, foreign[0], set_aside(folder))
+            with written_whole(folder) as partial:
+                self.contents.model.call_full_model("save", partial).result()
+                (partial / TRAINER_FILE).unlink()
+                self.contents.tokenizer.save_pretrained(partial)
+                for name, text in notes.items():
+                    (partial / name).write_text(text, encoding="utf-8")
 
     def _write(self, folder: Path) -> None:
         contents = self.contents
@@ -183,6 +189,12 @@ class Checkpoints:
     def _prune(self) -> None:
         older = [folder for folder in all_checkpoints(self.path) if number_of(folder) <= self.num_done]
         for old in older[: -self.max_to_keep] if self.max_to_keep else ():
+            foreign = _not_in_manifest(old)
+            if foreign:
+                if old not in self._kept:
+                    logger.warning("%s stays beyond max_ckpt_to_keep, as it holds %s, which no run wrote", old, foreign[0])
+                self._kept.add(old)
+                continue
             try:
                 remove_folder(old)
             except OSError as fault:
@@ -282,6 +294,16 @@ def verify(folder: Path) -> None:
             raise CheckpointError(
                 f"{folder} is corrupted: {name} isn't as it was written (it has {file.stat().st_size} bytes, had {size})"
             )
+
+
+def _not_in_manifest(folder: Path) -> list[str]:
+    """The files of a checkpoint's folder that its manifest doesn't list, all of them if it can't be read."""
+    try:
+        listed = set(json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        listed = set()
+    present = (str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir())
+    return sorted(name for name in present if name not in listed and name != MANIFEST_FILE)
 
 
 def set_aside(folder: Path) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.report.intervals import wilson_interval
+from turnwise.report.picture_file import write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +29,7 @@ _KL = {"in the reward": "critic/kl", "in the loss": "actor/kl_loss", "of an upda
 
 def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mapping[str, float] | None = None) -> Path:
     """Writes the `curve_figure` of a run to `path`, in the format of its ending, and returns `path`."""
-    curve_figure(rows, title, baselines).savefig(path, dpi=150)
+    write_figure(curve_figure(rows, title, baselines), path)
     return path
 
 
@@ -94,7 +95,7 @@ def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Seq
         axes.set_xlabel("step", fontsize=8)
         axes.grid(alpha=0.25)
         axes.legend(fontsize=7)
-    figure.savefig(path, dpi=150)
+    write_figure(figure, path)
     return path
 
 

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,10 @@ def write_gif(path: Path, frames: Sequence[Frame]) -> Path:
         _draw_lines(image, box[0] + 2 * _MARGIN, lines)
         images.append(image.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE))
     times = [FRAME_MS] * (len(images) - 1) + [LAST_FRAME_MS]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=times, loop=0)
+    # Encoded in memory, since the encoder hides the system's error, such as a full disk.
+    animation = BytesIO()
+    images[0].save(animation, format="GIF", save_all=True, append_images=images[1:], duration=times, loop=0)
+    path.write_bytes(animation.getvalue())
     return path
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError, TurnwiseError, nearest
+from turnwise.replaceable import require_new_folder
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.evaluation import evaluate
 from turnwise.rl_tool.parameters import ACTIONS, CreateReward, Evaluate, Export, LoadDataset, Train, function_schema, parse
@@ -104,8 +105,7 @@ def _export(asked: Export) -> dict[str, Any]:
     from turnwise.models.load import export_model, parse_dtype
 
     out = Path(asked.output_dir)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"output_dir {out} already exists and isn't overwritten; name a new folder")
+    require_new_folder(out, "output_dir")
     base = base_of_adapter(asked.model_path)
     model = export_model(asked.model_path, out, parse_dtype(asked.dtype))
     return {

@@ -12,6 +12,7 @@ from turnwise.config.model_shape import read_model_shape
 from turnwise.errors import ConfigError, counted, nearest
 from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NOTHING, base_of_adapter, check_model
 from turnwise.package_tables import read_table
+from turnwise.replaceable import model_files, why_files_kept
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.parameters import Train
 from turnwise.rl_tool.rewards import reward_sections
@@ -26,7 +27,6 @@ LEARNING_RATES = {("sft", False): 2e-5, ("sft", True): 1e-4, ("rl", False): 1e-6
 CRITIC_FACTOR, FASTEST_CRITIC = 10, 1e-3
 """Without LoRA, the critic's default learning rate is `CRITIC_FACTOR` × the policy's, since the value head starts at 0 and must
 fit before the policy improves; it is at most `FASTEST_CRITIC`, so that small critics converge. With LoRA it is the policy's."""
-_RESULTS = (ADAPTER_CONFIG, "config.json")
 _DEFAULT_CONTEXT, _DEFAULT_NEW_TOKENS = 4096, 512
 
 
@@ -97,9 +97,17 @@ def _require_free(asked: Train, out: Path) -> None:
         base = base_of_adapter(base)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"output_dir {out} is a file; name a folder")
-    is_taken = any((out / file).exists() for file in _RESULTS) or any((out / RUN).glob("*/checkpoints/checkpoint-*"))
+    is_taken = bool(model_files(out)) or any((out / RUN).glob("*/checkpoints/checkpoint-*"))
     if is_taken and not (asked.resume or asked.overwrite):
         raise ExistsError(f"output_dir {out} holds a result already; name another folder, or set resume or overwrite")
+    _require_replaceable_files(out)
+
+
+def _require_replaceable_files(out: Path) -> None:
+    """Raises ConfigError if the result would replace files of `out` that aren't a result's, such as another config.json."""
+    reason = why_files_kept(out)
+    if reason:
+        raise ConfigError(f"output_dir {out}: its files aren't replaced, as {reason}; name another folder")
 
 
 def _common(asked: Train) -> dict[str, Any]:
@@ -220,11 +228,12 @@ def new_tokens(model: str, asked: int | None) -> int:
 
 def place_result(checkpoint: Path, out: Path) -> None:
     """Puts the model of a checkpoint and its tokenizer into the folder `out`: a LoRA adapter as it is, any other model as a
-    plain Hugging Face folder. Replaces a model that `out` holds."""
+    plain Hugging Face folder. Replaces a model that `out` holds. Raises ConfigError if its files are of something else."""
     from turnwise.models.load import export_model, load_tokenizer
     from turnwise.models.lora import BASE_FINGERPRINT
 
-    prepared = out / ".result"
+    _require_replaceable_files(out)
+    prepared = out / ".turnwise-result"
     shutil.rmtree(prepared, ignore_errors=True)
     if base_of_adapter(checkpoint) is None:
         export_model(checkpoint, prepared)
@@ -233,11 +242,14 @@ def place_result(checkpoint: Path, out: Path) -> None:
         for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FINGERPRINT):
             shutil.copy2(checkpoint / name, prepared / name)
         load_tokenizer(checkpoint).save_pretrained(prepared)
-    for old in (*_RESULTS, ADAPTER_WEIGHTS, *(file.name for file in out.glob("model*.safetensors*"))):
-        (out / old).unlink(missing_ok=True)
-    for file in prepared.iterdir():
+    placed = sorted(prepared.iterdir(), key=lambda file: file.suffix != ".safetensors")
+    for file in placed:  # weights first: what a kill leaves has them, so it still counts as a result
         os.replace(file, out / file.name)
     prepared.rmdir()
+    names = {file.name for file in placed}
+    for old in model_files(out):
+        if old.name not in names:
+            old.unlink()
 
 
 def parameter_counts(folder: Path) -> tuple[int, int]:

@@ -5,16 +5,18 @@ a process that was forked elsewhere at the same moment may hold the pipe open.""
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.tools.jail import ISOLATED, REFUSED
@@ -25,6 +27,11 @@ LOOK_S = 0.05
 START_S, KILL_S = 60.0, 10.0
 """Time limits in seconds: for a busy machine to start the launcher, and for the kernel to end a killed process."""
 MEBIBYTE = 1 << 20
+_MEASURED_SHARE = 0.1
+"""Largest share of the time that a run's folder is measured: after a long measurement the next one comes later."""
+_NUM_THREADS = 2
+_FILES_BETWEEN_PAUSES, _PAUSE_S = 200, 0.001
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,7 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
         raise NotAvailableError(f"Python code of a model needs Linux (Landlock and seccomp), and this is {sys.platform}")
     limits = limits or Limits()
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="turnwise-python-", ignore_cleanup_errors=True) as folder:
+    async with _folder() as folder:
         Path(folder, "main.py").write_text(code, encoding="utf-8", errors="replace")
         async with _launched(folder, limits) as process:
             # Until its first line the process runs only the launcher, which a busy machine may delay.
@@ -198,23 +205,56 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
 
 async def _watched(process: _Process, folder: str, limits: Limits) -> Literal["", "timeout", "disk"]:
     """Waits until the process ends or reaches a limit. Returns the limit that it reached, else ""."""
-    deadline = time.monotonic() + limits.timeout_s
+    deadline, look_s = time.monotonic() + limits.timeout_s, LOOK_S
     while True:
-        await _within(min(LOOK_S, max(deadline - time.monotonic(), 0)), process.has_ended)
-        if _size(folder) > limits.disk_mb * MEBIBYTE:
+        await _within(min(look_s, max(deadline - time.monotonic(), 0)), process.has_ended)
+        has_ended = process.has_ended.is_set()
+        size, measured_s = await _in_a_thread(partial(_size, folder, limits.disk_mb * MEBIBYTE))
+        if size > limits.disk_mb * MEBIBYTE:
             return "disk"
-        if process.has_ended.is_set():
+        if has_ended:
             return ""
+        look_s = max(LOOK_S, measured_s / _MEASURED_SHARE)
         if time.monotonic() >= deadline:
             return "timeout"
 
 
-def _size(folder: str) -> int:
+def _size(folder: str, limit: int) -> tuple[int, float]:
+    """The bytes of all files in a folder, 4 KiB a file added, and the processor time in seconds that measuring took. Stops
+    above `limit`, so that it looks at no more than `limit` / 4 KiB files."""
+    started = time.thread_time()
     size = 0
-    for entry in os.scandir(folder):
-        with suppress(FileNotFoundError):  # the code deletes files too
-            size += entry.stat(follow_symlinks=False).st_blocks * 512 + 4096
-    return size
+    with os.scandir(folder) as entries:
+        for number, entry in enumerate(entries, start=1):
+            if number % _FILES_BETWEEN_PAUSES == 0:
+                time.sleep(_PAUSE_S)  # lets the event loop have Python's lock
+            with suppress(FileNotFoundError):  # the code deletes files too
+                size += entry.stat(follow_symlinks=False).st_blocks * 512 + 4096
+            if size > limit:
+                break
+    return size, time.thread_time() - started
+
+
+@asynccontextmanager
+async def _folder() -> AsyncIterator[str]:
+    """A new folder, which is removed in the end, in a thread: a program may leave many thousand files there."""
+    folder = tempfile.mkdtemp(prefix="turnwise-python-")
+    try:
+        yield folder
+    finally:
+        await _in_a_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+
+
+async def _in_a_thread(work: Callable[[], T]) -> T:
+    # Not the event loop's own threads, which rewards and tools may keep busy.
+    return await asyncio.wrap_future(_threads(os.getpid()).submit(work))
+
+
+@lru_cache(maxsize=1)
+def _threads(process: int) -> ThreadPoolExecutor:
+    """The threads of this process that measure and remove folders; a forked process has none of its parent's. They are few,
+    since each may keep the event loop waiting for Python's lock."""
+    return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="sandbox-files")
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:

@@ -16,8 +16,10 @@ from turnwise.config import AgenticConfig, SFTConfig, parse_config, require, una
 from turnwise.config.coming_from import counterpart
 from turnwise.data.tables import numbered, plain_columns
 from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.replaceable import require_replaceable
 from turnwise.trainer.callbacks import asks_to_stop, check_callbacks
 from turnwise.trainer.objects import Objects, custom_envs, data_section, plain_values, tool_names
+from turnwise.trainer.paths import as_path, bases_of, folders_named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,7 +110,7 @@ class Trainer:
     @classmethod
     def from_config(cls, path: str | Path, **overrides: Any) -> "Trainer":
         """A Trainer with the settings of a YAML file. `overrides` are arguments of Trainer that replace the file's settings."""
-        folder = str(Path(path).absolute().parent)
+        folder = str(as_path(path, "from_config").absolute().parent)
         if folder not in sys.path:  # a user's `module:Class` stands beside the config
             sys.path.append(folder)
         return cls(config_file=path, **overrides)
@@ -175,19 +177,20 @@ class Trainer:
     def save(self, folder: str | Path, best: bool = False) -> Path:
         """Writes a plain model folder, with the tokenizer and merged adapters: the model of the newest checkpoint, or with
         `best` the one that `save_best` kept. Prints the model's step. Replaces a model that is already in the folder. Raises
-        ConfigError if there is no model to save yet, or `folder` is a file or a folder with other contents than a model."""
+        ConfigError if there is no model to save yet, or `folder` is a file, a folder with anything else than a model, a
+        checkpoint, or a model that this Trainer starts from."""
         from turnwise.models.load import export_model
         from turnwise.pipelines.by_validation import read_best
 
-        folder, best_model, newest = Path(folder), self.best, self.checkpoint
+        folder = as_path(folder, "save")
+        best_model, newest = self.best, self.checkpoint
         source = best_model if best else newest
         if source is None:
             if best and self.config.save_best is None:
                 raise ConfigError("save: best=True needs a model that save_best has kept; set save_best={} and eval_steps")
             what = "best model" if best else "checkpoint"
             raise ConfigError(f"save: this Trainer has no {what} yet; call train() first")
-        if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file())):
-            raise ConfigError(f"save: {folder} already exists and isn't a model folder; name another, or remove it first")
+        require_replaceable(folder, "save", [*folders_named(self.config), *bases_of(source)])
         export_model(source, folder)
         told = "the best model, {metric} {value:g} after {step} steps".format(**read_best(best_model)) if best_model else ""
         if not best:

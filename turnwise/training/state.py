@@ -1,9 +1,6 @@
 """Saves and loads a strategy's weights and training state, so that training continues bit for bit."""
 
-import errno
-import os
 import random
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,11 +18,11 @@ from turnwise.model_folder import ADAPTER_CONFIG
 from turnwise.models.file_tensors import require_weights
 from turnwise.models.load import load_model_config, load_pretrained, trusted_already, write_weights
 from turnwise.models.lora import Adapters, Gathered
+from turnwise.runtime.disk import writing
 from turnwise.training.optimizer import LossScale
 
 TRAINER_FILE = "trainer_state.pt"
 CPU = torch.device("cpu")
-_FULL_BYTES = 2**20  # free space below which a disk counts as full
 
 
 def save_state(
@@ -51,12 +48,14 @@ def save_state(
         write_weights(model, folder, weights)
     else:
         adapters.save(folder)
-    try:
-        torch.save(state, folder / TRAINER_FILE)
-    except RuntimeError as fault:
-        # Torch's writer hides the system's error.
-        reason = os.strerror(errno.ENOSPC) if shutil.disk_usage(folder).free < _FULL_BYTES else str(fault)
-        raise OSError(f"{folder / TRAINER_FILE}: {reason}") from fault
+    file = folder / TRAINER_FILE
+    with writing(file):
+        try:
+            torch.save(state, file)
+        except RecursionError:  # a RuntimeError that says nothing about the disk
+            raise
+        except RuntimeError as fault:
+            raise OSError(f"{file}: {fault}") from fault
 
 
 def load_state(

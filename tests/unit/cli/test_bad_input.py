@@ -172,11 +172,26 @@ IN_A_SMALL_DISK = 'mount -t tmpfs -o size=2500k tmpfs small && { "$0" "$@"; stat
 """Runs a command beside a disk of 2.5 MB, which only it sees, and lists what the disk holds in the end."""
 
 
+IN_A_TINY_DISK = 'mount -t tmpfs -o size=40k tmpfs small && { "$0" "$@"; status=$?; ls -A small; echo nothing; exit $status; }'
+
+
 def can_mount() -> bool:
     return (
         shutil.which("unshare") is not None
         and not subprocess.run(["unshare", "--map-root-user", "--mount", "true"], capture_output=True).returncode
     )
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs user namespaces to mount a small tmpfs")
+@pytest.mark.parametrize("command", ["make-model --size tiny --out small/new", "export --model {model} --out small/new"])
+def test_a_full_disk_while_a_model_is_written(command, tiny_model, tmp_path):
+    (tmp_path / "small").mkdir()
+    prefix = ("unshare", "--map-root-user", "--mount", "sh", "-c", IN_A_TINY_DISK)
+    process = turnwise(*command.format(model=tiny_model).split(), cwd=tmp_path, prefix=prefix)
+    listing, said = process.communicate()
+    assert process.returncode == 2, said
+    assert "small/new can't be written: No space left on device" in said and "Traceback" not in said
+    assert listing.split() == ["nothing"], "no half model is left"
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs user namespaces to mount a small tmpfs")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 from hypothesis import given, strategies as st
 
-from turnwise.envs.parsing import parse_action
+from turnwise.envs.parsing import parse_action, without_thoughts
+from turnwise.envs.pattern_search import is_cheap
 from turnwise.errors import ConfigError
 from turnwise.spec import ANSWER_PATTERN, THINK_ANSWER_PATTERN
 
@@ -73,3 +77,54 @@ def test_what_is_written_around_an_answer_changes_nothing(before: str, thought: 
 def test_any_text_gives_a_stripped_action_or_none(text: str, pattern: str | None) -> None:
     action = parse_action(text, pattern)
     assert action is None or (action and action == action.strip())
+
+
+ORDINARY = [
+    *(
+        ANSWER_PATTERN,
+        THINK_ANSWER_PATTERN,
+        r"left|right|up|down",
+        r"^(.*)$",
+        r"\\boxed\{(.*?)\}",
+        r"Action:\s*(\w+)",
+        r"[0-9]+",
+    ),
+    r"Action:\s*(\w+)",
+    *(r"####\s*(-?[0-9.,]+)", r"```(?:python)?\n(.*?)```", r"(\d{1,3})\s*,\s*(\d{1,3})"),
+]
+
+
+@pytest.mark.parametrize("pattern", ORDINARY)
+def test_ordinary_patterns_need_no_other_process_for_ordinary_responses(pattern: str) -> None:
+    thought = "I look at the grid: 3 up, 4 left.\n" * 40
+    assert is_cheap(pattern, f"<think>{thought}</think> <answer>Left</answer> Action: go #### 3")
+
+
+LONG = [
+    *((None, "<think>" * 140_000), (None, "</think>" * 125_000), (ANSWER_PATTERN, "<answer>" * 125_000)),
+    *((THINK_ANSWER_PATTERN, "<think>" * 140_000), (THINK_ANSWER_PATTERN, "<think></think>" + " " * 10**6)),
+    *((r"(a+)+$", "a" * 5000 + "b"), (r"^(.*)$", "x\n" * 500_000), (r"[0-9]+", "1" * 10**6)),
+]
+
+
+@pytest.mark.parametrize(("pattern", "text"), LONG)
+def test_no_text_makes_this_process_search_long(pattern: str | None, text: str) -> None:
+    started = time.process_time()
+    parse_action(text, pattern)
+    assert time.process_time() - started < 0.5
+
+
+def test_what_another_process_reads_is_the_same() -> None:
+    nested = r"<answer>((?:\s*\w+)+)</answer>"
+    assert not is_cheap(nested, "x")
+    assert parse_action("so <ANSWER> Up left</answer>", nested) == "Up left"
+    assert parse_action("\udcff é <answer>Ü</answer>", nested) == "Ü"
+    assert parse_action("<answer>" + "a" * 60, nested) is None
+    assert parse_action("<answer>Down</answer>", nested) == "Down", "it is started again after a search that was ended"
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<THINK>", "a", "b"]), max_size=12))
+def test_thoughts_are_left_out_as_by_their_definition(words: list[str]) -> None:
+    text = "".join(words)
+    spoken = re.split(r"(?i)</think>", re.sub(r"(?is)<think>.*?</think>", "", text))[-1]
+    assert without_thoughts(text) == (None if "<think>" in spoken.lower() else spoken)

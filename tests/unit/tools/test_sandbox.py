@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,14 @@ def test_the_disk_is_limited():
     result = run("n = 0\nwhile True:\n  n += 1\n  open(str(n), 'wb').write(b'x' * (1 << 20))", disk_mb=8)
     assert result.outcome == "disk"
     assert result.text.endswith("The code wrote more than 8 MiB of files and was ended.")
+
+
+def test_many_files_cost_the_event_loop_nothing():
+    """Measuring and removing them takes other threads: this one, which the event loop runs in, hardly computes meanwhile."""
+    code = "import time\nfor n in range(6000):\n    open(str(n), 'w').close()\ntime.sleep(0.5)"
+    before = time.thread_time()
+    assert run(code, timeout_s=60).outcome == "ok"
+    assert time.thread_time() - before < 0.05
 
 
 def test_one_file_is_limited():

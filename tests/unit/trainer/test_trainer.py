@@ -290,8 +290,32 @@ def test_save_before_training_and_over_something_else_is_refused(keys, tmp_path)
         with pytest.raises(ConfigError, match="call train"):
             ask()
     trainer.train()
-    with pytest.raises(ConfigError, match="already exists and isn't a model folder"):
-        trainer.save(tmp_path)
+    project = tmp_path / "project"
+    (project / "sub").mkdir(parents=True)
+    for name, text in {"config.json": '{"name": "my project"}', "train.py": "", "sub/data.csv": "1"}.items():
+        (project / name).write_text(text)
+    assert trainer.checkpoint is not None and trainer.run_folder is not None
+    for folder in (tmp_path, project, keys["model"], trainer.checkpoint, trainer.run_folder):
+        before = _contents(Path(folder))
+        with pytest.raises(ConfigError, match=r"save: .* already exists and isn't replaced"):
+            trainer.save(folder)
+        assert _contents(Path(folder)) == before
+    for wrong in (5, "", "a\0b", b"bytes", None):
+        with pytest.raises(ConfigError, match=r"save: .*path"):
+            trainer.save(wrong)
+    saved = trainer.save(tmp_path / "model")
+    (saved / "vocab.txt").write_text("of an older model")
+    assert not (trainer.save(saved) / "vocab.txt").exists(), "a model of ours is replaced"
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_config_of_another_type_than_a_path_is_refused():
+    for wrong in (5, None, ["a.yaml"], ""):
+        with pytest.raises(ConfigError, match=r"from_config: .*path"):
+            Trainer.from_config(wrong)
 
 
 def test_the_best_model_is_saved_where_it_is_asked_for(keys, tmp_path, capsys):

@@ -1,0 +1,72 @@
+"""Finds the system's error, such as a full disk, in the errors of libraries that hide it."""
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a disk or a quota that is used up."""
+_NUMBER_IN_TEXT = re.compile(r"\(os error (\d+)\)")
+"""How errors of libraries in Rust, such as safetensors and tokenizers, tell the system's error number."""
+_FAULTS_OF_CODE = (RecursionError, TypeError, AttributeError, LookupError, ValueError, AssertionError, NotImplementedError)
+"""Errors that no disk causes."""
+_TRIAL_BYTES = 2**20
+
+
+class writing:  # a context, as `suppress` is
+    """A context for a library's writer. If the writer fails because of the disk, raises OSError with the system's error number
+    and `path`, even if the writer's own error has no number or names a file in between. Other errors pass as they are."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if not isinstance(error, Exception):
+            return
+        number = system_error(error, self._path)
+        is_told = isinstance(error, OSError) and error.errno is not None and error.errno not in NO_SPACE
+        if number is not None and not is_told:
+            raise OSError(number, os.strerror(number), str(self._path)) from error
+
+
+def system_error(error: Exception, path: Path) -> int | None:
+    """The system's error number behind an error that a writer of `path` raised; None if the disk isn't at fault. If the error
+    doesn't tell, a trial tells: whether the disk of `path` takes another `_TRIAL_BYTES`."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    match = _NUMBER_IN_TEXT.search(str(error))
+    if match is not None:
+        return int(match[1])
+    if isinstance(error, _FAULTS_OF_CODE):
+        return None
+    return _trial(existing_folder(path))
+
+
+def existing_folder(path: Path) -> Path:
+    """The folder at or above `path` that exists."""
+    return next(place for place in (path, *path.absolute().parents) if place.is_dir())
+
+
+def free_text(path: Path) -> str:
+    """How much is free on the disk of `path`, as a clause of a message; empty if the system doesn't say."""
+    with suppress(OSError, ValueError):
+        return f"{shutil.disk_usage(existing_folder(path)).free / 2**20:,.0f} MiB are free there now"
+    return ""
+
+
+def _trial(folder: Path) -> int | None:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_TRIAL_BYTES))
+            file.flush()
+    except OSError as fault:
+        return fault.errno
+    return None
