@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 from turnwise.config.checks import find_problems, sibling_problems
 from turnwise.config.coming_from import counterpart, differing_defaults, unknown_leaves
 from turnwise.config.compose import Composed, compose
+from turnwise.config.learning_rates import unusual_rates
 from turnwise.config.problems import MAX_SHOWN, Path as KeyPath, Problem, as_sentences, config_error
 from turnwise.config.published import Translation, translate
 from turnwise.config.schema import AgenticConfig
@@ -111,7 +112,9 @@ def _parse(
     if strict:
         problems += without_effect
     notes = translation.notes + as_sentences(without_effect)
-    notes += as_sentences(unusual(config, {problem.path for problem in without_effect})) if config else []
+    if config is not None:
+        idle = {problem.path for problem in without_effect}
+        notes += as_sentences([*unusual(config, idle), *unusual_rates(config, idle)])
     if examine is not None and config is not None and not problems:
         try:
             for problem in examine(config):

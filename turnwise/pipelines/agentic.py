@@ -88,6 +88,7 @@ class AgenticPipeline:
                 with log.phase("train"), self.checkpoints.updating(step, self.interrupts, part.is_last):
                     log.add(critic.train_step(samples, algorithm.value_loss, step) if critic and algorithm.value_loss else ())
                     log.add(update.train_on(samples, part.is_last))
+                log.add(update.measure(samples) if part.is_last else ())
             yield self.end_step(step, rollout)
         if self.pipeline_config.uses_validation or not self.checkpoints.is_saved:
             yield self.end_step(step)
