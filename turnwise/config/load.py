@@ -113,8 +113,7 @@ def _parse(
         problems += without_effect
     notes = translation.notes + as_sentences(without_effect)
     if config is not None:
-        idle = {problem.path for problem in without_effect}
-        notes += as_sentences([*unusual(config, idle), *unusual_rates(config, idle)])
+        notes += as_sentences(_unusual_values(config, {problem.path for problem in without_effect}))
     if examine is not None and config is not None and not problems:
         try:
             for problem in examine(config):
@@ -128,6 +127,12 @@ def _parse(
     if problems or config is None:
         raise config_error(source, problems, KeyLocations(composed.files, overrides).of)
     return config, notes
+
+
+def _unusual_values(config: AnyConfig, idle: set[KeyPath]) -> Iterator[Problem]:
+    """Values that are allowed but far outside of what trains; those in `idle` have no effect."""
+    yield from unusual(config, idle)
+    yield from unusual_rates(config, idle)
 
 
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
