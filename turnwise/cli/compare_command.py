@@ -79,10 +79,15 @@ def run(options: argparse.Namespace) -> int:
         print("\nthe runs have the same settings")
     if out is not None and columns:
         with ends_at_once():
-            from turnwise.report.curve import compared_curves
+            from turnwise.report.curve import compared_curves, counted
 
         groups = _curve_groups(runs)
-        panels = {c.title: {label: [run.series(c) for run in of_label] for label, of_label in groups.items()} for c in columns}
+        panels = {
+            column.title: {
+                label: [counted(run.series(column), column.name) for run in of_label] for label, of_label in groups.items()
+            }
+            for column in columns
+        }
         compared_curves(_without_copies(panels), out)
         print(f"\ncurves: {out}")
     return 0
@@ -165,8 +170,8 @@ def _differences(runs: Sequence[Run]) -> Iterator[list[str]]:
 
 
 def _curve_groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Label → the runs of one curve: those whose settings differ in seeds only. A label names the settings that differ from other
-    curves', or the runs themselves if none does."""
+    """Label → the runs of one curve: those whose settings differ in seeds only. A label names the settings that differ from
+    other curves', or the runs themselves if none does."""
     keys = [line[0] for line in _differences(runs) if line[0].rpartition(".")[2] not in _SEEDS]
     groups: dict[str, list[Run]] = {}
     for number, run in enumerate(runs, 1):

@@ -132,7 +132,7 @@ class AgenticPipeline:
             self.checkpoints.end_here()
         checkpoint = self.do_checkpoint() if self.checkpoints.is_due else None
         self.interrupts.release()
-        return StepReport(step, metrics, groups, checkpoint, is_final=rollout is None)
+        return StepReport(step + 1 if rollout else step, metrics, groups, checkpoint, is_final=rollout is None)
 
     def do_checkpoint(self) -> Path:
         """Saves a checkpoint of the last finished step, and returns its folder."""

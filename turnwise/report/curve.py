@@ -21,6 +21,8 @@ Draw = Callable[["Axes"], None]
 _TRAIN, _VAL = "#6baed6", "#08519c"
 _COLORS = ("#4c9085", "#c26a3d", "#7b6ba8", "#9a9a9a", "#b8a13c", "#a04d6e")
 _MARGINS = {"left": 0.1, "right": 0.98, "top": 0.94, "bottom": 0.1, "hspace": 0.32, "wspace": 0.32}
+MIN_SMOOTHED = 20
+"""Minimum number of points of a curve that is smoothed."""
 _PHASES = ("rollout", "train", "val", "checkpoint")
 _SHARES = {"groups alike": r"rollout/zero_variance_groups", "parsed": r"rollout/parsed", "valid": r"env/.+/action_is_valid"}
 _KL = {"in the reward": "critic/kl", "in the loss": "actor/kl_loss", "of an update": "actor/approxkl"}
@@ -73,7 +75,7 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
     # Fixed margins, since an automatic layout draws everything twice.
     figure.subplots_adjust(**_MARGINS)
     for axes in figure.axes:
-        _whole_steps(axes)
+        _whole_steps(axes, most=10 if axes is main else 5)
         axes.set_xlabel("step", fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
@@ -90,7 +92,7 @@ def compared_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]
     for number, (title, groups) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(len(panels), 1, number)
         for index, (label, curves) in enumerate(groups.items()):
-            known = [counted(curve) for curve in curves if curve]
+            known = [curve for curve in curves if curve]
             if known:
                 _draw_group(axes, known, f"C{index}", label)
         axes.set_ylabel(_literal(title))
@@ -102,9 +104,10 @@ def compared_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]
     return path
 
 
-def counted(points: Sequence[Point]) -> list[Point]:
-    """The points with steps that count from 1, as people see them; in `metrics.jsonl` they count from 0."""
-    return [(step + 1, value) for step, value in points]
+def counted(points: Sequence[Point], metric: str = "") -> list[Point]:
+    """The points of a metric with steps that count from 1, as people see them; in `metrics.jsonl` they count from 0. There a
+    validation after n steps stands in the row of step n, so its points stay as they are."""
+    return list(points) if _is_validation(metric) else [(step + 1, value) for step, value in points]
 
 
 def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], color: str, label: str) -> None:
@@ -126,11 +129,11 @@ def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], color: str, lab
         axes.fill_between([step for step, _ in spread], lows, highs, color=color, alpha=0.15, linewidth=0)
 
 
-def _whole_steps(axes: "Axes") -> None:
-    """Lets the axis of steps have ticks at whole steps only."""
+def _whole_steps(axes: "Axes", most: int = 10) -> None:
+    """Lets the axis of steps have ticks at whole steps only, `most` of them at most."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
 
 
 def _literal(text: str) -> str:
@@ -218,23 +221,28 @@ def _draw_times(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
-    """`(step, mean)` of each row's finite metrics whose names match the pattern. Rows without such a metric are left out."""
+    """`(step, mean)` of each row's finite metrics whose names match the pattern. Rows without such a metric are left out. Steps
+    count from 1. A row of step n from 0 has the validation after n steps, which is shown there."""
     points = []
     for row in rows:
         values = [value for name, value in row.items() if re.fullmatch(pattern, name) and math.isfinite(value)]
         if values:
             points.append((row["step"], sum(values) / len(values)))
-    return counted(points)
+    return counted(points, pattern)
 
 
 def _smooth(points: Sequence[Point]) -> list[Point]:
-    """Means over windows that reach a twentieth of the run (1 to 10 points) to both sides. The curve ends where its window does:
-    a window that shrank at the end would show the noise of the last step as a result. Fewer than 3 points stay as they are."""
-    reach = min(max(len(points) // 20, 1), 10)
-    if len(points) < 2 * reach + 1:
+    """Means over windows that reach a twentieth of the run (1 to 10 points) to both sides. The curve ends where its window
+    does: one that shrank at the end would show the noise of the last step as a result. Few points stay as they are."""
+    if len(points) < MIN_SMOOTHED:
         return list(points)
+    reach = min(len(points) // 20, 10)
     windows = [points[i - reach : i + reach + 1] for i in range(reach, len(points) - reach)]
     return [(window[reach][0], sum(value for _, value in window) / len(window)) for window in windows]
+
+
+def _is_validation(metric: str) -> bool:
+    return metric.startswith("val/") or metric == r"sft/val_loss"
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
