@@ -97,7 +97,7 @@ class PlayScreen:
         if self._setup.task.row is not None:
             action, style = "an answer" if not turn.metrics.get("tool_calls") else "a call", "bold"
         gained = Text().append(printable(action), style).append(f" → reward {turn.reward:g}", "bold" if turn.reward else "")
-        gained.append("".join(f", {name} {value:g}" for name, value in turn.metrics.items() if value), "dim")
+        gained.append("".join(f", {name} {value:g}" for name, value in turn.metrics.items()), "dim")
         self._row("does", "", gained)
         if turn.state_key is not None and turn.state_key != turn.observation:
             self._lines("state", "", str(turn.state_key), "dim")
