@@ -31,6 +31,13 @@ def make_server() -> Any:
     def picture() -> list:
         return ["a dot", Image(data=b"x", format="png")]
 
+    @server.tool(structured_output=False)
+    def misshapen(x: int) -> str:
+        """Its schema is made wrong below."""
+        return str(x)
+
+    server._tool_manager.get_tool("misshapen").parameters["properties"]["x"]["type"] = "objekt"
+
     @server.tool()
     async def slow() -> str:
         await asyncio.sleep(100)

@@ -7,7 +7,7 @@ from turnwise.build.envs import env_factory
 from turnwise.build.rollouts import seeded_tasks
 from turnwise.config import AgenticConfig
 from turnwise.envs.checks.luck import random_outcomes
-from turnwise.tracking.health import Health, Outcomes
+from turnwise.tracking.health import LENGTH_KEY, Health, Outcomes
 from turnwise.training.state import GlobalRandomState
 
 NUM_EPISODES = 200
@@ -17,12 +17,16 @@ BUDGET_S = 2.0
 
 
 def build_health(config: AgenticConfig, is_playing: bool) -> Health:
-    """The health checks of a run. They compare the policy with a random player if the run plays only environments, none of them
-    in threads (`max_env_num_per_worker`, `use_thread_lock`), and `data.reward` is unset."""
+    """The health checks of a run, whose advice names the keys of its kind of task. They compare the policy with a random player
+    if the run plays only environments, none of them in threads (`max_env_num_per_worker`, `use_thread_lock`), and `data.reward`
+    is unset."""
     manager = config.env_manager("train")
     blocks = manager.max_env_num_per_worker or any(config.custom_envs[tag].use_thread_lock for tag in manager.env_tags)
     is_alone = is_playing and not blocks and not manager.has_rows and not config.data.reward
-    return Health(partial(_play_at_random, config)) if is_alone else Health()
+    length_key = "actor_infer.generating_args.max_new_tokens" if manager.has_rows else LENGTH_KEY
+    if not is_alone:
+        return Health(length_key=length_key)
+    return Health(partial(_play_at_random, config), length_key)
 
 
 def _play_at_random(config: AgenticConfig) -> Outcomes | None:

@@ -1,11 +1,12 @@
 """Builds tools and simulated users from the files that a config names."""
 
 import importlib.util
+import inspect
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from inspect import signature
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from turnwise.config import AgenticConfig
@@ -22,6 +23,8 @@ from turnwise.spec import AGENT_ALIASES, INTERACTIONS, ROW_AGENTS, TOOLS
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.mcp_server import McpServer
 from turnwise.tools.session import Interactions, OfferedTool, ToolBox, interaction_kwargs
+
+logger = logging.getLogger(__name__)
 
 
 def build_tools(config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None) -> ToolBox:
@@ -55,8 +58,27 @@ def _of_entry(entry: ToolEntry, key: str) -> list[OfferedTool]:
         make = partial(FunctionTool, found, entry.tool_schema)
     with Foreign(f"{key} {entry.class_name}: making it", "at the start", are_faults=True):
         made = make()
-    tools = list(made) if isinstance(made, McpServer) else [made]
-    return [OfferedTool(_checked(tool, f"{key} {entry.class_name}"), entry.timeout_s, entry.max_concurrency) for tool in tools]
+    if isinstance(made, McpServer):
+        return _of_server(made, entry)
+    return [OfferedTool(_checked(made, f"{key} {entry.class_name}"), entry.timeout_s, entry.max_concurrency)]
+
+
+def _of_server(server: McpServer, entry: ToolEntry) -> list[OfferedTool]:
+    """The tools of a server. One whose schema is wrong is left out with a warning, unless `config.tools` names it. Raises
+    ConfigError if none is left."""
+    offered: list[OfferedTool] = []
+    problems: list[str] = []
+    for tool in server:
+        try:
+            offered.append(OfferedTool(tool, entry.timeout_s, entry.max_concurrency))
+        except ConfigError as fault:
+            if "tools" in entry.config:
+                raise ConfigError(f"mcp: {fault}; config.tools names it: leave it out there") from fault
+            problems.append(str(fault))
+            logger.warning("mcp: the tool %s is left out: %s", tool.name, fault)
+    if problems and not offered:
+        raise ConfigError(f"mcp: the server has no tool that can be called: {'; '.join(problems)}")
+    return offered
 
 
 def _as_it_is(tool: Tool) -> Tool:
@@ -73,7 +95,7 @@ def _checked(tool: Tool, what: str) -> Tool:
 
 
 def _functions(path: str) -> Sequence[Callable[..., Any]]:
-    """The public functions that a Python file defines, in the file's order. Imports the file as a module of its own."""
+    """The public functions that a Python file describes, in the file's order. Imports the file as a module of its own."""
     file, key = local_path(path), f"agent.function_tool_path {path}"
     name = f"turnwise_functions_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
@@ -82,11 +104,34 @@ def _functions(path: str) -> Sequence[Callable[..., Any]]:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     with Foreign(f"{key}: importing it", "at the start", are_faults=True):
         spec.loader.exec_module(module)
-    own = [value for key, value in vars(module).items() if isinstance(value, FunctionType) and not key.startswith("_")]
-    functions = [function for function in own if function.__module__ == name]
-    if not functions:
-        raise ConfigError(f"{key} defines no public function; each public function of that file is a tool")
-    return functions
+    functions = [function for function in _public(module) if function.__module__ == name]
+    tools = [function for function in functions if not _is_helper(function, module)]
+    if not tools:
+        lacking = f": {', '.join(function.__name__ for function in functions)} has no docstring" if functions else ""
+        raise ConfigError(f"{key} defines no public function{lacking}; each public function of that file is a tool")
+    for function in functions:
+        if function not in tools:
+            why = "it has no docstring, or is a generator"
+            logger.warning("%s: the function %s isn't a tool, since %s", key, function.__name__, why)
+    return tools
+
+
+def _public(module: ModuleType) -> list[FunctionType]:
+    """The functions that `__all__` names; without it, those whose names don't begin with an underscore. Each once."""
+    names = vars(module).get("__all__")
+    if names is None:
+        names = [name for name in vars(module) if not name.startswith("_")]
+    values = [vars(module).get(name) for name in names]
+    return list(dict.fromkeys(value for value in values if isinstance(value, FunctionType)))
+
+
+def _is_helper(function: FunctionType, module: ModuleType) -> bool:
+    """Whether a public function is only used by tools: it has no docstring, or it is a context manager or generator."""
+    if function.__name__ in vars(module).get("__all__", ()):
+        return False
+    inner = inspect.unwrap(function)
+    is_generator = inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
+    return is_generator or not inspect.getdoc(function)
 
 
 def build_interactions(
@@ -133,7 +178,7 @@ def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
         calls = ((users[name].start_interaction, 1), (users[name].generate_response, 2)) if name is not None else ()
         for method, num_given in calls:
             try:
-                signature(method).bind(*[None] * num_given, **interaction_kwargs(row.columns))
+                inspect.signature(method).bind(*[None] * num_given, **interaction_kwargs(row.columns))
             except TypeError as fault:
                 what = f"the columns extra_info.interaction_kwargs don't fit the interaction {name!r}"
                 raise DataError(f"{row.place}: {what} ({method.__name__}: {fault})") from fault

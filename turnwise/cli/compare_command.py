@@ -25,6 +25,9 @@ _METRICS = (
     SFT_COLUMNS.validation._replace(title="val loss"),
     SFT_COLUMNS.trends[0],
 )
+_HIGHER_IS_BETTER = ("success", "score", "reward", "accuracy")
+_SEEDS = ("seed", "tag_seed")
+"""Last parts of keys that only draw other tasks and tokens."""
 _MAX_WIDTH = 24  # characters of a setting's value
 
 
@@ -79,10 +82,16 @@ def run(options: argparse.Namespace) -> int:
         print("\nthe runs have the same settings")
     if out is not None and columns:
         with ends_at_once():
-            from turnwise.report.curve import compared_curves
+            from turnwise.report.curve import compared_curves, counted
 
-        labels = [f"[{number}] {_name(run)}" for number, run in enumerate(runs, 1)]
-        compared_curves({c.title: [run.series(c) for run in runs] for c in columns}, labels, out)
+        groups = _curve_groups(runs)
+        panels = {
+            column.title: {
+                label: [counted(run.series(column), column.name) for run in of_label] for label, of_label in groups.items()
+            }
+            for column in columns
+        }
+        compared_curves(_without_copies(panels), out)
         print(f"\ncurves: {out}")
     return 0
 
@@ -137,7 +146,17 @@ def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
         return "-", "-"
     width = max(len(values) // 10, 1) if len(values) >= sum(_is_step(row) for row in run.rows) else 1
     means = [sum(values[i : i + width]) / width for i in range(len(values) - width + 1)]
-    return column.text(means[-1]), column.text((min if "loss" in column.name else max)(means))
+    return column.text(means[-1]), _best(column, means)
+
+
+def _best(column: MetricColumn, means: Sequence[float]) -> str:
+    """The highest mean of a success, score or reward, the lowest of a loss; "-" for a metric of which neither end is better."""
+    last = column.name.rpartition("/")[2]
+    if "loss" in column.name:
+        return column.text(min(means))
+    if last in _HIGHER_IS_BETTER or any(part in ("score", "reward") for part in column.name.split("/")):
+        return column.text(max(means))
+    return "-"
 
 
 def _is_step(row: Mapping[str, float]) -> bool:
@@ -151,6 +170,37 @@ def _differences(runs: Sequence[Run]) -> Iterator[list[str]]:
         values = [str(run.settings.get(key, "-")) if run.settings else "?" for run in runs]
         if len({*values} - {"?"}) > 1:
             yield [key, *(value if len(value) <= _MAX_WIDTH else f"{value[: _MAX_WIDTH - 1]}…" for value in values)]
+
+
+def _curve_groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Label → the runs of one curve: those whose settings differ in seeds only. A label names the settings that differ from
+    other curves', or the runs themselves if none does."""
+    keys = [line[0] for line in _differences(runs) if line[0].rpartition(".")[2] not in _SEEDS]
+    groups: dict[str, list[Run]] = {}
+    for number, run in enumerate(runs, 1):
+        label = ", ".join(f"{key.rpartition('.')[2]}={_short(run.settings.get(key, '-'))}" for key in keys)
+        if not run.settings or (not label and len({_name(run) for run in runs}) == len(runs) and not _differs_in_seed(runs)):
+            label = f"[{number}] {_name(run)}"
+        groups.setdefault(label or "all runs", []).append(run)
+    return groups
+
+
+def _differs_in_seed(runs: Sequence[Run]) -> bool:
+    return any(line[0].rpartition(".")[2] in _SEEDS for line in _differences(runs))
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _MAX_WIDTH else f"{text[: _MAX_WIDTH - 1]}…"
+
+
+def _without_copies(panels: dict[str, Any]) -> dict[str, Any]:
+    """The panels without those that show the same curves as an earlier one, such as a score that is the success."""
+    kept: dict[str, Any] = {}
+    for title, curves in panels.items():
+        if curves not in kept.values():
+            kept[title] = curves
+    return kept
 
 
 def _name(run: Run) -> str:

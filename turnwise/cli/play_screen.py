@@ -99,7 +99,7 @@ class PlayScreen:
         gained = Text().append(printable(action), style).append(f" → reward {turn.reward:g}", "bold" if turn.reward else "")
         gained.append("".join(f", {name} {value:g}" for name, value in turn.metrics.items()), "dim")
         self._row("does", "", gained)
-        if turn.state_key != turn.observation:
+        if turn.state_key is not None and turn.state_key != turn.observation:
             self._lines("state", "", str(turn.state_key), "dim")
         most = self._setup.max_turns
         left = counted(most - turn_idx, "turn") if most else "any number of turns"
@@ -114,12 +114,16 @@ class PlayScreen:
         finished = "finished by the environment" if trajectory.task.row is None else "finished"
         how = "left by you" if played.is_left else ENDS[trajectory.limit] if trajectory.limit else finished
         turns = counted(len(trajectory.turns), "turn")
-        self._row("score", "", Text().append(f"{trajectory.score:g}", "bold").append(f" after {turns}, {how}"))
+        if trajectory.status == "failed":
+            self._lines("failed", "", f"after {turns}: {trajectory.error or 'the episode has no score'}", "red")
+        else:
+            self._row("score", "", Text().append(f"{trajectory.score:g}", "bold").append(f" after {turns}, {how}"))
         if trajectory.outcome_rewards:
             self._lines("rewards", "", ", ".join(f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items()))
         if trajectory.metrics:
-            metrics = ", ".join(f"{name} {value:g}" for name, value in trajectory.metrics.items())
-            self._lines("metrics", "", metrics)
+            metrics = [f"{name} {value:g}" for name, value in trajectory.metrics.items() if value]
+            num_zero = len(trajectory.metrics) - len(metrics)
+            self._lines("metrics", "", ", ".join([*metrics, *([f"{num_zero} more are 0"] if num_zero else [])]))
         if self._setup.policy.tokenizer and trajectory.turns:
             self._trained_tokens(trajectory)
 

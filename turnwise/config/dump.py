@@ -10,6 +10,7 @@ import yaml
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.config.without_effect import UNREAD
+from turnwise.config.yaml_words import with_words_of_configs
 from turnwise.package_tables import read_table
 from turnwise.spec import Split
 
@@ -17,6 +18,7 @@ _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs", "args
 _MAX_INLINE = 300  # maximum characters of a mapping that is written on one line
 
 
+@with_words_of_configs
 class _Dumper(yaml.SafeDumper):
     """Writes short flat mappings on one line, and texts of several lines as blocks."""
 

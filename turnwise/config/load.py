@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 from turnwise.config.checks import find_problems, sibling_problems
 from turnwise.config.coming_from import counterpart, differing_defaults, unknown_leaves
 from turnwise.config.compose import Composed, compose
+from turnwise.config.learning_rates import unusual_rates
 from turnwise.config.problems import MAX_SHOWN, Path as KeyPath, Problem, as_sentences, config_error
 from turnwise.config.published import Translation, translate
 from turnwise.config.schema import AgenticConfig
@@ -111,7 +112,8 @@ def _parse(
     if strict:
         problems += without_effect
     notes = translation.notes + as_sentences(without_effect)
-    notes += as_sentences(unusual(config, {problem.path for problem in without_effect})) if config else []
+    if config is not None:
+        notes += as_sentences(_unusual_values(config, {problem.path for problem in without_effect}))
     if examine is not None and config is not None and not problems:
         try:
             for problem in examine(config):
@@ -125,6 +127,12 @@ def _parse(
     if problems or config is None:
         raise config_error(source, problems, KeyLocations(composed.files, overrides).of)
     return config, notes
+
+
+def _unusual_values(config: AnyConfig, idle: set[KeyPath]) -> Iterator[Problem]:
+    """Values that are allowed but far outside of what trains; those in `idle` have no effect."""
+    yield from unusual(config, idle)
+    yield from unusual_rates(config, idle)
 
 
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:

@@ -93,6 +93,8 @@ def _read(key: str, path: str, kind: type[S], form: str) -> S:
     content = load_yaml(read_yaml(local_path(path), name), name)
     if kind is _LoopFile:
         content = {"loops": content}
+    if kind is _ToolFile and (key := _mcp_key(content)):
+        raise ConfigError(f"{name} has the key {key}; an MCP server is one of the tools: {_MCP_FORM}")
     if not isinstance(content, dict) or not all(isinstance(value, list) for value in content.values()):
         raise ConfigError(f"{name} holds {str(content)[:40]!r}; expected {form}")
     try:
@@ -101,6 +103,19 @@ def _read(key: str, path: str, kind: type[S], form: str) -> S:
         found = error.errors(include_url=False)
     problems = [Problem(item["loc"], f"{_sentence(kind, item)}; expected {form}") for item in found]
     raise config_error(name, problems, lambda path: "")
+
+
+_MCP_FORM = "{class_name: mcp, config: {command: [program, word]}}, or config: {url: …}"
+
+
+def _mcp_key(content: Any) -> str:
+    """The first key of a tool file, or of one of its entries, under which other programs keep MCP servers; "" if none."""
+    entries = content.get("tools") if isinstance(content, dict) else None
+    for section in [content, *(entries if isinstance(entries, list) else ())]:
+        for key in section if isinstance(section, dict) else ():
+            if str(key).lower().replace("_", "") in ("mcp", "mcpserver", "mcpservers"):
+                return str(key)
+    return ""
 
 
 def _sentence(kind: type[Section], item: ErrorDetails) -> str:

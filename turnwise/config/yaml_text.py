@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from turnwise.config.problems import Path as KeyPath
+from turnwise.config.yaml_words import WordLoader
 from turnwise.errors import ConfigError
 from turnwise.package_tables import YAML_LOADER
 
@@ -44,7 +45,8 @@ def read_yaml(file: Path, name: str = "") -> str:
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """The value of a YAML text. Raises ConfigError if `require_bounded` does, or for a malformed value (a date in month 13).
+    """The value of a YAML text, whose words mean what they mean in a config (`1e-3` is a number). Raises ConfigError if
+    `require_bounded` does, or a mapping has a key twice.
 
     >>> load_yaml("a: &a {b: *a}", "own.yaml")
     Traceback (most recent call last):
@@ -53,7 +55,7 @@ def load_yaml(text: str, name: str) -> Any:
     """
     require_bounded(text, name)
     try:
-        return yaml.load(text, Loader=YAML_LOADER)
+        return yaml.load(text, Loader=WordLoader)
     except (yaml.YAMLError, ValueError) as fault:
         raise ConfigError(f"{name} can't be read: {' '.join(str(fault).split())}") from fault
 

@@ -88,6 +88,7 @@ class AgenticPipeline:
                 with log.phase("train"), self.checkpoints.updating(step, self.interrupts, part.is_last):
                     log.add(critic.train_step(samples, algorithm.value_loss, step) if critic and algorithm.value_loss else ())
                     log.add(update.train_on(samples, part.is_last))
+                log.add(update.measure(samples) if part.is_last else ())
             yield self.end_step(step, rollout)
         if self.pipeline_config.uses_validation or not self.checkpoints.is_saved:
             yield self.end_step(step)
@@ -131,7 +132,7 @@ class AgenticPipeline:
             self.checkpoints.end_here()
         checkpoint = self.do_checkpoint() if self.checkpoints.is_due else None
         self.interrupts.release()
-        return StepReport(step, metrics, groups, checkpoint, is_final=rollout is None)
+        return StepReport(step + 1 if rollout else step, metrics, groups, checkpoint, is_final=rollout is None)
 
     def do_checkpoint(self) -> Path:
         """Saves a checkpoint of the last finished step, and returns its folder."""

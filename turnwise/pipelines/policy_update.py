@@ -6,6 +6,7 @@ from turnwise.algorithms.correction import staleness_metrics
 from turnwise.batching.plan import denominators
 from turnwise.config import AgenticConfig
 from turnwise.errors import NotAvailableError
+from turnwise.pipelines.log_prob_change import log_prob_change
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import Loss, NeedsAdvantages, StepPart, StreamsStep
 from turnwise.rollout.measure import rollout_metrics, system_metrics
@@ -28,6 +29,7 @@ class PolicyUpdate:
         self.loss = loss
         self.step = step
         self.is_streamed = is_streamed
+        self._num_updates_before = role.num_updates
         self._parts: list[Denominators] = []
         self._metrics: list[Metric] = []
         self._num_sent = 0
@@ -49,6 +51,11 @@ class PolicyUpdate:
             return [*self.role.train_step(samples, self.loss, self.step), self._left_out(0.0)]
         metrics = self._add_part(samples, is_last)
         return [*metrics, self._left_out(0.0)] if is_last else []
+
+    def measure(self, samples: Sequence[Sample]) -> list[Metric]:
+        """How far the weights' change in this pipeline step moved the policy (`log_prob_change`); [] if they didn't change."""
+        has_stepped = self.role.num_updates > self._num_updates_before
+        return log_prob_change(self.role, samples, self.step) if has_stepped else []
 
     def _lacks_advantages(self, samples: Sequence[Sample]) -> bool:
         """Whether the loss needs advantages, there are trained tokens, and the advantages of all of them are set and 0."""

@@ -23,7 +23,7 @@ def log_samples(step: int, groups: Sequence[Group], decode: DecodeArray) -> tupl
     best, worst = max(played, key=lambda t: t.score), min(played, key=lambda t: t.score)
     texts = []
     for title, trajectory in (("best", best), ("worst", worst))[: 1 if best is worst else 2]:
-        texts.append(f"step {step}, {title} trajectory\n{describe_trajectory(trajectory, decode)}")
+        texts.append(f"step {step + 1}, {title} trajectory\n{describe_trajectory(trajectory, decode)}")
         logger.info("%s", texts[-1])
     return f"best episode of step {step + 1}: {summary(best)}", "\n".join(texts)
 

@@ -9,7 +9,7 @@ from turnwise.types import Group
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The report of one step of a run, numbered from 0. In the final report, `step` is the number of steps done."""
+    """The report of one step of a run. `step` counts from 1: it is the number of steps done."""
 
     step: int
     metrics: Mapping[str, float]

@@ -22,6 +22,8 @@ Draw = Callable[["Axes"], None]
 _TRAIN, _VAL = "#6baed6", "#08519c"
 _COLORS = ("#4c9085", "#c26a3d", "#7b6ba8", "#9a9a9a", "#b8a13c", "#a04d6e")
 _MARGINS = {"left": 0.1, "right": 0.98, "top": 0.94, "bottom": 0.1, "hspace": 0.32, "wspace": 0.32}
+MIN_SMOOTHED = 20
+"""Minimum number of points of a curve that is smoothed."""
 _PHASES = ("rollout", "train", "val", "checkpoint")
 _SHARES = {"groups alike": r"rollout/zero_variance_groups", "parsed": r"rollout/parsed", "valid": r"env/.+/action_is_valid"}
 _KL = {"in the reward": "critic/kl", "in the loss": "actor/kl_loss", "of an update": "actor/approxkl"}
@@ -74,29 +76,65 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
     # Fixed margins, since an automatic layout draws everything twice.
     figure.subplots_adjust(**_MARGINS)
     for axes in figure.axes:
+        _whole_steps(axes, most=10 if axes is main else 5)
         axes.set_xlabel("step", fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
     return figure
 
 
-def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Sequence[str], path: Path) -> Path:
-    """Draws a panel for each entry of `panels` (title → one curve per run), smoothed, into `path`. `labels` name the runs."""
+def compared_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]], path: Path) -> Path:
+    """Draws a panel for each entry of `panels` into `path`: title → label → one curve for each run of that label. The line is
+    the smoothed mean of these runs, the points are the steps themselves, and the band reaches from the lowest to the highest
+    run."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 1 + 3 * len(panels)), layout="constrained")
-    for number, (title, curves) in enumerate(panels.items(), start=1):
+    for number, (title, groups) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(len(panels), 1, number)
-        for index, (label, points) in enumerate(zip(labels, curves, strict=True)):
-            if points:
-                marker = "o" if len(points) < 20 else ""
-                axes.plot(*_columns(_smooth(points)), color=f"C{index}", marker=marker, markersize=3, label=_literal(label))
+        for index, (label, curves) in enumerate(groups.items()):
+            known = [curve for curve in curves if curve]
+            if known:
+                _draw_group(axes, known, f"C{index}", label)
         axes.set_ylabel(_literal(title))
         axes.set_xlabel("step", fontsize=8)
+        _whole_steps(axes)
         axes.grid(alpha=0.25)
         axes.legend(fontsize=7)
     write_figure(figure, path)
     return path
+
+
+def counted(points: Sequence[Point], metric: str = "") -> list[Point]:
+    """The points of a metric with steps that count from 1, as people see them; in `metrics.jsonl` they count from 0. There a
+    validation after n steps stands in the row of step n, so its points stay as they are."""
+    return list(points) if _is_validation(metric) else [(step + 1, value) for step, value in points]
+
+
+def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], color: str, label: str) -> None:
+    """Draws runs that differ in their seed only as one curve."""
+    by_step: dict[float, list[float]] = {}
+    for curve in curves:
+        for step, value in curve:
+            by_step.setdefault(step, []).append(value)
+    points = sorted((step, sum(values) / len(values)) for step, values in by_step.items())
+    name = f"{label} (mean of {len(curves)} runs)" if len(curves) > 1 else label
+    axes.plot(*_columns(points), color=color, linestyle="", marker="o", markersize=2.5, alpha=0.35)
+    axes.plot(*_columns(_smooth(points)), color=color, label=_literal(name))
+    if len(curves) > 1:
+        smooth = [dict(_smooth(curve)) for curve in curves]
+        steps = [step for step, _ in _smooth(points)]
+        spread = [(step, [curve[step] for curve in smooth if step in curve]) for step in steps]
+        spread = [(step, values) for step, values in spread if values]
+        lows, highs = [min(values) for _, values in spread], [max(values) for _, values in spread]
+        axes.fill_between([step for step, _ in spread], lows, highs, color=color, alpha=0.15, linewidth=0)
+
+
+def _whole_steps(axes: "Axes", most: int = 10) -> None:
+    """Lets the axis of steps have ticks at whole steps only, `most` of them at most."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
 
 
 def _literal(text: str) -> str:
@@ -166,33 +204,46 @@ def _draw_curves(axes: "Axes", curves: Mapping[str, Sequence[Point]], top: float
     if top is not None:
         axes.set_ylim(-0.05, top)
     if any(curves):
-        axes.legend(fontsize=6)
+        # Above the panel's top, since shares lie anywhere between 0 and 1.
+        if top is not None:
+            axes.set_ylim(-0.05, top + 0.2 * len(curves))
+            axes.set_yticks([0, 0.5, 1])
+        axes.legend(fontsize=6, loc="upper right")
 
 
 def _draw_times(axes: "Axes", rows: Sequence[Row]) -> None:
     """Stacks the seconds of the phases. A phase that takes 1% of all these seconds or less is left out."""
     times = {phase: [row.get(f"time/step_{phase}", 0.0) for row in rows] for phase in _PHASES}
     shown = {phase: values for phase, values in times.items() if sum(values) > 0.01 * sum(map(sum, times.values()))}
-    axes.stackplot([row["step"] for row in rows], list(shown.values()), labels=shown, colors=_COLORS, linewidth=0, step="mid")
+    axes.stackplot(
+        [row["step"] + 1 for row in rows], list(shown.values()), labels=shown, colors=_COLORS, linewidth=0, step="mid"
+    )
     axes.legend(fontsize=6)
 
 
 def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
-    """`(step, mean)` of each row's finite metrics whose names match the pattern. Rows without such a metric are left out."""
+    """`(step, mean)` of each row's finite metrics whose names match the pattern. Rows without such a metric are left out. Steps
+    count from 1. A row of step n from 0 has the validation after n steps, which is shown there."""
     points = []
     for row in rows:
         values = [value for name, value in row.items() if re.fullmatch(pattern, name) and math.isfinite(value)]
         if values:
             points.append((row["step"], sum(values) / len(values)))
-    return points
+    return counted(points, pattern)
 
 
 def _smooth(points: Sequence[Point]) -> list[Point]:
-    """Each point's mean over a window that reaches a twentieth of the run (1 to 10 points) to both sides, less at the ends."""
-    reach, last = min(max(len(points) // 20, 1), 10), len(points) - 1
-    reaches = [min(reach, i, last - i) for i in range(len(points))]
-    windows = [points[i - r : i + r + 1] for i, r in enumerate(reaches)]
-    return [(step, sum(v for _, v in window) / len(window)) for (step, _), window in zip(points, windows, strict=True)]
+    """Means over windows that reach a twentieth of the run (1 to 10 points) to both sides. The curve ends where its window
+    does: one that shrank at the end would show the noise of the last step as a result. Few points stay as they are."""
+    if len(points) < MIN_SMOOTHED:
+        return list(points)
+    reach = min(len(points) // 20, 10)
+    windows = [points[i - reach : i + reach + 1] for i in range(reach, len(points) - reach)]
+    return [(window[reach][0], sum(value for _, value in window) / len(window)) for window in windows]
+
+
+def _is_validation(metric: str) -> bool:
+    return metric.startswith("val/") or metric == r"sft/val_loss"
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:

@@ -62,7 +62,7 @@ class FunctionTool(StatelessTool):
         else:
             result = await self._pool.call(partial(self._called, arguments))
         try:
-            return result if isinstance(result, str | Observation) else json.dumps(result, ensure_ascii=False)
+            return result if isinstance(result, str | Observation) else json.dumps(result, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as fault:
             what = f"the tool {self._name} returned a {type(result).__name__}"
             raise EnvironmentFault(f"{what}, which is no text and can't be written as JSON ({fault}); return a text") from fault

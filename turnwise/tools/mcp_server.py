@@ -10,6 +10,7 @@ from typing import Any
 from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, ToolError, install_hint, nearest
 from turnwise.runtime.threads import DaemonThread
 from turnwise.tools.function_tool import StatelessTool, check_keys
+from turnwise.tools.mcp_result import text_of
 
 CONNECT_S = 60.0
 """Seconds within which a server must start and list its tools."""
@@ -58,14 +59,14 @@ class McpTool(StatelessTool):
     def __init__(self, connection: "_Connection", tool: Any) -> None:
         function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
         self.schema: Mapping[str, Any] = {"type": "function", "function": function}
-        self._connection, self._name = connection, tool.name
+        self.name = str(tool.name)
+        self._connection = connection
 
     async def execute(self, state: None, arguments: Mapping[str, Any]) -> str:
-        result = await asyncio.wrap_future(self._connection.start(self._connection.call(self._name, dict(arguments))))
-        parts = [part.text if part.type == "text" else f"[{part.type} left out]" for part in result.content]
-        text = "\n".join(parts) or json.dumps(result.structured_content, ensure_ascii=False)
+        result = await asyncio.wrap_future(self._connection.start(self._connection.call(self.name, dict(arguments))))
+        text = text_of(result)
         if result.is_error:
-            raise ToolError(text)
+            raise ToolError(text or f"{self.name} failed and doesn't say why")
         return text
 
 

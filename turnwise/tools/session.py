@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import json
 import logging
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
@@ -13,14 +12,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, best_match, relevance
-
 from turnwise.errors import ConfigError, EnvironmentFault, ToolError, TurnwiseError, nearest
 from turnwise.protocols import Interaction, Tool
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
+from turnwise.tools.argument_schema import ArgumentSchema
+from turnwise.tools.first_calls import FirstCalls
 from turnwise.types import Limit, Message, Observation, Task, Turn
 
 logger = logging.getLogger(__name__)
@@ -29,7 +27,6 @@ TRACK = "tools"
 """Name of the stopwatch's track for calls of tools and simulated users."""
 MISTAKES = (ToolError, ValueError, ArithmeticError)
 """Exceptions of a tool that count as mistakes of the model. Any other exception fails the episode."""
-_COMPOSING = {"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"}
 
 
 class ToolFault(EnvironmentFault):
@@ -56,7 +53,8 @@ class OfferedTool:
     name: str = field(init=False)
     places: AbstractAsyncContextManager[Any] = field(init=False, default_factory=nullcontext)
     """A call enters this first, and waits there until fewer than `max_concurrency` calls run."""
-    _arguments: Draft202012Validator = field(init=False)
+    first_calls: FirstCalls = field(init=False)
+    _arguments: ArgumentSchema = field(init=False)
 
     def __post_init__(self) -> None:
         function = self.tool.schema.get("function")
@@ -66,34 +64,20 @@ class OfferedTool:
                 f"the schema of {type(self.tool).__name__} has no function with a name; a tool's schema is {form}"
             )
         self.name = function["name"]
-        parameters = function.get("parameters") or {"type": "object", "properties": {}}
-        what = f"the schema of the tool {self.name}"
+        self.first_calls = FirstCalls(self.name)
         try:
-            text = json.dumps(self.tool.schema)
-            Draft202012Validator.check_schema(parameters)
-        except SchemaError as fault:
-            raise ConfigError(f"{what}: parameters isn't a JSON schema: {fault.message}") from fault
-        except (TypeError, ValueError) as fault:
-            raise ConfigError(f"{what} isn't JSON: {fault}; write it as JSON can (a date as a text)") from fault
-        for section, name in re.findall(r'"\$ref": "#/(\$defs|definitions)/([^"/]+)"', text):
-            if name not in parameters.get(section, {}):
-                raise ConfigError(f"{what}: $ref names {name}, which its {section} don't have; add it")
-        if isinstance(parameters, Mapping):
-            properties = {name: _with_null(wanted) for name, wanted in (parameters.get("properties") or {}).items()}
-            # `additionalProperties` knows no property of a schema's parts, and would refuse all of them.
-            closed = "unevaluatedProperties" if parameters.keys() & _COMPOSING else "additionalProperties"
-            parameters = {closed: False, **parameters, "properties": properties}
-        self._arguments = Draft202012Validator(parameters)
+            json.dumps(self.tool.schema, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as fault:
+            what = f"the schema of the tool {self.name} isn't JSON"
+            raise ConfigError(f"{what}: {fault}; write it as JSON can (a date as a text)") from fault
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        self._arguments = ArgumentSchema(self.name, parameters)
         if self.max_concurrency:
             self.places = asyncio.Semaphore(self.max_concurrency)
 
     def problem_of(self, arguments: Any) -> str:
         """Why the schema refuses the arguments; "" if it allows them."""
-        # If a part of a composed schema refuses a value, the names of that part count as unknown too.
-        found = best_match(
-            self._arguments.iter_errors(arguments), key=lambda e: (e.validator != "unevaluatedProperties", relevance(e))
-        )
-        return "" if found is None else str(found.message)[:500]
+        return self._arguments.problem_of(arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +174,9 @@ class ToolSession:
             async with offered.places:
                 result = await self._answer(offered, "execute", self._states[offered.name], arguments)
         except MISTAKES as mistake:
+            offered.first_calls.raised(mistake)
             return ToolResult(f"Error executing {offered.name!r}: {mistake}", is_error=True)
+        offered.first_calls.returned()
         text = result.text if isinstance(result, Observation) else result
         if not isinstance(text, str) or (isinstance(result, Observation) and result.media):
             what = "pictures" if isinstance(text, str) else f"a {type(text).__name__}"
@@ -210,14 +196,6 @@ class ToolSession:
 def _undecoded(text: str) -> ToolResult:
     logger.info("Failed to decode tool call: %s", text)
     return ToolResult(text, is_error=True)
-
-
-def _with_null(wanted: Any) -> Any:
-    """The schema of a parameter. If it says `nullable`, which validators of JSON schemas ignore, null is added to its types."""
-    if not isinstance(wanted, Mapping) or wanted.get("nullable") is not True or "type" not in wanted:
-        return wanted
-    own = wanted["type"] if isinstance(wanted["type"], list) else [wanted["type"]]
-    return {**wanted, "type": [*own, "null"]} | ({"enum": [*wanted["enum"], None]} if "enum" in wanted else {})
 
 
 def finite(number: Any, what: str) -> float:

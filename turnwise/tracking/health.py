@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from turnwise.package_tables import read_table
+from turnwise.tracking.first_updates import FirstUpdates
 from turnwise.types import Group
 
 PAGE = "docs/reward_does_not_rise.md"
@@ -74,16 +75,18 @@ class History:
         self.has_differed = False
         """Whether any step so far had a group whose episodes scored differently."""
         self.most_usable, self.lowest_entropy = 0.0, math.inf
+        self.first_updates = FirstUpdates()
         self.best: Sequence[float] = ()
         """The successes of the `BLOCK` consecutive steps with the highest mean."""
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row, groups: Sequence[Group] = ()) -> None:
         if (held_out := _mean_of(row, "val/env/", "/success")) == held_out:
             self.validations.append(Validation(self.num_steps, held_out, row.get("val/num_episodes", 0.0)))
         if not any(name.startswith("rollout/") for name in row):
             return
         self.num_steps += 1
         self.points.append(_figures(row))
+        self.first_updates.add(self.points[-1], groups)
         self.success.append(self.points[-1]["success"])
         self.has_differed = self.has_differed or not self.points[-1]["alike"]
         self.most_usable = max(self.most_usable, self.points[-1]["usable"])
@@ -116,6 +119,10 @@ class History:
 
 Check = Callable[[History], str | None]
 """A check for one problem: returns a sentence if the run has the problem, else None. `health.yaml` has heading and advice."""
+
+
+def broken_start(history: History) -> str | None:
+    return history.first_updates.problem()
 
 
 def groups_alike(history: History) -> str | None:
@@ -240,6 +247,7 @@ def _no_better_than(play: Callable[[], Outcomes | None]) -> Check:
 
 
 CHECKS: tuple[Check, ...] = (
+    broken_start,
     answers_unparsable,
     groups_alike,
     entropy_collapsed,
@@ -251,11 +259,26 @@ CHECKS: tuple[Check, ...] = (
     validation_falls,
 )
 
+CONSEQUENCES = (
+    "answers_unparsable",
+    "groups_alike",
+    "entropy_collapsed",
+    "entropy_blown_up",
+    "success_lost",
+    "responses_cut",
+    "no_better_than_random",
+)
+"""Conditions that follow from `broken_start`. Their advice is wrong for a policy that was broken by its first updates."""
+LENGTH_KEY = "max_tokens_per_step"
+"""The key that limits a response in an environment."""
+
 
 class Health:
-    """Reports each condition once. `play_at_random` returns the success of a player with random actions, None if unknown."""
+    """Reports each condition once. `play_at_random` returns the success of a player with random actions, None if unknown.
+    `length_key` is the key of the config that limits a response."""
 
-    def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None) -> None:
+    def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None, length_key: str = LENGTH_KEY) -> None:
+        self._length_key = length_key
         self._checks = (*CHECKS, _no_better_than(play_at_random))
         self._history = History()
         self._said: set[str] = set()
@@ -268,15 +291,18 @@ class Health:
 
     def see(self, step: int, row: Row, groups: Sequence[Group] = ()) -> dict[str, str]:
         """Adds a step's row and returns the sentences now due, by condition. If answers are unparsable, it quotes `groups`."""
-        self._history.add(row)
+        self._history.add(row, groups)
         sentences = {}
         for check in self._checks:
             name = check.__name__
+            if name in CONSEQUENCES and broken_start.__name__ in self._said and self._history.first_updates.is_broken:
+                continue
             if name in self._said or (seen := check(self._history)) is None:
                 continue
             self._said.add(name)
             shown = _quote(groups) if check is answers_unparsable else ""
             heading, advice = TEXTS[name]["heading"], TEXTS[name]["advice"]
+            advice = advice.format(length_key=self._length_key)
             sentences[name] = f'after step {step + 1}: {seen}{shown}. {advice} See {PAGE}, "{heading}"'
         return sentences
 

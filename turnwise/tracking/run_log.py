@@ -115,7 +115,7 @@ class RunLog:
         shares = time_shares(elapsed_s, self._phases, totals)
         self._begin_step(now)
         self.add([Metric("time/step_wall", elapsed_s), *(Metric(name, share) for name, share in shares.items())])
-        logger.info("step %d took %.2f s; %s", step, elapsed_s, describe_shares(shares))
+        logger.info("step %d took %.2f s; %s", step + 1, elapsed_s, describe_shares(shares))
 
     def close(self) -> None:
         with ExitStack() as rest:

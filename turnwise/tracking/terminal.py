@@ -84,7 +84,9 @@ class TerminalTracker:
         for column in self._columns.all:
             value = column.read(metrics)
             if value is not None:
-                cells.append(f"{column.title} {column.text(value)}")
+                # A row's validation is of the policy before its step.
+                after = f" (after {step})" if column is self._columns.validation and step < num_steps else ""
+                cells.append(f"{column.title} {column.text(value)}{after}")
         self._print(cells, time.monotonic())
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from turnwise.cli.compare_command import _curve_groups, _without_copies, read_run
 from turnwise.cli.main import main
 
 
@@ -135,3 +136,24 @@ def test_a_metric_that_no_run_has_names_the_nearest(refused, make_run):
 
 def test_a_picture_has_a_picture_s_ending(refused, make_run, tmp_path):
     assert ".png" in refused("compare", make_run("a", trained([0.5])), "--out", tmp_path / "x.txt")
+
+
+def test_a_metric_without_a_better_end_has_no_best(compare, make_run):
+    rows = [{**row, "actor/entropy": 0.5} for row in trained([0.1, 0.2])]
+    table = compare(make_run("a", rows), "--metric", "actor/entropy", "--metric", "rollout/score/mean").splitlines()[1].split()
+    assert table[3:7] == ["0.5", "-", "0.1", "0.1"]
+
+
+def test_curves_are_named_by_what_differs_and_seeds_are_one_curve(make_run):
+    def run_of(name, seed, rate):
+        return read_run(Path(make_run(name, trained([0.1]), {"seed": seed, "critic": {"learning_rate": rate}})))
+
+    groups = _curve_groups([run_of("a", 1, 0.1), run_of("b", 2, 0.1), run_of("c", 1, 0.3)])
+    assert {label: len(runs) for label, runs in groups.items()} == {"learning_rate=0.1": 2, "learning_rate=0.3": 1}
+    assert list(_curve_groups([run_of("d", 1, 0.1), run_of("e", 2, 0.1)])) == ["all runs"]
+    assert len(_curve_groups([run_of("f", 1, 0.1), run_of("g", 1, 0.1)])) == 2
+
+
+def test_a_panel_that_shows_another_ones_curves_is_left_out():
+    curves = {"a": [[(1, 0.5)]]}
+    assert list(_without_copies({"success": curves, "score": dict(curves), "val": {"a": [[(0, 0.5)]]}})) == ["success", "val"]

@@ -130,7 +130,9 @@ def test_no_files_are_nothing_to_train_on(tmp_path):
         load_any_config(file)
 
 
-@pytest.mark.parametrize("text", ["a: 2001-99-99", "a: !!int x", "a: !!binary é", "a: *none", "{[a]: 1}", f"a: {'1' * 6000}"])
+@pytest.mark.parametrize(
+    "text", ["a: !!timestamp 2001-99-99", "a: !!int x", "a: !!binary é", "a: *none", "{[a]: 1}", f"a: {'1' * 6000}"]
+)
 def test_a_value_that_is_not_what_it_promises_is_a_config_error(text):
     with pytest.raises(ConfigError, match=r"own.yaml can't be read|own.yaml:1"):
         load_yaml(text, "own.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from small_configs import SFT, values_of
 
 from turnwise.cli.main import main
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
+from turnwise.config.learning_rates import TABLE
 from turnwise.config.unusual import _USUAL
 
 
@@ -48,6 +50,49 @@ def test_what_has_no_effect_or_is_usual_or_off_is_left_alone() -> None:
     assert not notes_of(**{"kl_loss_coef": 1000.0, "critic.training_args.learning_rate": 10.0})
     assert not notes_of(**{"entropy_loss_coef": 0.0, "pg_clip": 0.2, "actor_infer.generating_args.temperature": 0.7})
     assert not notes_of(use_kl_loss=True, kl_loss_coef=0.0)
+
+
+def model_of(folder: Path, hidden: int, layers: int) -> str:
+    """A folder with the config.json of a model of this size."""
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": 3 * hidden, "num_attention_heads": 4}
+    shape = {"model_type": "qwen3", "vocab_size": 512, "max_position_embeddings": 512, **sizes}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "layers", "rank", "rate", "said"),
+    [
+        (128, 4, None, 1e-2, "break"),
+        (128, 4, None, 5e-2, "break"),
+        (128, 4, None, 3e-3, ""),
+        (128, 4, None, 1e-9, "hardly move"),
+        (128, 4, None, 1e-6, "hardly move"),
+        (128, 4, 8, 5e-3, ""),
+        (128, 4, 8, 2e-2, "break"),
+        (512, 8, None, 3e-4, ""),
+        (1024, 24, None, 1e-6, ""),
+        (1024, 24, None, 1e-3, "break"),
+        (1024, 24, 8, 1e-4, ""),
+        (1024, 24, 8, 1e-2, "break"),
+        (4096, 32, None, 1e-6, ""),
+        (4096, 32, None, 1e-4, "break"),
+    ],
+)
+def test_usual_learning_rates_depend_on_what_is_trained(
+    hidden: int, layers: int, rank: int | None, rate: float, said: str, tmp_path: Path
+) -> None:
+    values = {"pretrain": model_of(tmp_path / "model", hidden, layers), "actor_train.training_args.learning_rate": rate}
+    found = notes_of(**values, **({"actor_train.model_args.lora_rank": rank} if rank else {}))
+    assert len(found) == bool(said) and said in "".join(found)
+
+
+def test_the_docs_show_the_table_of_learning_rates() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reward_does_not_rise.md").read_text(encoding="utf-8")
+    for kind, words in (("full", "all parameters"), ("lora", "a LoRA adapter")):
+        for row in TABLE[kind]:
+            assert f"| {words} | {row['size']} | {row['low']:g} | {row['high']:g} |" in page
 
 
 def test_every_row_of_the_table_names_keys_that_exist_and_says_what_happens() -> None:

@@ -102,7 +102,7 @@ def test_a_resumed_run_remembers_the_best(make_config, capfd):
     whole = run(make_config(save_best={}, exp_name="whole"))
     with built(make_config(save_best={})) as pipeline:
         for report in pipeline.steps():
-            if report.step == 1:
+            if report.step == 2:
                 break
     resumed = run(make_config(save_best={}, resume_from_checkpoint=True))
     assert resumed.path == pipeline.folder.path

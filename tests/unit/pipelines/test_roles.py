@@ -7,6 +7,7 @@ import pytest
 
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import NotAvailableError
+from turnwise.pipelines.log_prob_change import log_prob_change
 from turnwise.pipelines.policy_update import PolicyUpdate
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.protocols import StepPart
@@ -279,3 +280,22 @@ class TestUpdate:
     def test_a_loss_that_must_see_the_whole_step_is_refused(self):
         with pytest.raises(NotAvailableError, match="PreparedLoss must see all samples of a step at once; set stream_training"):
             updating(PreparedLoss(None))[0].train_on(samples(2), is_last=False)
+
+
+def test_an_update_is_measured_on_a_few_of_its_tokens_in_the_first_two_steps():
+    """The recorder's log-probs are the negative token ids, and those at sampling were 0."""
+    own = role()
+    many = samples(1) * 40
+    [metric] = log_prob_change(own, many, step=1)
+    assert metric.name == "actor/log_prob_change" and metric.value == 2.5, "tokens 2 and 3 of each sample"
+    assert own.stopwatch.tokens.given <= 40 * 4 / 16
+    assert log_prob_change(own, many, step=2) == []
+    assert log_prob_change(role(first_step=5), many, step=4) == []
+    assert log_prob_change(own, samples(1), step=0) == [], "a sample is too much of so small a step"
+
+
+def test_an_update_is_measured_on_at_most_256_trained_tokens():
+    own = role()
+    one = Sample(np.arange(10_000), np.arange(10_000) > 99, np.zeros(10_000, np.float32), (TurnSpan(0, 100, 10_000),))
+    [metric] = log_prob_change(own, [one], step=0)
+    assert metric.value == np.arange(100, 356).mean()

@@ -60,9 +60,9 @@ def test_the_best_and_the_worst_are_logged_and_the_best_is_handed_back(caplog):
     with caplog.at_level(logging.INFO):
         shown, whole = log_samples(4, groups, decode)
     best, worst = (record.getMessage() for record in caplog.records)
-    assert "step 4, best trajectory" in best and "'t2.0'" in best
+    assert "step 5, best trajectory" in best and "'t2.0'" in best
     assert whole == f"{best}\n{worst}"
-    assert "step 4, worst trajectory" in worst and "'t-1.0'" in worst
+    assert "step 5, worst trajectory" in worst and "'t-1.0'" in worst
     assert shown.startswith("best episode of step 5: train/Lake/0") and "P _ / _ G → 't2.0'  +2" in shown
     assert log_samples(4, [Group(TASK, [trajectory(status="failed")])], decode) == ("", "")
 

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from PIL import Image
 
-from turnwise.report.curve import learning_curve
+from turnwise.report.curve import _smooth, compared_curves, counted, curve_figure, learning_curve
 from turnwise.report.intervals import wilson_interval
 
 SUCCESS = [{"step": i, "env/A/success": i / 10, "val/env/A/success": i / 12} for i in range(10)]
@@ -102,3 +102,30 @@ def test_wilson_interval_holds_the_proportion_and_narrows():
     wide, narrow = wilson_interval(8, 10), wilson_interval(800, 1000)
     assert wide[0] < narrow[0] < 0.8 < narrow[1] < wide[1]
     assert wilson_interval(0, 10)[0] == 0.0 and wilson_interval(10, 10)[1] > 0.999999
+
+
+def test_a_smoothed_curve_ends_where_its_window_ends():
+    points = [(step, 0.0) for step in range(40)] + [(40, 100.0)]
+    smooth = _smooth(points)
+    assert [smooth[0][0], smooth[-1][0]] == [2, 38]
+    assert smooth[-1][1] == pytest.approx(20.0), "the last value is a mean, not the last step"
+    assert _smooth(points[-19:]) == points[-19:]
+
+
+def test_steps_count_from_1_and_validations_stay_where_they_were_made():
+    assert counted([(0, 0.5)], "rollout/score/mean") == [(1, 0.5)]
+    assert counted([(30, 0.5)], "val/env/*/success") == [(30, 0.5)]
+    rows = [{"step": 30, "env/A/success": 0.1, "val/env/A/success": 0.2}]
+    axes = curve_figure(rows, "title").axes[0]
+    assert {tuple(line.get_xdata()) for line in axes.get_lines()} == {(31,), (30,)}
+
+
+def test_runs_of_one_label_are_one_curve_with_points_and_a_band(tmp_path, monkeypatch):
+    drawn, bands = [], []
+    plot, fill = Axes.plot, Axes.fill_between
+    monkeypatch.setattr(Axes, "plot", lambda axes, *values, **more: drawn.append(values) or plot(axes, *values, **more))
+    monkeypatch.setattr(Axes, "fill_between", lambda axes, *values, **more: bands.append(values) or fill(axes, *values, **more))
+    curves = {"rate=1": [[(1, 0.0), (2, 0.0)], [(1, 1.0), (2, 0.5)]], "rate=2": [[(1, 0.2)]]}
+    compared_curves({"score": curves}, tmp_path / "compared.png")
+    assert ([1, 2], [0.5, 0.25]) in drawn and ([1], [0.2]) in drawn
+    assert bands == [([1, 2], [0.0, 0.0], [1.0, 0.5])]

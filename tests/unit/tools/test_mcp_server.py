@@ -56,7 +56,7 @@ def answer(config: dict, name: str, timeout_s: float | None = 60, **arguments) -
 
 def test_its_tools_have_the_schemas_of_the_server(config):
     schemas = {tool.schema["function"]["name"]: tool.schema["function"] for tool in McpServer(config, None)}
-    assert list(schemas) == ["add", "variable", "fail", "picture", "slow", "refuse", "wait", "end"]
+    assert list(schemas) == ["add", "variable", "fail", "picture", "misshapen", "slow", "refuse", "wait", "end"]
     assert schemas["add"]["description"] == "Adds two numbers."
     assert schemas["add"]["parameters"]["required"] == ["a", "b"]
 
@@ -83,8 +83,17 @@ def test_the_servers_own_check_of_arguments_is_a_mistake_too(config):
         asyncio.run(add.execute(None, {"a": "x"}))
 
 
-def test_content_that_is_no_text_is_left_out(config):
-    assert answer(config, "picture") == ("a dot\n[image left out]", False)
+def test_content_that_is_no_text_is_named(config):
+    assert answer(config, "picture") == ("a dot\n[image left out: image/png, 1 bytes]", False)
+
+
+def test_a_tool_with_a_wrong_schema_is_left_out_and_named(stdio, caplog):
+    offered = _of_entry(ToolEntry(class_name="mcp", config=stdio), "class_name")
+    names = [tool.name for tool in offered]
+    assert "misshapen" not in names and {"add", "end"} <= set(names)
+    assert "misshapen" in caplog.text and "objekt" in caplog.text
+    with pytest.raises(ConfigError, match=r"misshapen.*config\.tools"):
+        _of_entry(ToolEntry(class_name="mcp", config=stdio | {"tools": ["add", "misshapen"]}), "class_name")
 
 
 def test_a_call_has_a_deadline_and_others_go_on(config):

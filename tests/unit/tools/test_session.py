@@ -260,6 +260,42 @@ def test_a_schema_that_is_none_is_refused(wrong: dict[str, Any], said: str) -> N
         OfferedTool(tool)
 
 
+def alarmed(x: int) -> int:
+    """Fails in a thread.
+
+    Args:
+        x: 0 works.
+    """
+    if x:
+        raise ValueError("signal only works in main thread of the main interpreter")
+    return x
+
+
+def test_a_tool_whose_first_ten_calls_raise_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    box = box_of(FunctionTool(alarmed))
+    for _ in range(9):
+        called(box, "alarmed", x=1)
+    assert "alarmed" not in caplog.text
+    called(box, "alarmed", x=1)
+    assert all(word in caplog.text for word in ("alarmed", "10 calls", "ValueError", "main thread", "agent.tool_timeout_s"))
+    caplog.clear()
+    called(box, "alarmed", x=1)
+    assert not caplog.text
+    box = box_of(FunctionTool(alarmed))
+    for x in (1, 0, *[1] * 12):
+        called(box, "alarmed", x=x)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("result", [1j, float("inf"), [float("nan")], b"a"])
+def test_a_result_that_is_no_json_fails_the_episode(result: Any) -> None:
+    def own() -> Any:
+        return result
+
+    with pytest.raises(EnvironmentFault, match=r"own returned a .*JSON"):
+        called(box_of(FunctionTool(own, schema("own") | {"function": {"name": "own"}})), "own")
+
+
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two tools are called note"):
         box_of(Notebook(), Notebook())

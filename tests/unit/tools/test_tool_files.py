@@ -70,6 +70,32 @@ def test_public_functions_of_a_file_are_tools(folder: Path) -> None:
     assert box.names == ["half"] and called(box, "half", x=3)[0].text == "1.5"
 
 
+HELPERS = """
+from contextlib import contextmanager
+from textwrap import dedent
+
+@contextmanager
+def timeout(seconds: int):
+    \'\'\'Ends what takes longer.\'\'\'
+    yield
+
+def clean(text):
+    return text.strip()
+
+"""
+
+
+def test_helpers_in_a_file_of_functions_are_no_tools(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "own.py").write_text(HELPERS + HALF)
+    assert build_tools(config_of(agent={"function_tool_path": "own.py"})).names == ["half"]
+    assert "timeout" in caplog.text and "clean" in caplog.text and "dedent" not in caplog.text
+    (folder / "own.py").write_text(HALF + "\n__all__ = ['half']\ndef other(x):\n    'Not exported.'\n")
+    assert build_tools(config_of(agent={"function_tool_path": "own.py"})).names == ["half"]
+    (folder / "own.py").write_text(HELPERS)
+    with pytest.raises(ConfigError, match="clean has no docstring"):
+        build_tools(config_of(agent={"function_tool_path": "own.py"}))
+
+
 @pytest.mark.skipif(LACKS_SANDBOX, reason="this kernel has no Landlock")
 def test_the_python_tool_by_its_name(folder: Path) -> None:
     box = build_tools(config_of({"tools": [{"class_name": "python", "config": {"timeout_s": 20}}]}))
@@ -93,6 +119,9 @@ def test_the_python_tool_by_its_name(folder: Path) -> None:
             "the schema of the tool undated isn't JSON: Object of type date is not JSON serializable",
         ),
         ({"tools": [{"class_name": "calculator", "timeout": 1}]}, r"tools\[0\].timeout: unknown key.*mean 'timeout_s'"),
+        ({"mcp": {"command": ["a"]}}, "key mcp.*class_name: mcp"),
+        ({"mcpServers": {"a": {"command": "b"}}}, "key mcpServers.*class_name: mcp"),
+        ({"tools": [{"class_name": "own.Search", "mcp": {"mcp_servers_config_path": "a.json"}}]}, "key mcp.*class_name: mcp"),
         ({"tools": [{"class_name": "calculator"}, {"class_name": "calculator"}]}, "two tools are called calculator"),
     ],
 )

@@ -62,7 +62,10 @@ def run_of(*parts):
 
 
 RISING = (20, 0.3, 0.6, {})
+START = {"env/A/success": 0.234, "system/samples": 128.0, "env/A/action_is_valid": 0.997, "actor/lr": 1e-2}
+BROKEN = {**GOOD, **START, "env/A/success": 0.0, "env/A/action_is_valid": 0.098, **ALIKE, "rollout/length_limited": 0.7}
 CASES = {
+    "broken_start": ([{**GOOD, **START}, BROKEN, BROKEN], 1),
     "groups_alike": (run_of((3, 0.5, 0.5, {**ALIKE, "actor/updates_left_out": 1.0})), 2),
     "answers_unparsable": (run_of(RISING, (2, 0.5, 0.5, {"rollout/parsed": 0.05})), 21),
     "entropy_collapsed": (run_of(RISING, (6, 0.6, 0.6, {"actor/entropy": 0.001})), 24),
@@ -77,6 +80,56 @@ CASES = {
 def test_a_condition_is_said_once_when_its_steps_are_full(name):
     rows, step = CASES[name]
     assert said(rows + rows[-3:]) == {name: step}
+
+
+def test_a_run_that_its_first_update_broke_is_told_why_and_nothing_else():
+    rows = [{**GOOD, **START, "actor/log_prob_change": 3.2}, *[{**BROKEN, "rollout/parsed": 0.05}] * 30]
+    sentences = told(rows, play_at_random=lambda: Outcomes(0.3, 200))
+    assert [name for step in sentences for name in step] == ["broken_start"]
+    sentence = sentences[1]["broken_start"]
+    for word in ("learning rate 0.01", "3.2 nats", "0.23 to 0.00", "1.00 to 0.05", "smaller learning rate", "model before"):
+        assert word in sentence
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "is_told"),
+    [
+        ({}, {"env/A/success": 0.2}, False),
+        ({"env/A/success": 0.6}, {"env/A/success": 0.3}, True),
+        ({"env/A/success": 0.6, "system/samples": 8.0}, {"env/A/success": 0.4, "system/samples": 8.0}, False),
+        ({"env/A/success": 0.6, "actor/log_prob_change": 0.01}, {"env/A/success": 0.3}, False),
+        ({"env/A/success": 0.0}, {"env/A/success": 0.0, "env/A/action_is_valid": 0.1}, True),
+        ({"actor/backward_steps": 0.0, "env/A/success": 0.9}, {"env/A/success": 0.1}, False),
+    ],
+)
+def test_a_fall_counts_if_it_is_beyond_chance_and_an_update_can_have_caused_it(first, later, is_told):
+    rows = [{**GOOD, **START, **first}, {**GOOD, **START, **later}]
+    assert ("broken_start" in said(rows)) is is_told
+
+
+def test_scores_of_rows_stand_for_a_success_that_is_not_measured():
+    rows = [{**GOOD, "system/samples": 128.0, "rollout/score/mean": mean} for mean in (0.8, 0.0)]
+    assert said(rows) == {"broken_start": 1}
+
+
+def test_siblings_of_few_groups_are_not_independent_episodes():
+    task = Task(id="t", tag="A", split="train", seed=0)
+    rows = [{**GOOD, "env/A/success": share, "system/samples": 64.0} for share in (0.5, 0.25)]
+
+    def groups(*shares):
+        return [Group(task, [Trajectory(task, n, metrics={"success": share}) for n in range(16)]) for share in shares]
+
+    health = Health()
+    health.see(0, rows[0], groups(1.0, 1.0, 0.0, 0.0))
+    assert health.see(1, rows[1], groups(1.0, 0.0, 0.0, 0.0)) == {}
+    assert said(rows) == {"broken_start": 1}
+
+
+def test_advice_names_the_key_of_the_kind_of_task():
+    rows, step = CASES["responses_cut"]
+    assert "max_tokens_per_step" in told(rows)[step]["responses_cut"]
+    sentence = told(rows, length_key="actor_infer.generating_args.max_new_tokens")[step]["responses_cut"]
+    assert "actor_infer.generating_args.max_new_tokens" in sentence and "max_tokens_per_step" not in sentence
 
 
 def test_the_answers_that_an_environment_calls_invalid_count_as_unparsable():

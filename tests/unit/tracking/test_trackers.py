@@ -47,7 +47,7 @@ def test_a_validation_is_printed_whatever_it_measures():
     for step in range(1, 4):
         tracker.log(step, {"sft/loss": 1.0} | ({"sft/val_loss": 2.0} if step == 2 else {}))
     tracker.log(20, {"sft/val_loss": 1.5})
-    assert out.getvalue().splitlines() == ["step  3/20  loss 1.0000  val 2.0000", "final  val 1.5000"]
+    assert out.getvalue().splitlines() == ["step  3/20  loss 1.0000  val 2.0000 (after 2)", "final  val 1.5000"]
 
 
 def test_log_lines_go_to_what_standard_error_is_when_they_come(monkeypatch):
@@ -133,5 +133,5 @@ def test_a_training_run_leaves_settings_and_sample_texts_in_tensorboard(tiny_mod
     first, second = events.Tensors("samples")
     assert (first.step, second.step) == (0, 1)
     text = first.tensor_proto.string_val[0].decode()
-    assert "step 0, best trajectory" in text and "turn 1" in text and all(line.startswith("    ") for line in text.splitlines())
+    assert "step 1, best trajectory" in text and "turn 1" in text and all(line.startswith("    ") for line in text.splitlines())
     assert len(events.Scalars("rollout/score/mean")) == 2

@@ -79,21 +79,21 @@ def test_steps_and_callbacks_tell_of_metrics_groups_validation_and_checkpoints(k
     watcher = Watcher()
     trainer = Trainer(**keys, eval_steps=2, callbacks=[watcher])
     reports = list(trainer.steps())
-    assert [report.step for report in reports] == [0, 1, 2]
+    assert [report.step for report in reports] == [1, 2, 2]
     assert [report.is_final for report in reports] == [False, False, True]
     assert [len(report.groups) for report in reports] == [2, 2, 0]
     assert [report.validation is not None for report in reports] == [True, False, True]
     assert [report.checkpoint for report in reports] == [None, trainer.checkpoint, None]
     rows = read_metrics(trainer.run_folder / "metrics.jsonl")
-    assert [{"step": report.step, **report.metrics} for report in reports] == rows
-    first, last = [("validation", 2.0), ("step", 0)], [("validation", 2.0)]
-    assert watcher.calls == [*first, ("step", 1), ("checkpoint", "checkpoint-2"), *last]
+    assert [{"step": step, **report.metrics} for step, report in enumerate(reports)] == rows
+    first, last = [("validation", 2.0), ("step", 1)], [("validation", 2.0)]
+    assert watcher.calls == [*first, ("step", 2), ("checkpoint", "checkpoint-2"), *last]
 
 
 def test_a_loop_that_is_left_is_saved_and_gone_on_from(keys, capsys):
     trainer = Trainer(**keys | {"max_steps": 3})
     for report in trainer.steps():
-        if report.step == 0:
+        if report.step == 1:
             break
     assert trainer.checkpoint.name == "checkpoint-1"
     assert "saved 1 step" in capsys.readouterr().err
@@ -144,7 +144,7 @@ def test_a_callback_stops_a_run_with_its_checkpoint_and_validation(keys):
     watcher = Watcher("stop")
     trainer = Trainer(**keys | {"max_steps": 5}, eval_steps=5, callbacks=[watcher])
     reports = list(trainer.steps())
-    assert [report.step for report in reports] == [0, 1] and reports[-1].is_final and reports[-1].validation
+    assert [report.step for report in reports] == [1, 1] and reports[-1].is_final and reports[-1].validation
     assert trainer.checkpoint.name == "checkpoint-1" and watcher.calls[-1] == ("checkpoint", "checkpoint-1")
 
 
