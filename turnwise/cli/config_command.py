@@ -8,7 +8,7 @@ from turnwise.build.prepare import lacking_here, problems_here
 from turnwise.cluster.placement import place
 from turnwise.config import AgenticConfig, SFTConfig, describe, load_any_config
 from turnwise.config.dump import dump_yaml, resolved_values
-from turnwise.config.problems import Problem, ProblemsError
+from turnwise.config.problems import Problem
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.pipelines.interrupt import ends_at_once
 
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=examine)
-    except ProblemsError as error:
+    except ConfigError as error:
         if arguments.all:
             raise ConfigError(error.complete) from None
         raise

@@ -34,15 +34,7 @@ class Problem:
         return text
 
 
-class ProblemsError(ConfigError):
-    """A config with problems, of which the message shows at most 20; `complete` is the message with all of them."""
-
-    def __init__(self, message: str, complete: str) -> None:
-        super().__init__(message)
-        self.complete = complete
-
-
-def config_error(source: str, problems: Sequence[Problem], location: Callable[[Path], str]) -> ProblemsError:
+def config_error(source: str, problems: Sequence[Problem], location: Callable[[Path], str]) -> ConfigError:
     """One error that lists the problems, each once, with the place that `location` gives for its path."""
     parts = ((location(problem.path), problem.key, problem.message) for problem in problems)
     lines = list(dict.fromkeys("  " + ": ".join(filter(None, of_problem)) for of_problem in parts))
@@ -51,7 +43,7 @@ def config_error(source: str, problems: Sequence[Problem], location: Callable[[P
     shown = lines
     if len(lines) > MAX_SHOWN:
         shown = [*lines[:MAX_SHOWN], f"  … and {len(lines) - MAX_SHOWN} more; `turnwise config FILE --all` shows them"]
-    return ProblemsError("\n".join([headline, *shown]), "\n".join([headline, *lines]))
+    return ConfigError("\n".join([headline, *shown]), complete="\n".join([headline, *lines]))
 
 
 def as_sentences(problems: Iterable[Problem]) -> list[str]:
