@@ -57,7 +57,7 @@ def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type[T],
         origin = f"{module_name.partition('.')[2]}:{name}"
         raise error(
             f"{key} {entry_point!r} stands for {origin}, a Python object that was passed to a Trainer; continue there, with "
-            f"the object and Trainer(…, resume_from_checkpoint=True), or name it as {origin} if it can be imported"
+            f"the object and Trainer(…, resume_from_checkpoint=True), or put it into a module and name it as module:name"
         )
     line = CALLS.begin(f"importing {module_name}")
     try:

@@ -9,7 +9,12 @@ class TurnwiseError(Exception):
 
 
 class ConfigError(TurnwiseError, ValueError):
-    """A config that can't be used: unknown key, wrong type, impossible sizes, contradiction."""
+    """A config that can't be used: unknown key, wrong type, impossible sizes, contradiction. `complete` is the message with
+    every problem, where the message shows the first ones."""
+
+    def __init__(self, message: object = "", complete: str = "") -> None:
+        super().__init__(message)
+        self.complete = complete or str(message)
 
 
 class NotAvailableError(TurnwiseError):

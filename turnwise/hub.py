@@ -124,11 +124,23 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             raise ModelError(f"{name}: the hub ({site}) denies you access; run `hf auth login` (or set HF_TOKEN)") from error
         reason = first_line(error) or type(error).__name__
+        here, again = "isn't on this machine", "downloads it"
+        if has_cached_files(name):
+            here, again = "is incomplete on this machine", "continues with what is missing"
         raise ModelError(
-            f"{name} is incomplete on this machine, and the hub ({site}) didn't give it: {reason}. The same command continues "
-            f"with what is missing; without network, {how_to_fetch(name)}"
+            f"{name} {here}, and the hub ({site}) didn't give it: {reason}. With network the same command {again}; "
+            f"without network, {how_to_fetch(name)}"
         ) from error
     return Path(folder)
+
+
+def has_cached_files(name: str) -> bool:
+    """Whether the hub's cache holds any file of the model."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model")
+    return any(path.is_file() for path in (folder / "snapshots").rglob("*"))
 
 
 def _patterns(name: str, files: dict[str, int], allow_code: bool, allow_pickle: bool) -> list[str]:

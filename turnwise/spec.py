@@ -55,6 +55,8 @@ class EstimatorSpec:
     """Whether it reads `step_reward_gamma`."""
     mixes_step_advantages: bool = False
     """Whether it reads `episode_reward_weight` and `step_reward_weight`."""
+    needs_state_keys: bool = False
+    """Whether it compares turns by `Turn.state_key`, which the built-in agents of rows don't set."""
     mixes_groups: bool = False
     """Whether the advantages of a group depend on other groups of its batch."""
     whitens_advantages: bool = False

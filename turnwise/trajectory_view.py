@@ -51,6 +51,9 @@ class ViewedTrajectory:
 
     __slots__ = ()
 
+    def __repr__(self: Any) -> str:
+        return f"<Trajectory {summary(self)}>"
+
     def __str__(self: Any) -> str:
         turns = (
             f"  turn {number}: {turn.text!r} → reward {turn.reward:g}, {len(turn.response_ids)} tokens"
@@ -75,6 +78,10 @@ class ViewedGroup:
     """How a group is printed, and how a notebook shows it."""
 
     __slots__ = ()
+
+    def __repr__(self: Any) -> str:
+        scores = ", ".join(f"{trajectory.score:g}" for trajectory in self.trajectories)
+        return f"<Group {self.index} of {self.task.id}, scores {scores}>"
 
     def __str__(self: Any) -> str:
         rejected = f", rejected: {self.rejected}" if self.rejected else ""

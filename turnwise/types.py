@@ -205,7 +205,7 @@ class Sample:
         return sum(bool(mask[span.start : span.stop].any()) for span in self.turn_spans)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Trajectory(ViewedTrajectory):
     """One episode, or a part of one (see `weight`): its turns, samples and how it ended. A failure is data, not an exception.
     `limit` names the limit that cut a `truncated` episode. For credit, an episode cut by the task's own limits (`max_steps`,
@@ -247,7 +247,7 @@ class Trajectory(ViewedTrajectory):
         return self.status == "truncated" and self.limit in ("environment", "time")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Group(ViewedGroup):
     """The sibling trajectories of one Task: the unit of scheduling, credit, filtering and back-pressure."""
 

@@ -12,6 +12,7 @@ from turnwise.algorithms.normalization import RunningParts, factorize, group_ids
 from turnwise.algorithms.response_tokens import Array, Index, ResponseTokens, discounted_sums, place_rewards
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.algorithms.token_estimator import TokenEstimator
+from turnwise.errors import EnvironmentFault
 from turnwise.spec import ESTIMATORS
 from turnwise.types import Group, Metric, Turn
 
@@ -58,11 +59,11 @@ class StepReinforce(StepEstimator):
 
 def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
     """The index of each turn's bucket [K]. Turns with the same entry in `groups` [K] and the same state key share a bucket.
-    Raises ValueError if a turn has no `state_key`."""
+    Raises EnvironmentFault if a turn has no `state_key`."""
     keys = []
     for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True):
         if turn.state_key is None:
-            raise ValueError(
+            raise EnvironmentFault(
                 "adv_estimator gigpo compares turns that were taken in the same state, and a turn has no state_key (its "
                 f"observation begins {turn.observation[:40]!r}); the agent loop must set it, as env_agent does"
             )

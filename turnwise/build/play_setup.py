@@ -26,6 +26,7 @@ from turnwise.build.rows import build_reward_manager, build_row_agent, row_tasks
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, require, unavailable_to_play
+from turnwise.envs.players import actions_of
 from turnwise.errors import ConfigError, DataError
 from turnwise.hub import local_path, looks_like_hub_name
 from turnwise.models.load import load_tokenizer
@@ -52,6 +53,8 @@ class Choices:
     """Name of the model at the URL."""
     read: Callable[[], str | None] = lambda: None
     """Reads a person's next line; returns None at the end of input."""
+    show: Callable[[str], None] = lambda text: None
+    """Shows a person a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +179,9 @@ def _player_policy(config: AgenticConfig, task: Task, choices: Choices) -> PlayP
 def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> Say:
     """The function that returns the player's responses. `env` is None if the task is a row."""
     if choices.policy == "human" or env is None:
+        actions = () if env is None else actions_of(env, choices.actions)
+        if actions:
+            choices.show(f"actions: {', '.join(actions)}")
         return person(choices.read, pattern)
     automatic = random_player(env, task.seed, choices.actions) if choices.policy == "random" else scripted_player(env)
     return player(automatic.act, pattern)

@@ -49,8 +49,11 @@ def play_table(config: AgenticConfig, server: PolicyServer, source: RolloutSourc
 def _agentic(pipeline: AgenticPipeline) -> dict[str, str]:
     config, source, cluster = pipeline.pipeline_config, pipeline.train_rollout_scheduler, pipeline.cluster
     actor = info_of(pipeline.actor_train)
+    start = start_of(config.actor_train.model_args.model_name_or_path)
+    if pipeline.checkpoints.num_done:
+        start = f"checkpoint-{pipeline.checkpoints.num_done}, in a run that began with {start}"
     built = {
-        "model": f"{start_of(config.actor_train.model_args.model_name_or_path)}: {_trained(actor.model)}",
+        "model": f"{start}: {_trained(actor.model)}",
         "actor_train": _strategy(actor),
         "optimiser": actor.optimizer,
         "actor_infer": _server(pipeline.actor_infer.info(), actor),

@@ -9,7 +9,7 @@ from turnwise.cluster.placement import place
 from turnwise.config import AgenticConfig, SFTConfig, describe, load_any_config
 from turnwise.config.dump import dump_yaml, resolved_values
 from turnwise.config.problems import Problem
-from turnwise.errors import NotAvailableError
+from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.pipelines.interrupt import ends_at_once
 
 
@@ -24,7 +24,12 @@ def run(arguments: argparse.Namespace) -> int:
         except NotAvailableError as error:
             missing.append(str(error))
 
-    config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=examine)
+    try:
+        config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=examine)
+    except ConfigError as error:
+        if arguments.all:
+            raise ConfigError(error.complete) from None
+        raise
     table = describe(config)
     table.missing.extend([*missing, *lacking_here(config)])
     notes = [note for note in notes if note not in table.warnings]

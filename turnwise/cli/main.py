@@ -15,7 +15,7 @@ from pathlib import Path
 
 from turnwise import __version__
 from turnwise.cli.guard import guarded
-from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.errors import ConfigError, TurnwiseError, nearest
 from turnwise.package_tables import read_table
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
 from turnwise.runtime.call_board import CALLS
@@ -33,6 +33,16 @@ MENDABLE = {
     **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), "name another place"),
 }
 """Advice by errno, for file errors that a user can fix."""
+
+
+def check_verb(words: Sequence[str]) -> None:
+    """Ends the process like argparse, but with a suggestion, if the first word is no verb and resembles one."""
+    word = words[0] if words else ""
+    verbs = read_table(__file__, "verbs.yaml")["verbs"]
+    suggestion = "" if word.startswith("-") or word in verbs else nearest(word, verbs)
+    if suggestion:
+        print(f"error: {word!r} is no verb.{suggestion} `turnwise --help` lists them", file=sys.stderr)
+        sys.exit(EXIT_ERROR)
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -87,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ends_at_once():
         open_standard_streams(is_command=arguments is None)
         parser = build_parser()
+        check_verb(sys.argv[1:] if arguments is None else arguments)
         # Overrides may also stand behind options, where argparse doesn't assign them to its "*" argument.
         options, rest = parser.parse_known_args(arguments)
         # DeepSpeed's launcher adds the rank to the command line.

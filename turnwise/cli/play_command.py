@@ -41,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
         actions=given_actions(options),
         model_name=options.model_name or "",
         read=reader(console, sys.stdin),
+        show=lambda text: console.print(text, style="dim", markup=False),
     )
     with closing(set_up(target.config, target.tag, choices)) as setup:
         screen = PlayScreen(console, setup, shows_ids=options.ids)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _LABEL, _COUNT = 7, 6  # characters of the gutter's two columns
 _SHOWN_IDS, _CUT_IDS = 60, 24  # up to 60 token ids are all shown; of a longer list, 24
 _STRIP = 96  # maximum cells that picture the tokens of a context
+_SHOWN_ZEROS = 3  # metrics of value 0 that are named; of more, only their number is shown
 _RULE = 96  # maximum characters of a horizontal rule
 
 ENDS = {
@@ -115,15 +116,17 @@ class PlayScreen:
         how = "left by you" if played.is_left else ENDS[trajectory.limit] if trajectory.limit else finished
         turns = counted(len(trajectory.turns), "turn")
         if trajectory.status == "failed":
-            self._lines("failed", "", f"after {turns}: {trajectory.error or 'the episode has no score'}", "red")
+            self._lines("failed", "", f"no score after {turns}: {trajectory.error}", "red")
         else:
             self._row("score", "", Text().append(f"{trajectory.score:g}", "bold").append(f" after {turns}, {how}"))
         if trajectory.outcome_rewards:
             self._lines("rewards", "", ", ".join(f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items()))
         if trajectory.metrics:
-            metrics = [f"{name} {value:g}" for name, value in trajectory.metrics.items() if value]
-            num_zero = len(trajectory.metrics) - len(metrics)
-            self._lines("metrics", "", ", ".join([*metrics, *([f"{num_zero} more are 0"] if num_zero else [])]))
+            shown = [f"{name} {value:g}" for name, value in trajectory.metrics.items() if value]
+            zeros = [name for name, value in trajectory.metrics.items() if not value]
+            if zeros:
+                shown.append(f"0: {', '.join(zeros)}" if len(zeros) <= _SHOWN_ZEROS else f"{len(zeros)} others 0")
+            self._lines("metrics", "", ", ".join(shown))
         if self._setup.policy.tokenizer and trajectory.turns:
             self._trained_tokens(trajectory)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnwise.config.yaml_text import load_yaml
-from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.errors import ConfigError, TurnwiseError, nearest
 from turnwise.pipelines.interrupt import ends_at_once
 
 EXIT_REFUSED = 1
@@ -16,6 +16,8 @@ EXIT_REFUSED = 1
 
 def run(options: argparse.Namespace) -> int:
     """Runs an action or the pipeline, and prints its answer as JSON. Returns 1 if the answer is an error, else 0."""
+    if options.verb == "tool" and {"--help", "-h"} & set(options.parameters):
+        return _print_help(options.action)
     with contextlib.redirect_stdout(sys.stderr):
         with ends_at_once():
             from turnwise.rl_tool.pipeline import AgenticRLPipeline
@@ -30,6 +32,18 @@ def run(options: argparse.Namespace) -> int:
             answer = error_answer(error, options.verb)
     print(json.dumps(answer, ensure_ascii=False, indent=2))
     return 0 if answer["status"] == "success" else EXIT_REFUSED
+
+
+def _print_help(action: str) -> int:
+    """Prints the parameters of an action. Raises ConfigError if there is no such action."""
+    with ends_at_once():
+        from turnwise.rl_tool.parameters import ACTIONS, describe_action
+    if action not in ACTIONS:
+        raise ConfigError(
+            f"{action!r} is no action of the tool; the actions are {', '.join(ACTIONS)}.{nearest(action, ACTIONS)}"
+        )
+    print(describe_action(action))
+    return 0
 
 
 def _parameters(words: Sequence[str]) -> dict[str, Any]:

@@ -174,7 +174,8 @@ def require_devices(role: str, devices: Sequence[int], num_devices: int, acceler
         return
     asked, fewer = f"{_key(role)} names device {max(devices)}", "name others"
     if num_launched > 1 and [*devices] == [*range(num_launched)]:
-        asked, fewer = f"the launcher started {num_launched} processes for as many devices", "start fewer"
+        asked = f"the launcher started {num_launched} processes for as many devices"
+        fewer = f"start {num_devices} (--num_processes)"
     if accelerator:
         raise ConfigError(f"{asked}, and this machine has {num_devices} CUDA devices (0 to {num_devices - 1}): {fewer}")
     raise ConfigError(

@@ -17,12 +17,12 @@ from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, nearest
 from turnwise.model_folder import check_model
-from turnwise.spec import PG_VARIANTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS, Split
+from turnwise.spec import PG_VARIANTS, ROW_AGENTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS, Split
 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """All problems for which the config is refused, except `sibling_problems`."""
-    checks = (_environments, _rewards, _sizes, _roles, _cache, _loss, _room, _streaming, _updates)
+    checks = (_environments, _rewards, _sizes, _roles, _cache, _loss, _room, _streaming, _updates, _states)
     shared = [*_models(config), *_trackers(config), *_validations(config)]
     if isinstance(config, SFTConfig):
         return [*shared, *impossible("impossible_in_sft", config), *_placed("", config, ["train"])]
@@ -106,6 +106,17 @@ def _environments(config: AgenticConfig) -> Iterator[Problem]:
         if split == "train" or manager.is_set("tags"):
             yield from _tags(config, split, manager)
         yield from _partition(manager, name)
+
+
+def _states(config: AgenticConfig) -> Iterator[Problem]:
+    """An estimator that compares states, for rows whose agent sets none."""
+    agent = config.data.default_agent
+    if config.estimator.needs_state_keys and config.train_env_manager.has_rows and agent in ROW_AGENTS:
+        yield Problem.at(
+            "adv_estimator",
+            f"{config.adv_estimator} compares turns that were taken in the same state, and {agent} sets no Turn.state_key; "
+            "take grpo, or name an agent loop of yours that sets it in data.default_agent: module:Class",
+        )
 
 
 def _tags(config: AgenticConfig, split: Split, manager: EnvManager) -> Iterator[Problem]:

@@ -68,13 +68,16 @@ def counterpart(path: KeyPath) -> str:
     """
     parts = [str(part) for part in path]
     ends = [".".join(parts[start:]) for start in range(len(parts))]
-    found = next((end for end in ends if end in _keys()), None)
-    if found is None and (len(parts) > 1 or len(ends[0]) >= _SHORTEST):
-        found = next((key for key in _keys() if key.endswith(f".{ends[0]}")), None)
-    if found is None:
+    theirs = next((end for end in ends if end in _keys()), None)
+    if theirs is None and (len(parts) > 1 or len(ends[0]) >= _SHORTEST):
+        theirs = next((key for key in _keys() if key.endswith(f".{ends[0]}")), None)
+    if theirs is None:
+        sections = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
+        theirs = next((section for section in sections if section in _keys()), None)
+    if theirs is None:
         return ""
-    system, ours, how = _keys()[found]
-    return f" Did you mean {ours!r}? ({system}'s {found}: {how})" if ours else f" It has no counterpart here: {how}."
+    system, ours, how = _keys()[theirs]
+    return f" Did you mean {ours!r}? ({system}'s {theirs}: {how})" if ours else f" It has no counterpart here: {how}."
 
 
 def differing_defaults(config: AgenticConfig) -> str:
@@ -90,8 +93,13 @@ def differing_defaults(config: AgenticConfig) -> str:
 
 @cache
 def _keys() -> dict[str, tuple[str, str, str]]:
-    """Key of another system → `(system, our key, how the value converts)`."""
-    return {key: (name, *entry) for name, system in vocabulary()["systems"].items() for key, entry in system["keys"].items()}
+    """Key of another system → `(system, our key, how the value converts)`; without a counterpart `(system, "", the reason)`."""
+    answers: dict[str, tuple[str, str, str]] = {}
+    for name, system in vocabulary()["systems"].items():
+        answers.update({key: (name, *entry) for key, entry in system["keys"].items()})
+        for reason, keys in system.get("without", ()):
+            answers.update(dict.fromkeys(keys, (name, "", reason)))
+    return answers
 
 
 def _yaml(value: Any) -> str:

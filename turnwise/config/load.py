@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ValidationError
 from typing_extensions import TypeVar
 
+from turnwise.config.beside import find_beside
 from turnwise.config.checks import find_problems, sibling_problems
 from turnwise.config.coming_from import counterpart, differing_defaults, unknown_leaves
 from turnwise.config.compose import Composed, compose
@@ -49,8 +50,10 @@ def load_config(
     composed = compose(Path(path), overrides)
     _merge_values(composed.values, deepcopy(dict(values)))
     composed.values.setdefault("exp_name", Path(path).stem)
+    notes = find_beside(composed.values, Path(path).parent)
     config_class: Any = kind or (SFTConfig if "train_files" in composed.values else AgenticConfig)
-    return _parse(composed, config_class, strict, display(Path(path)), overrides, purpose, examine)
+    config, more = _parse(composed, config_class, strict, display(Path(path)), overrides, purpose, examine)
+    return config, notes + more
 
 
 def load_any_config(
@@ -114,6 +117,8 @@ def _parse(
     notes = translation.notes + as_sentences(without_effect)
     if config is not None:
         notes += as_sentences(_unusual_values(config, {problem.path for problem in without_effect}))
+    if isinstance(config, AgenticConfig) and config.data.val_files and not config.uses_validation and purpose != "play":
+        notes.append("data.val_files: eval_steps is 0, so these rows are not played while training; set eval_steps")
     if examine is not None and config is not None and not problems:
         try:
             for problem in examine(config):

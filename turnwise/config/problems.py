@@ -35,12 +35,15 @@ class Problem:
 
 
 def config_error(source: str, problems: Sequence[Problem], location: Callable[[Path], str]) -> ConfigError:
-    """One error that lists the problems, each once, with the place that `location` gives for its path; at most 20 are shown."""
+    """One error that lists the problems, each once, with the place that `location` gives for its path."""
     parts = ((location(problem.path), problem.key, problem.message) for problem in problems)
     lines = list(dict.fromkeys("  " + ": ".join(filter(None, of_problem)) for of_problem in parts))
     count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
-    hidden = [f"  … and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
-    return ConfigError("\n".join([f"{source} can't be used: {count}.", *lines[:MAX_SHOWN], *hidden]))
+    headline = f"{source} can't be used: {count}."
+    shown = lines
+    if len(lines) > MAX_SHOWN:
+        shown = [*lines[:MAX_SHOWN], f"  … and {len(lines) - MAX_SHOWN} more; `turnwise config FILE --all` shows them"]
+    return ConfigError("\n".join([headline, *shown]), complete="\n".join([headline, *lines]))
 
 
 def as_sentences(problems: Iterable[Problem]) -> list[str]:

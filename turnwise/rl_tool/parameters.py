@@ -1,9 +1,11 @@
 """The parameters of each action of the tool: their types, defaults and meaning. The function schema is generated from them."""
 
+import textwrap
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from turnwise.config.roles import Dtype
 from turnwise.config.rules import holds
@@ -187,6 +189,51 @@ def _sentence(kind: type[Action], item: Mapping[str, Any]) -> str:
     if item["type"] == "missing":
         return f"{name}: is needed; give it: {kind.model_fields[name].description}"
     return f"{name}: {item['msg'][:1].lower()}{item['msg'][1:]} (got {item['input']!r:.60})"
+
+
+def describe_action(action: str) -> str:
+    """The parameters of an action for a terminal: those that are needed first, each with its type, default and meaning."""
+    kind = ACTIONS[action]
+    parameters = [(name, field) for name, field in kind.model_fields.items() if name not in PYTHON_ONLY]
+    parameters.sort(key=lambda entry: not entry[1].is_required())
+    lines = [f"turnwise tool {action} --NAME VALUE ...", "", str(kind.__doc__), ""]
+    for name, field in parameters:
+        lines.append(f"  --{name} {_type_name(kind, name)}{_default(field)}")
+        text = " ".join((field.description or "").split())
+        lines += textwrap.wrap(text, 100, initial_indent="      ", subsequent_indent="      ")
+    advice = "Values are YAML: --use_lora false, --lora_target_modules '[q_proj, v_proj]'. docs/rl_tool.md says more."
+    return "\n".join([*lines, "", advice])
+
+
+def _type_name(kind: type[Action], name: str) -> str:
+    """The type of a parameter in words, such as `INTEGER`, `constant|linear|cosine` or `TEXT or LIST`."""
+    schema = kind.model_json_schema()["properties"][name]
+    choices = [branch for branch in schema.get("anyOf", [schema]) if branch.get("type") != "null"]
+    names = [
+        "|".join(branch["enum"]) if "enum" in branch else _TYPE_NAMES.get(branch.get("type"), "VALUE") for branch in choices
+    ]
+    return " or ".join(dict.fromkeys(names)) or "VALUE"
+
+
+_TYPE_NAMES = {
+    "integer": "INTEGER",
+    "number": "NUMBER",
+    "string": "TEXT",
+    "boolean": "true|false",
+    "array": "LIST",
+    "object": "MAPPING",
+}
+
+
+def _default(field: FieldInfo) -> str:
+    """The default of a parameter, in brackets. A default of None is explained in the description."""
+    if field.is_required():
+        return "  (needed)"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is None or "[" in (field.description or ""):
+        return ""
+    shown = str(value).lower() if isinstance(value, bool) else value
+    return f"  [{shown}]"
 
 
 def function_schema() -> dict[str, Any]:

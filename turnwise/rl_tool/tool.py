@@ -119,7 +119,10 @@ def _export(asked: Export) -> dict[str, Any]:
 def error_answer(error: Exception, action: Any) -> dict[str, Any]:
     """An error as the tool's answer: `code` is the kind of error, `hint` the part of the message that says what to do."""
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error").removesuffix("Fault")).lower()
-    message, _, hint = str(error).rpartition("; ")
+    # Configs call a model `pretrain`; the tool's own parameter is what its caller can change.
+    model_parameter = "model_path" if action in ("evaluate", "export") else "model_name"
+    text = str(error).replace("`pretrain`", f"`{model_parameter}`")
+    message, _, hint = text.rpartition("; ")
     if not message:
         hint = next(iter(re.findall(r"Did you mean .*\?", hint)), "docs/rl_tool.md explains each action and its parameters")
-    return {"status": "error", "action": action, "code": code or "system", "message": str(error), "hint": hint}
+    return {"status": "error", "action": action, "code": code or "system", "message": text, "hint": hint}

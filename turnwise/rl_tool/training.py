@@ -41,10 +41,8 @@ def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any])
     check_model(asked.model_name)
     name, rows, _ = loaded = data.load(asked, "sft" if is_sft else "rl", datasets)
     estimated_s = estimate_seconds(asked, [data.formatted(row) for row in rows], num_generations(asked))
-    print(
-        f"dataset: {name}, {counted(len(rows), 'row')}; this training takes about {estimated_s:,.0f} s here, loading aside",
-        flush=True,
-    )
+    estimate = f"; this training takes about {estimated_s:,.0f} s here, loading aside" if estimated_s else ""
+    print(f"dataset: {name}, {counted(len(rows), 'row')}{estimate}", flush=True)
     if is_sft:
         config = sft_config(asked)
         checkpoint = Trainer.sft(

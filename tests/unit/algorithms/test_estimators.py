@@ -11,7 +11,7 @@ from turnwise.algorithms.score_estimator import GRPOPassK, ScoreEstimator, Traje
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.algorithms.step_estimator import GiGPO, StepEstimator
 from turnwise.algorithms.token_estimator import TokenEstimator
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import Group, samples_of
@@ -189,7 +189,7 @@ def test_remax_without_a_greedy_sibling_says_whose_it_is():
 
 
 def test_a_turn_without_a_state_is_refused_by_gigpo():
-    with pytest.raises(ValueError, match=r"no state_key .*'None'"):
+    with pytest.raises(EnvironmentFault, match=r"no state_key .*'None'"):
         credited("gigpo", [Group(TASK, [episode([1.0], [None]), episode([0.0], ["s"])])])
 
 

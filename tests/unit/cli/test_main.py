@@ -13,6 +13,7 @@ import pytest
 
 from turnwise.cli.main import main
 from turnwise.models.presets import PRESETS
+from turnwise.rl_tool.parameters import Train
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "examples" / "qwen2.5-0.5B-agentic"
@@ -50,7 +51,27 @@ def test_a_missing_file_and_a_missing_verb(refused, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["trian", "x.yaml"])
     assert stopped.value.code == 2
-    assert "train" in capsys.readouterr().err
+    assert "Did you mean 'train'" in capsys.readouterr().err
+
+
+def test_the_parameters_of_an_action_are_shown_in_the_terminal(capsys):
+    assert main(["tool", "train", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert page.index("--model_name TEXT") < page.index("--dataset"), "what is needed comes first"
+    assert "--lr_scheduler_type constant|linear|cosine  [constant]" in page
+    assert {name for name in Train.model_fields if f"--{name} " in page} == set(Train.model_fields) - {"custom_reward"}
+    assert main(["tool", "trian", "-h"]) == 2
+    assert "Did you mean 'train'" in capsys.readouterr().err
+
+
+def test_all_problems_of_a_config_are_listed_on_request(capsys):
+    example = str(ROOT / "examples" / "frozen_lake" / "agentic.yaml")
+    unknown = [f"no_such_key_{number}=1" for number in range(30)]
+    assert main(["config", example, *unknown]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("unknown key") == 20 and "--all" in shown
+    assert main(["config", example, "--all", *unknown]) == 2
+    assert capsys.readouterr().err.count("unknown key") == 30
 
 
 def test_overrides_may_stand_behind_options(capsys):

@@ -9,6 +9,7 @@ import pty
 import re
 import select
 import sys
+from types import SimpleNamespace
 from typing import get_args
 
 import forked
@@ -18,9 +19,11 @@ from chat_server import ChatServer, answer
 from sglang_fake import SGLangFake
 from transformers import AutoModelForCausalLM
 
+from turnwise.build.play import PlayedEpisode
+from turnwise.cli.console import open_console
 from turnwise.cli.main import main
-from turnwise.cli.play_screen import ENDS
-from turnwise.types import Limit
+from turnwise.cli.play_screen import ENDS, PlayScreen
+from turnwise.types import Limit, Task, Trajectory
 
 TOYS = "toy_envs"
 
@@ -61,6 +64,7 @@ def rows(said, label):
 def test_a_person_at_a_pipe(played, lake):
     said = played(lake, lines="Right\n\n!what?\nq\n")
     assert [line for line in said.splitlines() if line.startswith("action")] == [
+        "actions: Left, Down, Right, Up",
         "action ⟩ Right",
         "action ⟩ ",
         "action ⟩ !what?",
@@ -371,3 +375,17 @@ def test_a_simulated_user_replies_to_a_person(played, folder, products):
 
 def test_play_has_a_sentence_for_every_limit() -> None:
     assert set(ENDS) == set(get_args(Limit))
+
+
+def test_an_episode_whose_reward_failed_has_no_score(capsys):
+    """The zeros of an episode that was scored aren't listed one by one either."""
+    task = Task("train/data/1", "data", "train", seed=1, row=0)
+    failed = Trajectory(task, 0, status="failed", error="data.reward f raised KeyError: 'a'")
+    scored = Trajectory(task, 0, metrics={"success": 1.0} | {f"metric_{number}": 0.0 for number in range(21)})
+    screen = PlayScreen(open_console(), SimpleNamespace(task=task, policy=SimpleNamespace(tokenizer=None)))
+    screen.end(PlayedEpisode(failed, is_left=False))
+    said = capsys.readouterr().out
+    assert "raised KeyError" in said and "finished" not in said
+    screen.end(PlayedEpisode(scored, is_left=False))
+    said = capsys.readouterr().out
+    assert "success 1" in said and "metric_3" not in said and "21 others 0" in said

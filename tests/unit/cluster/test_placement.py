@@ -75,8 +75,16 @@ def test_a_rank_is_told_its_device_and_its_peers():
             {"num_launched": 2, "num_devices": 3},
             r"3 devices with critic\.device_mapping, and the launcher started 2 processes",
         ),
-        ({"sft": [0, 1, 2]}, {"num_launched": 3}, "^the launcher started 3 processes.* 2 slots .*start fewer, or set num_gpus"),
-        ({"sft": None}, {"num_launched": 3, "accelerator": "cuda"}, "^the launcher started 3 processes.* 2 CUDA .*start fewer"),
+        (
+            {"sft": [0, 1, 2]},
+            {"num_launched": 3},
+            "^the launcher started 3 processes.* 2 slots .*start 2 .*, or set num_gpus",
+        ),
+        (
+            {"sft": None},
+            {"num_launched": 3, "accelerator": "cuda"},
+            "^the launcher started 3 processes.* 2 CUDA .*start 2",
+        ),
         ({"actor_train": None}, {"num_launched": 2, "cluster": "process"}, "a launcher started this process"),
         ({"actor_train": None}, {"num_launched": 2, "is_apart": True}, "async_generation_ratio must be 0"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import yaml
 from small_configs import config_of
 
 from turnwise.cli.main import main
-from turnwise.config import SFTConfig, describe, find_config, load_any_config, load_config
+from turnwise.config import SFTConfig, describe, find_config, load_any_config, load_config, parse_config
 from turnwise.config.describe import most_sampled
 from turnwise.config.yaml_text import KeyLocations
 from turnwise.errors import ConfigError
@@ -283,3 +284,26 @@ def test_an_asynchronous_run_says_what_becomes_of_stale_samples(changes, row):
     assert row in rows["asynchronous"]
     assert "in the trainer's process" in rows["actor_train"]
     assert "asynchronous" not in dict(describe(config_of()).rows)
+
+
+def test_files_beside_the_config_are_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, elsewhere = tmp_path / "job" / "rows.yaml", tmp_path / "elsewhere"
+    config.parent.mkdir()
+    elsewhere.mkdir()
+    data = {"train_files": ["a.jsonl", "b.jsonl"], "reward": "exact_match"}
+    config.write_text(yaml.safe_dump({"pretrain": "M", "data": data, "agent": {"tool_config_path": "t.yaml"}}))
+    for name in ("a.jsonl", "b.jsonl", "t.yaml"):
+        (config.parent / name).write_text("")
+    (elsewhere / "b.jsonl").write_text("")
+    monkeypatch.chdir(elsewhere)
+    loaded, notes = load_config("../job/rows.yaml")
+    assert loaded.data.train_files == [os.path.join("..", "job", "a.jsonl"), "b.jsonl"], "the working directory comes first"
+    assert loaded.agent.tool_config_path == os.path.join("..", "job", "t.yaml")
+    assert sum("beside the config" in note for note in notes) == 2
+
+
+def test_validation_rows_that_no_step_plays_are_noted() -> None:
+    rows = {"train_files": ["a.jsonl"], "val_files": ["b.jsonl"], "reward": "exact_match"}
+    sizes = {"pretrain": "M", "data": rows}
+    notes = [parse_config({**sizes, "eval_steps": steps})[1] for steps in (0, 5)]
+    assert [any("val_files" in note and "eval_steps" in note for note in of_steps) for of_steps in notes] == [True, False]

@@ -21,7 +21,11 @@ def refusal(**keys: Any) -> str:
     [
         ("beta", "kl_loss_coef", "use_kl_loss: true"),
         ("gradient_checkpointing", "actor_train.model_args.disable_gradient_checkpointing", "the opposite"),
-        ("trainer.total_epochs", "max_steps", "an environment has no epochs"),
+        ("trainer.total_epochs", "data.num_epochs", "an environment has no epochs"),
+        ("trainer.val_before_train", "eval_steps", "before its first step"),
+        ("max_tool_calling_iterations", "agent.max_assistant_turns", "plus 1"),
+        ("actor_rollout_ref.actor.fsdp_config", "strategy_config", "verl's"),
+        ("num_return_sequences_in_group", "train_env_manager.group_size", "the same number"),
         ("rollout.n", "train_env_manager.group_size", "the same number"),
         ("actor_rollout_ref.rollout.n", "train_env_manager.group_size", "the same number"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", "gradient_accumulation_steps", "verl counts prompts"),
@@ -48,6 +52,24 @@ def test_what_has_no_counterpart_says_why() -> None:
 @pytest.mark.parametrize(
     "key",
     [
+        "vllm_server_host",
+        "adam_epsilon",
+        "dataloader_num_workers",
+        "actor_rollout_ref.hybrid_engine",
+        "actor_rollout_ref.model.custom_chat_template",
+        "actor_rollout_ref.actor.profiler.tool_config.nsys.discrete",
+        "ray_kwargs.ray_init.num_cpus",
+        "data.return_multi_modal_inputs",
+        "actor_rollout_ref.rollout.load_format",
+    ],
+)
+def test_a_published_key_is_never_answered_without_a_reason(key: str) -> None:
+    assert "It has no counterpart here: " in refusal(**{key: 1})
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
         "hub_token",
         "group_by_length",
         "optim_args",
@@ -55,7 +77,6 @@ def test_what_has_no_counterpart_says_why() -> None:
         "task_type",
         "init_lora_weights",
         "lr_scheduler_kwargs",
-        "trainer.val_before_train",
         "actor_rollout_ref.model.use_liger",
         "actor_rollout_ref.ref.strategy",
     ],
@@ -77,3 +98,10 @@ def test_sampling_belongs_to_the_role_that_samples(place: str) -> None:
     assert "belongs in actor_train" not in said
     if "temprature" not in place:
         assert "actor_infer.generating_args.temperature" in said
+
+
+def test_an_estimator_that_compares_states_is_refused_for_rows_without_them() -> None:
+    rows = {"train_files": ["rows.jsonl"], "reward": "exact_match"}
+    said = refusal(adv_estimator="gigpo", data=rows, custom_envs={})
+    assert "adv_estimator: gigpo" in said and "state_key" in said and "data.default_agent" in said
+    config_of(adv_estimator="gigpo", data=rows | {"default_agent": "loops:Mine"}, custom_envs={})

@@ -36,6 +36,8 @@ def tables(name: str) -> Iterator[str]:
     yield "|---|---|---|"
     for theirs, (key, how) in system["keys"].items():
         yield f"| `{theirs}` | {f'`{key}`' if key else 'nothing'} | {how} |"
+    for reason, keys in system.get("without", ()):
+        yield f"| {', '.join(f'`{theirs}`' for theirs in keys)} | nothing | {reason} |"
     yield ""
     yield f"| default of {name} | there | key here | default here |"
     yield "|---|---|---|---|"
