@@ -18,8 +18,9 @@ from turnwise.agents.demonstrations import (
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.build.envs import agent_settings, env_factory
 from turnwise.build.play_policies import OPENAI, model_at, random_player, scripted_player
+from turnwise.build.rewards import build_reward_manager
 from turnwise.build.rollouts import sampling_params
-from turnwise.build.rows import build_reward_manager, build_row_agent, row_tasks
+from turnwise.build.rows import build_row_agent, row_tasks
 from turnwise.chat.conversation import TextConversation
 from turnwise.chat.rendering import Tools
 from turnwise.config import AgenticConfig

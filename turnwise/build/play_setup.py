@@ -21,8 +21,9 @@ from turnwise.build.play_policies import (
     random_player,
     scripted_player,
 )
+from turnwise.build.rewards import build_reward_manager
 from turnwise.build.rollouts import open_served_policy, parser_of, sampling_params
-from turnwise.build.rows import build_reward_manager, build_row_agent, row_tasks
+from turnwise.build.rows import build_row_agent, row_tasks
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, require, unavailable_to_play

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.build.envs import agent_settings, build_agent, env_factory, plug_ins
-from turnwise.build.rows import build_reward_manager, build_row_agent, build_tasks, say_shared_prompts
+from turnwise.build.rewards import build_reward_manager
+from turnwise.build.rows import build_row_agent, build_tasks, say_shared_prompts
 from turnwise.build.servers import build_servers
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate

@@ -10,7 +10,7 @@ from chat_messages import tool, user
 from tokenizers import AddedToken
 from toy_tools import TOOL_CHATML
 
-from turnwise.build.rows import _reader
+from turnwise.build.rewards import response_reader
 from turnwise.chat.conversation import TokenConversation
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.parsing import parse_action
@@ -44,9 +44,9 @@ def test_tags_stay_and_tokens_of_turns_go_whether_marked_special_or_not(is_speci
     assert turn.text == reply["content"] == turn.messages[-1]["content"] == said
     assert parse_action(turn.text, "<search>(.*?)</search>") == "6"
     episode = SimpleNamespace(turns=[turn])
-    assert _reader(template)(episode) == said
+    assert response_reader(template)(episode) == said
     turn.text = f"{said}<|im_start|>"
-    assert _reader(template)(episode) == said, "a text that an agent set itself"
+    assert response_reader(template)(episode) == said, "a text that an agent set itself"
 
 
 def test_a_header_s_thinking_tag_is_no_token_of_a_turn():

@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from turnwise.build import rows as build_rows
 from turnwise.build.envs import plug_in_problems
-from turnwise.build.rows import build_reward_manager
+from turnwise.build.rewards import build_reward_manager
 from turnwise.build.saved import evaluate_model
 from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main
