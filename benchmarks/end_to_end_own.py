@@ -54,7 +54,10 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def settings(job: Job, folder: Path) -> dict[str, Any]:
-    """The example with the job's numbers, and TRL's objective: no entropy bonus, a mean over the batch's tokens."""
+    """The example with the job's numbers, and TRL's objective: no entropy bonus, a mean over the batch's tokens.
+
+    The groups of a model with random weights score alike, and an update without any gradient is left out, which TRL's isn't.
+    So where steps are timed, an entropy bonus too small to change a weight keeps it."""
     values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     values["custom_envs"][TAG]["max_steps"] = job.max_turns
     values["train_env_manager"] |= {"num_env_groups": job.groups, "group_size": job.group_size}
@@ -74,7 +77,7 @@ def settings(job: Job, folder: Path) -> dict[str, Any]:
         "eval_steps": job.eval_every,
         "val_env_manager": {"num_env_groups": job.eval_episodes},
         "sequence_length": job.max_length,
-        "entropy_loss_coef": 0.0,
+        "entropy_loss_coef": 0.0 if job.eval_every else 1e-12,
         "loss_agg_mode": "token-mean",
         "track_with": [],
     }
