@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from small_runs import LAUNCHER, small_yaml, training
 
 from turnwise.cli.main import main
-from turnwise.cluster.launched import _greeted, _versions
+from turnwise.cluster.launched import _checked, _versions
 from turnwise.errors import WorkerError
 
 TIMEOUT_S = 120
@@ -110,9 +110,6 @@ def test_other_commands_are_refused_under_a_launcher(folder, monkeypatch, capsys
 
 @pytest.mark.parametrize("name", ["turnwise", "Python", "torch", "transformers"])
 def test_a_rank_with_another_version_is_refused(name):
-    class Greeting:
-        def recv(self):
-            return 1, 4711, _versions() | {name: "1.0"}
-
+    greeting = 1, 4711, _versions() | {name: "1.0"}
     with pytest.raises(WorkerError, match=rf"rank 1 has {name} 1\.0, and rank 0 \d.*start all processes with the same Python"):
-        _greeted(Greeting())
+        _checked(None, greeting)

@@ -52,8 +52,8 @@ def overrides(case: str, layout: Sequence[str] = ()) -> list[str]:
 
 
 class FreshContextAgent:
-    """Shows each turn alone, in a context of its own, and lets the episodes of odd siblings count half: trajectories of
-    several samples, with weights that differ."""
+    """Shows each turn alone, in a context of its own, and cuts the episodes of odd siblings into two trajectories that share
+    the outcome: trajectories of several samples, with weights that differ."""
 
     def __init__(self, make_env: Callable[[Task], Env], settings: Any) -> None:
         self._make_env = make_env
@@ -64,7 +64,7 @@ class FreshContextAgent:
     ) -> list[Trajectory]:
         env = self._make_env(task)
         observation, _ = env.reset(seed=task.seed)
-        trajectory = Trajectory(task, sibling, weight=0.5 if sibling % 2 else 1.0)
+        trajectory = Trajectory(task, sibling)
         is_over = False
         while not is_over and len(trajectory.turns) < self._settings.max_steps:
             conversation = open_conversation(sampling)
@@ -74,7 +74,11 @@ class FreshContextAgent:
             turn.observation, turn.action = observation, parse_action(reply["content"], self._settings.action_pattern)
             observation, turn.reward, is_over, _, _ = env.step(turn.action or "")
             trajectory.turns.append(turn)
-        return [trajectory]
+        turns = trajectory.turns
+        if sibling % 2 == 0 or len(turns) < 2:
+            return [trajectory]
+        middle = len(turns) // 2
+        return [Trajectory(task, sibling, part, weight=0.5) for part in (turns[:middle], turns[middle:])]
 
 
 class Witness:

@@ -242,13 +242,14 @@ def check_template(config: AgenticConfig) -> None:
     ends = policy_info(path, config.actor_infer.model_args.dtype, config.sequence_length, trust=trust).stop_token_ids
     template = tried(ChatTemplate(load_tokenizer(path, trust), template_kwargs=config.template_kwargs, eos_token_ids=ends))
     len(template.stop_token_ids)  # asks how it ends a turn
-    if schemas := build_tools(config).schemas:
-        find_parser(config.agent.tool_parser, template)
+    schemas = build_tools(config).schemas
     for split in _splits_with_rows(config):
         with_tools = (row.payload for _, row in load_rows(config, split) if row.agent == "tool_agent")
         for columns in islice(with_tools, 1):
             template.start(prompt_of(columns, config.data.prompt_key, schemas), schemas)
         _fitting(config, split, template, most=1)
+    if schemas:
+        find_parser(config.agent.tool_parser, template)
 
 
 def _fits(columns: Mapping[str, Any], prompt_key: str, template: ChatTemplate, limit: int, tools: Tools) -> bool:

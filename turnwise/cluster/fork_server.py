@@ -110,7 +110,7 @@ class ForkServer:
 
 _fork_servers: dict[int, ForkServer] = {}  # fork servers by starting process: a fork of that process needs its own
 _starting = threading.Lock()
-"""Of two fork servers that threads start at once, one would have no owner, and its children would be killed."""
+"""Held while a fork server starts: of two that threads start at once, one would have no owner, and its children would end."""
 
 
 def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:

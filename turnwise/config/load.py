@@ -117,7 +117,8 @@ def _parse(
     notes = translation.notes + as_sentences(without_effect)
     if config is not None:
         notes += as_sentences(_unusual_values(config, {problem.path for problem in without_effect}))
-    if isinstance(config, AgenticConfig) and config.data.val_files and not config.uses_validation and purpose != "play":
+    is_unplayed = isinstance(config, AgenticConfig) and not config.uses_validation and purpose != "play"
+    if isinstance(config, AgenticConfig) and is_unplayed and config.data.train_files and config.data.val_files:
         notes.append("data.val_files: eval_steps is 0, so these rows are not played while training; set eval_steps")
     if examine is not None and config is not None and not problems:
         try:

@@ -119,7 +119,8 @@ class Judge:
             prompt = prompt_of({"": prompts[number] if prompts else ""}, "")
             if prompt[-1]["role"] == "assistant":  # the response continues it, so that both are one message
                 prompt = prompt[:-1]
-            start = len(prompt) if said[: len(prompt)] == prompt else 0
+            seen = prompt_of({"": said[: len(prompt)]}, "")  # in the same form, whatever a table has padded
+            start = len(prompt) if seen == prompt else 0
             first = next(index for index in range(start, len(said)) if said[index]["role"] == "assistant")
             turns = [*said[first:-1], {"role": "assistant", "content": completion}]
             task = _conversation(said[:first]) + (f"\n\nThe true answer: {truths[number]}" if truths else "")

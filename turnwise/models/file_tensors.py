@@ -31,8 +31,8 @@ def require_weights(path: str | Path, missing: Sequence[str], unexpected: Sequen
 
 
 def unexpected_tensors(model: PreTrainedModel, reported: Collection[str]) -> list[str]:
-    """Those of transformers' `reported` unexpected tensors that the model doesn't compute by itself, sorted. GPT-2's files hold
-    the causal mask of each layer, for example."""
+    """The tensors that transformers has `reported` as unexpected and that the model doesn't compute by itself, sorted. GPT-2's
+    files hold the causal mask of each layer, for example."""
     computed = _computed_buffers(model)
     return sorted(name for name in reported if not _names_here(model, name) & computed)
 

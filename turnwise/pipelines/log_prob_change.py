@@ -14,6 +14,8 @@ MAX_TRAINED = 256
 SHARE = 1 / 16
 """Maximum share of the step's tokens that pass the model once more. A token that was sampled and trained on costs ten forward
 passes or more, so this takes less than 1% of a step's time."""
+MIN_TOKENS = 256
+"""Tokens that may pass the model once more in a step so small that its share would hold no prompt: a few milliseconds."""
 
 
 def log_prob_change(role: ModelRole, samples: Sequence[Sample], step: int) -> list[Metric]:
@@ -36,7 +38,7 @@ def _prefixes(samples: Sequence[Sample]) -> list[Sample]:
     """Beginnings of samples with their first trained tokens, the shortest prompts first, within the limits above. A beginning
     suffices, since the log-prob of a token depends on the tokens before it only."""
     trained = [sample for sample in samples if sample.num_trained and not sample.media]
-    remaining = int(SHARE * sum(sample.num_tokens for sample in samples))
+    remaining = max(MIN_TOKENS, int(SHARE * sum(sample.num_tokens for sample in samples)))
     num_trained = MAX_TRAINED
     prefixes: list[Sample] = []
     for sample in sorted(trained, key=_first_trained):

@@ -34,7 +34,11 @@ Stack = tuple[StackCall, ...]
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _OWN = os.path.join(Path(__file__).parents[1], "")  # the package's folder
-_POOLS = str(Path(__file__).with_name("threads.py"))
+_IDLE = {
+    (str(Path(__file__).with_name("threads.py")), "_next"),
+    (str(Path(__file__).with_name("time_limit.py")), "_watch"),
+}
+"""The innermost calls of turnwise's own threads that have nothing to do."""
 _EVENT_LOOP = str(Path(asyncio.__file__).parent)  # the folder of asyncio, whose own calls don't show who waits for whom
 
 
@@ -81,9 +85,9 @@ def _relative(file: str) -> str:
 
 
 def _waits_for_work(stack: Stack) -> bool:
-    """Whether a thread is idle: its stack is library code only (a writer or monitor), or it waits for the next call to run."""
+    """Whether a thread is idle: its stack is library code only (a writer or monitor), or it waits for something to do."""
     return all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack) or (
-        stack[-1].file == _POOLS and stack[-1].function == "_next"
+        (stack[-1].file, stack[-1].function) in _IDLE
     )
 
 

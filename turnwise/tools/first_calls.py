@@ -6,7 +6,6 @@ logger = logging.getLogger(__name__)
 
 NUM_FIRST = 10
 """The number of calls that must all raise for a warning."""
-_ALARM = "signal only works in main thread"
 
 
 class FirstCalls:
@@ -29,16 +28,9 @@ class FirstCalls:
             self._num_raised = None
             logger.warning(
                 "all of the first %d calls of the tool %s raised an error, the last one %s: %s. The model reads it as its own "
-                "mistake; if it is the tool's, mend it there%s",
+                "mistake. If it is the tool's, correct the tool",
                 NUM_FIRST,
                 self._tool,
                 type(error).__name__,
                 error,
-                _hint(error),
             )
-
-
-def _hint(error: Exception) -> str:
-    if _ALARM not in str(error):
-        return ""
-    return " (tools run in threads, where signal.alarm doesn't work: leave it out, agent.tool_timeout_s limits each call)"

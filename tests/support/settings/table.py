@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import Any
 
 PLACES: dict[str, str] = {
@@ -53,8 +52,6 @@ def _roles(roles: str, lines: tuple[Live, ...], **under: Mapping[str, Any]) -> I
 _LR = "actor_train.training_args.learning_rate"
 _REFERENCE = {"use_kl_loss": True, "kl_loss_coef": 0.5}
 _TWO = {"max_steps": 2}
-_CHECKER_SHOWN = "table" if find_spec("math_verify") else "error"
-"""Without its package, math_verify is refused."""
 _PENALTY = _TWO | {"add_token_level_kl": True, "init_kl_coef": 0.5}
 """In the second step the policy has left the reference."""
 _LENGTHS = {"sequence_length": None, "prompt_length": 20, "response_length": 16}
@@ -299,7 +296,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("data.reward.weight", 0.5, "rewards", {"data.reward.name": "toy_rewards:length"}),
     Live("data.reward.args", {"power": 2.0}, "rewards", {"data.reward.name": "toy_rewards:length"}),
     Live("data.reward.form", "messages", "rewards", {"data.reward.name": "toy_rewards:length"}),
-    Live("data.checker", "math_verify", _CHECKER_SHOWN, {"data.reward.name": "accuracy"}),
+    Live("data.checker", "math_verify", "table", _ROWS | {"data.reward.name": "accuracy"}),
     Live("data.reward_timeout_s", 0.01, "error", {"data.reward.name": "toy_rewards:slow"}),
     Live("data.max_prompt_length", 24, "rollouts", _ROWS | _TWO),
     Live("data.shuffle", False, "rollouts", _ROWS),

@@ -241,6 +241,11 @@ def with_template(model, template):
 
 NO_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 HERMES = "{% if tools %}{# <tool_call> #}{% endif %}"
+OWN_CALLS = (
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}[[{{ c.function.name }}: {{ c.function.arguments | tojson }}]]{% endfor %}"
+    "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
 PARSER = "++agent={{tool_config_path: tools.yaml, tool_parser: 'own_parts:{}'}}"
 
 
@@ -251,7 +256,7 @@ PARSER = "++agent={{tool_config_path: tools.yaml, tool_parser: 'own_parts:{}'}}"
         (HERMES + NO_TOOLS, [PARSER.format("NoEnv")], "agent.tool_parser: own_parts:NoEnv has no method `parse`"),
         (HERMES + NO_TOOLS, [PARSER.format("Env")], "tool_parser own_parts:Env: making it raised TypeError"),
         ("{{ messages[0].content }}", ["max_steps=1"], "a context can't be extended with this chat template (it drops"),
-        (NO_TOOLS, [], "writes tool calls in none of the known forms; name the one that the model was taught"),
+        (OWN_CALLS, [], "writes tool calls in none of the known forms"),
         (HERMES + NO_TOOLS, ["++template_kwargs={think: false}"], "never reads 'think', so that it would change"),
     ],
 )
@@ -447,7 +452,6 @@ BOMB = "[" * 99 + "]" * 99
     [
         ("check-env", BOMB, "more than 64 nested sections"),
         ("play", "&a [*a]", "inside its own anchor"),
-        ("demos", "2001-99-99", "read: month"),
     ],
 )
 def test_arguments_of_an_environment_are_bounded(verb, value, message, folder, refused):

@@ -14,7 +14,7 @@ import yaml
 from small_runs import LETTERS, assert_same_weights, played, run_small as run, small_config, training
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from turnwise.build import rows as build_rows
+from turnwise.build import rewards as build_rewards
 from turnwise.build.envs import plug_in_problems
 from turnwise.build.rewards import build_reward_manager
 from turnwise.build.saved import evaluate_model
@@ -137,7 +137,7 @@ def test_the_completions_of_rewards_have_no_special_tokens(make_config, tiny_mod
     task = Task("train/data/0", "data", "train", 1, payload={"prompt": "one"}, row=0)
     group = Group(task, [Trajectory(task, 0, [turn])])
     with WatchedRunner() as runner:
-        assert runner.run(build_reward_manager(make_config(), tokenizer, runner)(group)) == []
+        assert runner.run(build_reward_manager(make_config(), ChatTemplate(tokenizer), runner)(group)) == []
     assert group.trajectories[0].score == pytest.approx(len("one twoone two") / 10)
 
 
@@ -147,12 +147,12 @@ def test_the_first_reward_that_is_named_decides_what_a_success_is(make_config, t
     async def never_right(group: Group) -> RewardResult:
         return RewardResult([0.0] * len(group.trajectories))
 
-    monkeypatch.setattr(build_rows, "build_reward_model", lambda *_: never_right)
+    monkeypatch.setattr(build_rewards, "build_reward_model", lambda *_: never_right)
     task = Task("train/data/0", "data", "train", 1, payload={"prompt": "one"}, row=0)
     group = Group(task, [Trajectory(task, 0, [Turn(np.array([1]), np.array([2]), np.zeros(1, np.float32), text="a" * 99)])])
     config = make_config({"reward": ["reward_model", "toy_rewards:length"]}, reward_pretrain=str(tiny_model))
     with WatchedRunner() as runner:
-        assert runner.run(build_rows.build_reward_manager(config, None, runner)(group)) == []
+        assert runner.run(build_rewards.build_reward_manager(config, None, runner)(group)) == []
     assert group.trajectories[0].outcome_rewards == {"reward_model": 0.0, "length": 9.9}
     assert group.trajectories[0].metrics["success"] == 0.0
 

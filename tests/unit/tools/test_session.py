@@ -260,30 +260,30 @@ def test_a_schema_that_is_none_is_refused(wrong: dict[str, Any], said: str) -> N
         OfferedTool(tool)
 
 
-def alarmed(x: int) -> int:
-    """Fails in a thread.
+def broken(x: int) -> int:
+    """Fails whatever the model asks for.
 
     Args:
         x: 0 works.
     """
     if x:
-        raise ValueError("signal only works in main thread of the main interpreter")
+        raise ValueError("the service has moved")
     return x
 
 
 def test_a_tool_whose_first_ten_calls_raise_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    box = box_of(FunctionTool(alarmed))
+    box = box_of(FunctionTool(broken))
     for _ in range(9):
-        called(box, "alarmed", x=1)
-    assert "alarmed" not in caplog.text
-    called(box, "alarmed", x=1)
-    assert all(word in caplog.text for word in ("alarmed", "10 calls", "ValueError", "main thread", "agent.tool_timeout_s"))
+        called(box, "broken", x=1)
+    assert "broken" not in caplog.text
+    called(box, "broken", x=1)
+    assert all(word in caplog.text for word in ("broken", "10 calls", "ValueError", "moved"))
     caplog.clear()
-    called(box, "alarmed", x=1)
+    called(box, "broken", x=1)
     assert not caplog.text
-    box = box_of(FunctionTool(alarmed))
+    box = box_of(FunctionTool(broken))
     for x in (1, 0, *[1] * 12):
-        called(box, "alarmed", x=x)
+        called(box, "broken", x=x)
     assert not caplog.text
 
 
