@@ -111,11 +111,13 @@ def test_a_resumed_run_replaces_the_steps_that_it_does_again(tmp_path):
         run = TrackedRun(tmp_path, "lake", "first", first_step)
         tracker = StoreTracker("tensorboard", lambda run=run: TensorBoardStore(run, str(tmp_path)))
         for step in range(first_step, 4):
-            tracker.log(step, {"a/x": value, "y": 1.0})
+            tracker.log(step, {"a/x": value, "y": 1.0, "val/x": step / 10})
         tracker.close()
     events = events_of(tmp_path)
     assert len(events.Scalars("y")) == 4
-    assert [(scalar.step, scalar.value) for scalar in events.Scalars("a/x")] == [(0, 0.5), (1, 0.5), (2, 0.25), (3, 0.25)]
+    assert [(scalar.step, scalar.value) for scalar in events.Scalars("a/x")] == [(1, 0.5), (2, 0.5), (3, 0.25), (4, 0.25)]
+    validations = {scalar.step: round(scalar.value, 3) for scalar in events.Scalars("val/x")}
+    assert validations == {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3}, "after so many steps"
 
 
 def test_a_training_run_leaves_settings_and_sample_texts_in_tensorboard(tiny_model, tmp_path):
@@ -131,7 +133,7 @@ def test_a_training_run_leaves_settings_and_sample_texts_in_tensorboard(tiny_mod
     assert settings["adv_estimator"].string_value == "grpo" and settings["deterministic"].bool_value is False
     assert list(plugins("text")) == ["samples"]
     first, second = events.Tensors("samples")
-    assert (first.step, second.step) == (0, 1)
+    assert (first.step, second.step) == (1, 2)
     text = first.tensor_proto.string_val[0].decode()
     assert "step 1, best trajectory" in text and "turn 1" in text and all(line.startswith("    ") for line in text.splitlines())
     assert len(events.Scalars("rollout/score/mean")) == 2
