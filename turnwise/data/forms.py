@@ -94,6 +94,7 @@ def _of_sharegpt(columns: Mapping[str, Any]) -> list[Message]:
 def _of_turn(index: int, turn: Any) -> Message:
     if not isinstance(turn, Mapping):
         raise DataError(f"has {str(turn)[:40]!r} as its conversations[{index}]; ShareGPT's form is {{from, value}}")
+    turn = {key: value for key, value in turn.items() if value is not None}
     speaker = turn.get("from", turn.get("role"))
     role = _ROLES.get(speaker) if isinstance(speaker, str) else None
     if role is None:

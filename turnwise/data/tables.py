@@ -120,7 +120,7 @@ def _rows(name: str, key: str, shown: str) -> Iterator[Row]:
     if not path.exists() and looks_like_hub_name(repository):
         return _numbered(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
     if ":" in name and not path.exists():
-        rows = load_object(name, key, DataError)
+        rows = _listed(load_object(name, key, DataError))
         if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping | Iterator):
             raise DataError(f"{key} {shown} is a {type(rows).__name__}; rows are a list of mappings, or a Dataset")
         return _numbered(rows, shown)
@@ -129,6 +129,11 @@ def _rows(name: str, key: str, shown: str) -> Iterator[Row]:
         f"{key} {name}: {reason}; rows are read from .jsonl, .json, .csv and .parquet files (text also as .gz), folders of the "
         "datasets library, names of the hub (owner/name) and Python objects (module:name)"
     )
+
+
+def _listed(rows: Any) -> Any:
+    """The rows of a pyarrow.Table, which iterates over its columns, as a list; anything else as it is."""
+    return rows.to_pylist() if callable(getattr(rows, "to_pylist", None)) else rows
 
 
 def _of_parquet(path: Path) -> Iterator[Mapping[str, Any]]:

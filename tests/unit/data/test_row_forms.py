@@ -218,3 +218,24 @@ def test_bad_rows_are_counted_at_once_and_ten_are_shown(tmp_path: Path, caplog: 
     assert "13 of 14 rows are left out" in caplog.text
     with pytest.raises(DataError, match="none of 13 rows"):
         bad.leave_out("train_files", 13)
+
+
+TABLE = pyarrow.Table.from_pylist([{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}])
+
+
+def test_a_table_of_arrow_in_python_is_read_by_rows() -> None:
+    rows = read_tables([f"{__name__}:TABLE"], "data.train_files")
+    assert [dict(row.columns) for row in rows] == TABLE.to_pylist()
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", None])
+def test_a_call_without_arguments_has_an_empty_object_in_a_prompt(arguments: str | None) -> None:
+    call = {"type": "function", "function": {"name": "now", "arguments": arguments}}
+    prompt = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert prompt_of({"prompt": prompt}, "prompt")[1]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_speakers_of_sharegpt_may_be_padded_with_null() -> None:
+    turns = [{"from": None, "value": None, "role": "user", "content": "Hi"}, {"from": "gpt", "value": "Ho", "role": None}]
+    roles = [message["role"] for message in as_demonstration({"conversations": turns}, "sharegpt")["messages"]]
+    assert roles == ["user", "assistant"]
