@@ -3,6 +3,7 @@
 import inspect
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def _rows(name: str, key: str, shown: str) -> Iterator[Row]:
     if not path.exists() and looks_like_hub_name(repository):
         return _numbered(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
     if ":" in name and not path.exists():
-        rows = _listed(load_object(name, key, DataError))
+        rows = listed(load_object(name, key, DataError))
         if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping | Iterator):
             raise DataError(f"{key} {shown} is a {type(rows).__name__}; rows are a list of mappings, or a Dataset")
         return _numbered(rows, shown)
@@ -131,9 +132,13 @@ def _rows(name: str, key: str, shown: str) -> Iterator[Row]:
     )
 
 
-def _listed(rows: Any) -> Any:
-    """The rows of a pyarrow.Table, which iterates over its columns, as a list; anything else as it is."""
-    return rows.to_pylist() if callable(getattr(rows, "to_pylist", None)) else rows
+def listed(rows: Any) -> Any:
+    """The rows of a pyarrow.Table, which iterates over its columns, as a list; anything else as it is. Raises DataError for a
+    data frame, whose rows can be of several forms."""
+    if type(rows).__name__ == "DataFrame":
+        raise DataError("rows are a data frame; give datasets.Dataset.from_pandas(rows), or rows.to_dict('records')")
+    arrow = sys.modules.get("pyarrow")  # whoever has a table has imported it
+    return rows.to_pylist() if arrow is not None and isinstance(rows, arrow.Table) else rows
 
 
 def _of_parquet(path: Path) -> Iterator[Mapping[str, Any]]:

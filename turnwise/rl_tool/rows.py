@@ -14,7 +14,7 @@ from turnwise.data.answers import answer_of
 from turnwise.data.demonstrations import message_problem
 from turnwise.data.forms import as_demonstration, as_task, form_of
 from turnwise.data.gsm8k import GENERATED, HUB_NAME, generate_problems, local_files, rl_row, sft_row
-from turnwise.data.tables import TableRow, read_tables
+from turnwise.data.tables import TableRow, listed, read_tables
 from turnwise.errors import ConfigError, DataError, NotAvailableError, nearest
 from turnwise.hub import local_path
 from turnwise.rl_tool.parameters import RowChoice
@@ -137,13 +137,14 @@ def _tables(name: str) -> list[TableRow]:
 
 
 def _of_python(rows: Any, name: str) -> list[TableRow]:
+    rows = listed(rows)
     if not isinstance(rows, Iterable):
         raise ConfigError(f"dataset: got a {type(rows).__name__}; it is a name, a file, or a list of dicts")
-    listed = [TableRow(f"{name}, row {number}", row) for number, row in enumerate(rows, start=1)]
-    for row in listed:
+    found = [TableRow(f"{name}, row {number}", row) for number, row in enumerate(rows, start=1)]
+    for row in found:
         if not isinstance(row.columns, Mapping):
             raise DataError(f"{row.place} is a {type(row.columns).__name__}; a row is a dict of columns")
-    return listed
+    return found
 
 
 def formatted(row: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from turnwise.data.tables import listed
 from turnwise.entry_points import OBJECT_PREFIX
 from turnwise.errors import ConfigError
 from turnwise.protocols import Tool
@@ -217,6 +218,7 @@ def _files(rows: Any, objects: Objects) -> list[str]:
         return [str(rows)]
     if isinstance(rows, list | tuple) and rows and all(isinstance(name, str | Path) for name in rows):
         return [str(name) for name in rows]
+    rows = listed(rows)
     if isinstance(rows, Mapping):
         names = ", ".join(map(str, rows))
         raise ConfigError(

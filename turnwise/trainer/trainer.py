@@ -14,7 +14,7 @@ from turnwise.build.envs import plug_in_problems
 from turnwise.build.prepare import row_problems
 from turnwise.config import AgenticConfig, SFTConfig, parse_config, require, unavailable
 from turnwise.config.coming_from import counterpart
-from turnwise.data.tables import numbered, plain_columns
+from turnwise.data.tables import listed, numbered, plain_columns
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.replaceable import require_replaceable
 from turnwise.trainer.callbacks import asks_to_stop, check_callbacks
@@ -214,7 +214,8 @@ class Trainer:
 
         Args:
             model: folder of the model, or its name on the Hugging Face hub.
-            messages: rows `{"messages": [{"role": …, "content": …}, …]}`, plain lists of messages, or names of JSONL files.
+            messages: rows `{"messages": [{"role": …, "content": …}, …]}`, a pyarrow.Table or
+                datasets.Dataset of them, plain lists of messages, or names of files.
             is_quiet: True prints no steps.
             config: every other key of the config of `turnwise sft`.
         """
@@ -262,7 +263,7 @@ def _demonstrations(messages: Any, values: Mapping[str, Any]) -> list[str]:
     DataError for a row that a file can't hold."""
     if isinstance(messages, str | Path):
         return [str(messages)]
-    rows = [row if isinstance(row, Mapping | str | Path) else {"messages": row} for row in messages]
+    rows = [row if isinstance(row, Mapping | str | Path) else {"messages": row} for row in listed(messages)]
     if rows and all(isinstance(row, str | Path) for row in rows):
         return [str(row) for row in rows]
     text = "".join(json.dumps(plain_columns(row, at), ensure_ascii=False) + "\n" for at, row in numbered(rows, "messages"))

@@ -22,7 +22,10 @@ from turnwise.data.prompts import prompt_of
 from turnwise.data.tables import TableRow, Wanted, read_tables
 from turnwise.errors import DataError
 from turnwise.models.tokenizer import CHAT_TEMPLATE
+from turnwise.rl_tool.parameters import RowChoice
+from turnwise.rl_tool.rows import load
 from turnwise.testing.fakes import byte_tokenizer
+from turnwise.trainer.trainer import _demonstrations
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -239,3 +242,13 @@ def test_speakers_of_sharegpt_may_be_padded_with_null() -> None:
     turns = [{"from": None, "value": None, "role": "user", "content": "Hi"}, {"from": "gpt", "value": "Ho", "role": None}]
     roles = [message["role"] for message in as_demonstration({"conversations": turns}, "sharegpt")["messages"]]
     assert roles == ["user", "assistant"]
+
+
+def test_the_trainer_and_the_tool_take_a_table_of_arrow(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
+    table = pyarrow.Table.from_pylist([row])
+    (file,) = _demonstrations(table, {"output_dir": str(tmp_path)})
+    assert [json.loads(line) for line in Path(file).read_text().splitlines()] == [row]
+    assert load(RowChoice(dataset=table), "sft", {}).rows[0]["messages"] == row["messages"]
+    with pytest.raises(DataError, match="from_pandas"):
+        _demonstrations(table.to_pandas(), {"output_dir": str(tmp_path)})
