@@ -151,7 +151,7 @@ def test_dropout_follows_from_the_seed_and_the_place_in_the_run() -> None:
 
 def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(NotAvailableError, match=r"turnwise\[rl\]"):
+    with pytest.raises(NotAvailableError, match=r"\.\[rl\]"):
         Adapters(toy_model(), SETTINGS)
 
 
