@@ -1,6 +1,7 @@
 """Which peft adapters can be merged into their base model exactly, so that the sum computes what peft computes with the adapter
 beside the model. Without torch: `turnwise config` and every load make the same checks."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,9 @@ _MERGED_EXACTLY = frozenset(
     )
 )
 """peft drops settings that it doesn't know, so these are the ones that are right, not the ones that are wrong."""
+_KEEPS_BASE = (None, True, False, "gaussian", "orthogonal", "eva", "pissa")
+"""Values of init_lora_weights with which peft finds the same base weights whenever it loads the adapter. With the others it
+changes the base by a random, quantised or data-dependent amount."""
 _BIASES = ("none", "all", "lora_only")
 
 
@@ -36,6 +40,17 @@ def check_adapter_settings(file: Path, content: Mapping[str, Any]) -> None:
             f"{file}: it sets {listed(sorted(others))}, with which an adapter can't be merged exactly here; if peft can merge "
             "it, save the merged model with peft (merge_and_unload) and name that folder"
         )
+    start = content.get("init_lora_weights")
+    if start not in _KEEPS_BASE or (isinstance(start, int) and not isinstance(start, bool)):
+        raise ModelError(
+            f"{file}: init_lora_weights is {start!r}, which also changes the base model, and the change isn't in this folder; "
+            "save the adapter as one of the original model (peft's path_initial_model_for_weight_conversion), or save the "
+            "merged model (merge_and_unload) where it was trained and name that folder"
+        )
+    for name in ("r", "lora_alpha"):
+        number = content.get(name, 1)
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+            raise ModelError(f"{file}: {name} is {number!r}; it must be a number above 0, that of the training")
     bias = content.get("bias", "none")
     if bias not in _BIASES:
         raise ModelError(f"{file}: bias is {bias!r}; it must be one of {', '.join(_BIASES)}")

@@ -83,6 +83,8 @@ NOTHING = Trust()
 
 def read_object(file: Path) -> dict[str, Any]:
     """The JSON object of a file. Raises ModelError if the file can't be read or holds something else."""
+    if file.exists() and not file.is_file():  # reading a pipe waits for ever
+        raise ModelError(f"{file} is a folder, pipe or device; put the file of the model there")
     try:
         content = json.loads(file.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -23,6 +23,7 @@ _RUN_FILE = "run.lock"
 _MADE_BY_A_RUN = ("best", "base_model", "base_critic")
 """Folders in a run's folder that its checkpoints or its next steps need."""
 _NUM_NAMED = 3
+_MOUNTED = "it is where a disk is mounted, and a model's folder is put into its place by renaming"
 
 
 def is_model_file(name: str) -> bool:
@@ -45,6 +46,8 @@ def require_new_folder(folder: Path, option: str) -> None:
     """Raises ConfigError if anything but an empty folder is at `folder`, or if it is the folder that the command runs in."""
     if not os.path.lexists(folder):
         return
+    if os.path.ismount(folder):
+        raise ConfigError(f"{option} {folder}: {_MOUNTED}; name a new folder in it, such as {folder / 'model'}")
     is_empty = folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
     if not is_empty or folder.resolve() == Path.cwd():
         raise ConfigError(f"{option} {folder} already exists; name a new folder, or remove it first")
@@ -60,6 +63,8 @@ def why_kept(folder: Path, kept: Iterable[str | Path] = ()) -> str:
         return "it is a file"
     if Path.cwd().is_relative_to(folder.resolve()):
         return "it is the folder that you are in, or holds it"
+    if os.path.ismount(folder):
+        return _MOUNTED
     if not any(folder.iterdir()):
         return ""
     return _needed_by_a_run(folder, kept) or _foreign_reason(folder) or _no_model(folder)
@@ -115,7 +120,8 @@ def foreign_entries(folder: Path, more_names: Collection[str] = ()) -> list[str]
 
 
 def _foreign_reason(folder: Path) -> str:
-    foreign = foreign_entries(folder)
+    # A model's own code comes from elsewhere, and may be the only copy.
+    foreign = sorted({*foreign_entries(folder), *(name for name in _modules_of(folder) if (folder / name).exists())})
     if not foreign:
         return ""
     more = len(foreign) - _NUM_NAMED

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from turnwise.runtime.disk import existing_folder, system_error, writing
+from turnwise.runtime.disk import existing_folder, naming, system_error, writing
+from turnwise.tracking.jsonl import JsonlTracker
 
 RUST = "I/O error: No space left on device (os error 28)"
 
@@ -49,3 +50,16 @@ def test_writers_errors(tmp_path):
             raise other
         assert raised.value is other
     assert existing_folder(target / "deeper") == tmp_path
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_with_the_files_name(tmp_path):
+    link = tmp_path / "metrics.jsonl"
+    link.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as raised:
+        JsonlTracker(link).log(0, {"a": 1.0})
+    assert raised.value.filename == str(link)
+    other = PermissionError(errno.EACCES, "no")
+    with pytest.raises(PermissionError) as raised, naming(link):
+        raise other
+    assert raised.value.filename is None

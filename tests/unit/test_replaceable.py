@@ -29,7 +29,7 @@ def folder_with(path: Path, files: dict[str, str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("files", [MODEL, SHARDED, ADAPTER, OWN_CODE], ids=["model", "sharded", "adapter", "own code"])
+@pytest.mark.parametrize("files", [MODEL, SHARDED, ADAPTER], ids=["model", "sharded", "adapter"])
 def test_a_model_of_ours_may_be_replaced(files, tmp_path):
     assert why_kept(folder_with(tmp_path / "model", files)) == ""
 
@@ -48,6 +48,7 @@ def test_a_new_and_an_empty_folder_may_be_used(tmp_path):
         ({**MODEL, ".git/HEAD": "ref"}, ".git"),
         ({**MODEL, "model_backup.safetensors": "x"}, "model_backup.safetensors"),
         ({**MODEL, "train.py": ""}, "train.py"),
+        (OWN_CODE, "configuration_x.py"),
         ({**MODEL, "tokenizer.json.orig": ""}, "tokenizer.json.orig"),
         ({"config.json": '{"name": "my project"}'}, "config.json"),
         ({"config.json": '{"name": "my project"}', "model.safetensors": "x"}, "config.json"),
@@ -113,3 +114,14 @@ def test_a_new_folder_is_asked_for(tmp_path):
     for taken in (".", "link"):
         with pytest.raises(ConfigError, match=r"--out .* already exists"):
             require_new_folder(tmp_path / taken, "--out")
+
+
+def test_where_a_disk_is_mounted_no_model_is_put():
+    mounted = Path("/proc")
+    assert "mounted" in why_kept(mounted)
+    with pytest.raises(ConfigError, match=r"--out /proc: .*mounted.* such as /proc/model"):
+        require_new_folder(mounted, "--out")
+
+
+def test_a_runs_best_model_may_have_code_of_its_own(tmp_path):
+    assert foreign_entries(folder_with(tmp_path / "best", OWN_CODE)) == []

@@ -29,6 +29,8 @@ _HIGHER_IS_BETTER = ("success", "score", "reward", "accuracy")
 _SEEDS = ("seed", "tag_seed")
 """Last parts of keys that only draw other tasks and tokens."""
 _MAX_WIDTH = 24  # characters of a setting's value
+_MAX_LABEL = 60
+"""Most characters of a curve's label; more would cover the curves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ def _differences(runs: Sequence[Run]) -> Iterator[list[str]]:
 
 def _curve_groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Label → the runs of one curve: those whose settings differ in seeds only. A label names the settings that differ from
-    other curves', or the runs themselves if none does."""
+    other curves', or the runs themselves if none does or so many do that their names wouldn't fit into the picture."""
     keys = [line[0] for line in _differences(runs) if line[0].rpartition(".")[2] not in _SEEDS]
     groups: dict[str, list[Run]] = {}
     for number, run in enumerate(runs, 1):
@@ -182,7 +184,15 @@ def _curve_groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
         if not run.settings or (not label and len({_name(run) for run in runs}) == len(runs) and not _differs_in_seed(runs)):
             label = f"[{number}] {_name(run)}"
         groups.setdefault(label or "all runs", []).append(run)
-    return groups
+    return {_fitting(label, of_label, runs): of_label for label, of_label in groups.items()}
+
+
+def _fitting(label: str, of_label: Sequence[Run], runs: Sequence[Run]) -> str:
+    """The label of a curve, or if that is long, the numbers of its runs in the printed table and the name of the first."""
+    if len(label) <= _MAX_LABEL:
+        return label
+    numbers = ", ".join(str(number) for number, run in enumerate(runs, 1) if any(run is one for one in of_label))
+    return f"[{numbers}] {_name(of_label[0])}"
 
 
 def _differs_in_seed(runs: Sequence[Run]) -> bool:

@@ -6,6 +6,7 @@ from turnwise.cli.env_target import given_actions, read_target
 from turnwise.cli.options import check_policy, new_file
 from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.runtime.disk import naming
 
 
 def run(options: argparse.Namespace) -> int:
@@ -25,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     demonstrator = Demonstrator(options.policy, error_rate, given_actions(options), options.model_name or "")
     outcomes, num_rows = [], 0
     try:
-        with file.open("w", encoding="utf-8") as lines:
+        with naming(file), file.open("w", encoding="utf-8") as lines:
             for episode in demonstrate(target.config, target.tag, demonstrator, options.episodes):
                 for conversation in episode.conversations:
                     lines.write(as_row(conversation, episode.tools) + "\n")

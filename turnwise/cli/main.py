@@ -87,7 +87,19 @@ def has_lost_reader() -> bool:
     return is_lost
 
 
+def drops_output() -> bool:
+    """Whether standard output can't be written, as on a full disk. If so, what is left of the output is discarded: otherwise
+    Python tries once more when it ends, and ends with its own error."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
 EXIT_ERROR = 2
+_OUTPUT = "<stdout>"
 _TYPES = {"int": int, "float": float}
 
 
@@ -155,6 +167,8 @@ def exit_status(run: Callable[[], int | None]) -> int:
             return EXIT_NO_READER
         if fault.errno not in MENDABLE:
             raise
+        if fault.errno in NO_SPACE and drops_output():
+            fault.filename = fault.filename or _OUTPUT
         print(f"error: {_file_error(fault)}; {MENDABLE[fault.errno]}", file=sys.stderr)
     except KeyboardInterrupt:
         CALLS.finish(EXIT_INTERRUPTED)  # another Ctrl-C needs no message
@@ -169,6 +183,8 @@ def _file_error(fault: OSError) -> str:
         return str(fault)
     if fault.filename is None:
         return f"a file can't be written: {fault.strerror}"
+    if fault.filename == _OUTPUT:
+        return f"the output of this command can't be written: {fault.strerror}"
     free = free_text(Path(os.fsdecode(fault.filename)))
     return f"{os.fsdecode(fault.filename)} can't be written: {fault.strerror}{f'. {free}' if free else ''}"
 

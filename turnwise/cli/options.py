@@ -52,6 +52,8 @@ def writable_file(path: str, option: str) -> Path:
     file, is_new = Path(path), not os.path.exists(path)
     if not os.path.isdir(file.parent):
         raise ConfigError(f"{option} {path}: there is no folder {file.parent}; make it first")
+    if not is_new and not file.is_file():  # a pipe waits for a reader
+        raise ConfigError(f"{option} {path}: is a folder, pipe or device; name a file")
     try:
         file.open("a").close()
         if is_new:

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from turnwise import __version__
 from turnwise.errors import CheckpointError, ConfigError
+from turnwise.runtime.disk import naming
 from turnwise.tracking.terminal import warnings_on_terminal
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pydantic", "hydra-core")
@@ -185,7 +186,8 @@ def _length_of_steps(file: Path, num_done: int) -> int:
 def _replace_text(file: Path, text: str) -> None:
     """Replaces the text of a file. Even if the process is killed, a reader finds the whole old or the whole new text."""
     partial = file.with_name(file.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
+    with naming(file):
+        partial.write_text(text, encoding="utf-8")
     partial.replace(file)
 
 

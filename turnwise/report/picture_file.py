@@ -4,6 +4,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.runtime.disk import naming
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -18,7 +20,8 @@ def write_figure(figure: "Figure", path: Path) -> None:
     # Drawn in memory, since the encoders of pictures hide the system's error, such as a full disk.
     picture = BytesIO()
     figure.savefig(picture, format=path.suffix[1:], dpi=_DPI, metadata={_MAKER_KEYS[path.suffix]: MAKER})
-    path.write_bytes(picture.getvalue())
+    with naming(path):
+        path.write_bytes(picture.getvalue())
 
 
 def is_replaceable(path: Path) -> bool:

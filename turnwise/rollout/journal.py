@@ -10,6 +10,7 @@ from turnwise.batching.samples import build_samples
 from turnwise.errors import DataError, RolloutError
 from turnwise.rollout.record import RecordKey, StateKeyWriter, read_record, write_record
 from turnwise.rollout.source import played_of
+from turnwise.runtime.disk import naming
 from turnwise.types import Group, Trajectory
 
 _MAX_NAMED = 3  # number of lines or groups that a message lists one by one
@@ -19,16 +20,19 @@ class Journal:
     """Appends trajectories to a file. The file is flushed after each step, so a crash loses at most the current step."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def append(self, step: int, groups: Iterable[Group]) -> None:
         """Writes the groups of one step, with advantages if there are any."""
-        for group in groups:
-            self._file.writelines(line + "\n" for line in write_group(step, group))
-        self._file.flush()
+        with naming(self._path):
+            for group in groups:
+                self._file.writelines(line + "\n" for line in write_group(step, group))
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with naming(self._path):
+            self._file.close()
 
 
 def write_group(step: int, group: Group) -> list[str]:

@@ -5,7 +5,8 @@ import os
 import re
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -35,6 +36,17 @@ class writing:  # a context, as `suppress` is
         is_told = isinstance(error, OSError) and error.errno is not None and error.errno not in NO_SPACE
         if number is not None and not is_told:
             raise OSError(number, os.strerror(number), str(self._path)) from error
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Gives the error of a full disk the name of `file`: an open file's `write` doesn't tell it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in NO_SPACE:
+            error.filename = str(file)
+        raise
 
 
 def system_error(error: Exception, path: Path) -> int | None:

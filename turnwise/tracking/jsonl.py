@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from turnwise.protocols import NO_TEXTS, StepTexts
+from turnwise.runtime.disk import naming
 
 SENTENCES = "health"
 """The only key of a row whose value isn't a number: sentences by condition."""
@@ -15,12 +16,14 @@ class JsonlTracker:
     the sentences about its health, by condition."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
         said = {SENTENCES: texts.health} if texts.health else {}
-        self._file.write(json.dumps({"step": step, **metrics, **said}) + "\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(json.dumps({"step": step, **metrics, **said}) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         self._file.close()

@@ -18,7 +18,10 @@ def as_path(value: Any, argument: str) -> Path:
     text = os.fspath(value)
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise ConfigError(f"{argument}: {text!r} isn't a path; give the path of a file or folder as a string")
-    return Path(text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{argument}: {text!r} begins with ~ and the name of no user here; write the path out") from error
 
 
 def folders_named(config: AgenticConfig) -> list[Path]:

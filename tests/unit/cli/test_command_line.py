@@ -105,6 +105,14 @@ def test_a_full_disk_behind_standard_output_is_said(lake):
     assert done.returncode == 2 and "No space left" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_short_output_on_a_full_disk_is_said_too(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "rollout/score/mean": 1}\n')
+    with open("/dev/full", "w") as full:
+        done = turnwise("compare", tmp_path, stdout=full)
+    assert done.returncode == 2 and "the output of this command can't be written: No space left" in done.stderr
+    assert "status 120" not in done.stderr
+
+
 @pytest.mark.parametrize("locale", ["PYTHONIOENCODING=ascii", "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"])
 def test_a_terminal_of_few_letters_gets_the_rest_written_out(locale, lake):
     env = os.environ | dict(word.split("=") for word in locale.split())

@@ -154,6 +154,16 @@ def test_curves_are_named_by_what_differs_and_seeds_are_one_curve(make_run):
     assert len(_curve_groups([run_of("f", 1, 0.1), run_of("g", 1, 0.1)])) == 2
 
 
+def test_a_curve_that_differs_in_many_settings_is_named_by_its_runs(make_run):
+    def run_of(name, seed, value):
+        settings = {"seed": seed, **{f"a_long_name_of_a_setting_{n}": value for n in range(9)}}
+        return read_run(Path(make_run(name, trained([0.1]), settings)))
+
+    labels = list(_curve_groups([run_of("a", 1, 1), run_of("b", 2, 2), run_of("c", 3, 1)]))
+    assert [label[: label.index("]") + 1] for label in labels] == ["[1, 3]", "[2]"]
+    assert max(map(len, labels)) <= 60
+
+
 def test_a_panel_that_shows_another_ones_curves_is_left_out():
     curves = {"a": [[(1, 0.5)]]}
     assert list(_without_copies({"success": curves, "score": dict(curves), "val": {"a": [[(0, 0.5)]]}})) == ["success", "val"]

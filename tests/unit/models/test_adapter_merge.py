@@ -161,6 +161,14 @@ SEEN_BY_LOADING: list[tuple[str, Callable[[Path], None], str]] = [
 SEEN_BY_CONFIG: list[tuple[str, Callable[[Path], None], str]] = [
     ("a broken pattern", set_to(target_modules="("), r"target_modules is '\(', which isn't a pattern"),
     ("no pattern", set_to(target_modules=5), r"target_modules is 5; .*list of modules"),
+    (
+        "a base changed by chance",
+        set_to(init_lora_weights="pissa_niter_4"),
+        r"is .pissa_niter_4., .*base model",
+    ),
+    ("a base changed by QR", set_to(init_lora_weights="olora"), r"init_lora_weights is 'olora', .*base model"),
+    ("a scale in words", set_to(lora_alpha="x"), r"lora_alpha is 'x'; .*above 0"),
+    ("no scale", set_to(lora_alpha=float("nan")), r"lora_alpha is nan; .*above 0"),
     ("no bias", set_to(bias="some"), r"bias is 'some'; .*none, all, lora_only"),
     ("replicated layers", set_to(layer_replication=[[0, 2]]), r"sets layer_replication, .*can't be merged exactly.*with peft"),
     ("activated LoRA", set_to(alora_invocation_tokens=[1]), r"sets alora_invocation_tokens"),

@@ -183,6 +183,16 @@ def typed(dtype: torch.dtype) -> Callable[[Path], None]:
     return convert
 
 
+def piped(name: str) -> Callable[[Path], None]:
+    """A pipe in the place of a file: whoever opens it waits."""
+
+    def put(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return put
+
+
 KNOWN_TO_CONFIG = [
     (config_of(num_hidden_layers=-1), r"config.json: num_hidden_layers is -1"),
     (config_of(num_hidden_layers=99), r"config.json: num_hidden_layers is 99, and the weights beside it have 2"),
@@ -200,6 +210,7 @@ KNOWN_TO_CONFIG = [
     (text("config.json", b"[]"), r"config.json holds a list"),
     (text("tokenizer.json", b"{"), r"tokenizer.json isn't readable JSON"),
     (text("tokenizer_config.json", b"\xff"), r"tokenizer_config.json isn't UTF-8"),
+    (piped("config.json"), r"config.json (is a folder, pipe or device|isn't a file)|has no config.json"),
     (lambda folder: (folder / "config.json").unlink(), r"has no config.json"),
     (config_of(eos_token_id=9999), r"config.json: eos_token_id is 9999; .*vocab_size"),
     (config_of(eos_token_id=[0, "1"]), r"config.json: eos_token_id is \[0, '1'\]"),
