@@ -102,6 +102,23 @@ def test_the_block_on_the_tool_runs(folder: Path, cut: None, capsys: pytest.Capt
     assert (folder / "out" / "exported" / "model.safetensors").is_file()
 
 
+def test_the_call_beside_trls_is_taken(folder: Path, cut: None) -> None:
+    def multiply(a: int, b: int) -> int:
+        """Multiplies two numbers.
+
+        Args:
+            a: the first
+            b: the second
+        """
+        return a * b
+
+    def score(completions: list[str], **columns: Any) -> list[float]:
+        return [float("6" in text) for text in completions]
+
+    [block] = blocks(DOCS / "coming_from.md")
+    exec(block, {"Trainer": Trainer, "f": score, "multiply": multiply, "rows": [{"prompt": "What is 2 * 3?"}] * 4})
+
+
 @pytest.mark.parametrize("name", DEFINES)
 def test_blocks_that_define_something_define_it(name: str) -> None:
     found = blocks(DOCS / f"{name}.md")
@@ -115,4 +132,4 @@ def test_blocks_that_define_something_define_it(name: str) -> None:
 def test_no_page_has_blocks_that_are_not_run() -> None:
     elsewhere = {"environments": "the README's guess.py", "lora": "needs a run of its own"}
     pages = {page.stem for page in DOCS.glob("*.md") if blocks(page)}
-    assert pages == {"python", "rl_tool", *DEFINES, *elsewhere}
+    assert pages == {"python", "rl_tool", "coming_from", *DEFINES, *elsewhere}
