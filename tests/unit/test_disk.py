@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from turnwise.runtime.disk import existing_folder, naming, system_error, writing
+from turnwise.runtime.disk import existing_folder, naming, replace_file, system_error, writing
 from turnwise.tracking.jsonl import JsonlTracker
 
 RUST = "I/O error: No space left on device (os error 28)"
@@ -63,3 +63,18 @@ def test_a_full_disk_is_told_with_the_files_name(tmp_path):
     with pytest.raises(PermissionError) as raised, naming(link):
         raise other
     assert raised.value.filename is None
+
+
+def test_a_file_stays_where_its_replacement_cannot_be_written(tmp_path, monkeypatch):
+    file = tmp_path / "score.json"
+    replace_file(file, b"old")
+
+    def full(path, content):
+        path.open("wb").close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        replace_file(file, b"new")
+    assert raised.value.filename == str(file) and [path.name for path in tmp_path.iterdir()] == ["score.json"]
+    assert file.read_text() == "old"

@@ -11,7 +11,7 @@ from turnwise.cli.options import read_config, writable_file
 from turnwise.config import AgenticConfig, SettingsTable, require, unavailable_to_play
 from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
-from turnwise.runtime.disk import naming
+from turnwise.runtime.disk import replace_file
 
 if TYPE_CHECKING:
     from turnwise.build.saved import Mode
@@ -78,8 +78,8 @@ def _report(results: Sequence[Result], json_file: Path | None) -> None:
     if json_file:
         # The first entry is also at the top level.
         entries = [{"model": model, "mode": mode, **evaluation.to_json()} for model, mode, evaluation in results]
-        with naming(json_file):
-            json_file.write_text(json.dumps({**entries[0], "results": entries}, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps({**entries[0], "results": entries}, indent=2) + "\n"
+        replace_file(json_file.resolve(), text.encode())
 
 
 def _modes(options: argparse.Namespace, own: "Mode") -> "list[Mode]":

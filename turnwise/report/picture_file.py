@@ -4,7 +4,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnwise.runtime.disk import naming
+from turnwise.runtime.disk import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,8 +20,7 @@ def write_figure(figure: "Figure", path: Path) -> None:
     # Drawn in memory, since the encoders of pictures hide the system's error, such as a full disk.
     picture = BytesIO()
     figure.savefig(picture, format=path.suffix[1:], dpi=_DPI, metadata={_MAKER_KEYS[path.suffix]: MAKER})
-    with naming(path):
-        path.write_bytes(picture.getvalue())
+    replace_file(path.resolve(), picture.getvalue())
 
 
 def is_replaceable(path: Path) -> bool:

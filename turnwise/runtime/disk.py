@@ -49,6 +49,18 @@ def naming(file: Path) -> Iterator[None]:
         raise
 
 
+def replace_file(file: Path, content: bytes) -> None:
+    """Writes a file whole, or leaves the one that is there as it was: a disk may be full. Raises OSError, which names it."""
+    partial = file.with_name(f"{file.name}.turnwise.partial")
+    try:
+        with naming(file):
+            partial.write_bytes(content)
+        os.replace(partial, file)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
 def system_error(error: Exception, path: Path) -> int | None:
     """The system's error number behind an error that a writer of `path` raised; None if the disk isn't at fault. If the error
     doesn't tell, a trial tells: whether the disk of `path` takes another `_TRIAL_BYTES`."""

@@ -93,7 +93,7 @@ def test_sigterm_ends_it_like_ctrl_c_and_what_is_finished_is_reported(job, count
     [
         (["--samples", "2", "--greedy"], "all the same"),
         (["--json", "nowhere/score.json"], "there is no folder nowhere"),
-        (["--json", "."], "can't be written (Is a directory)"),
+        (["--json", "."], "is a folder"),
         (["--model", "nowhere"], "no such model folder"),
         (["custom_envs.Letters.agent_name=react_agent"], "react_agent"),
     ],
