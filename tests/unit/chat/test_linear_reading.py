@@ -72,18 +72,18 @@ def test_every_parser_is_tried():
 @pytest.mark.parametrize("parser", OPENED)
 def test_a_parser_reads_a_megabyte_of_any_text_within_half_a_second(parser):
     for text in texts_of(parser):
-        started = time.process_time()
+        started = time.thread_time()
         parsed = parser().parse(text, [SCHEMA])
-        assert time.process_time() - started < MOST_S, text[:60]
+        assert time.thread_time() - started < MOST_S, text[:60]
         assert len(parsed.errors) <= 40, "each becomes a message for the model"
 
 
 @pytest.mark.parametrize("parser", OPENED)
 def test_a_parser_reads_repeated_white_space_and_brackets(parser):
     for unit in ANY:
-        started = time.process_time()
+        started = time.thread_time()
         parser().parse(unit * (SIZE // len(unit) // 4), [SCHEMA])
-        assert time.process_time() - started < MOST_S / 4, unit
+        assert time.thread_time() - started < MOST_S / 4, unit
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_a_parser_reads_repeated_white_space_and_brackets(parser):
 )
 def test_other_readers_of_answers_are_as_fast(read, units):
     for unit in units:
-        started = time.process_time()
+        started = time.thread_time()
         read(unit * (SIZE // len(unit)))
         read(unit + " " * SIZE + "x")
-        assert time.process_time() - started < 2 * MOST_S, unit
+        assert time.thread_time() - started < 2 * MOST_S, unit
 
 
 def test_reading_stops_after_many_calls_that_can_not_be_read_and_says_so():

@@ -105,21 +105,21 @@ LONG = [
 def test_any_text_is_read_in_linear_time():
     for unit in LONG:
         text = unit * (250_000 // len(unit.encode()))
-        begun = time.process_time()
+        begun = time.thread_time()
         is_correct(text, "72")
         num_steps(text)
         gsm8k([text], ["72"])
-        assert time.process_time() - begun <= 1.5, f"a quarter of a megabyte of {unit!r}, read three times"
+        assert time.thread_time() - begun <= 1.5, f"a quarter of a megabyte of {unit!r}, read three times"
 
 
 def test_an_answer_of_any_form_is_read_at_once():
     for unit in LONG:
         short = unit * (1900 // len(unit))
-        begun = time.process_time()
+        begun = time.thread_time()
         for text in (f"Final Answer: {short}", f"\\boxed{{{short}}}", short):
             answer_of(text)
             is_correct(text, short)
-        assert time.process_time() - begun <= 0.5, unit
+        assert time.thread_time() - begun <= 0.5, unit
 
 
 def test_numbers_of_any_size_end():

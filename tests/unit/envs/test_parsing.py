@@ -109,9 +109,9 @@ LONG = [
 
 @pytest.mark.parametrize(("pattern", "text"), LONG)
 def test_no_text_makes_this_process_search_long(pattern: str | None, text: str) -> None:
-    started = time.process_time()
+    started = time.thread_time()
     parse_action(text, pattern)
-    assert time.process_time() - started < 0.5
+    assert time.thread_time() - started < 0.5
 
 
 def test_what_another_process_reads_is_the_same() -> None:

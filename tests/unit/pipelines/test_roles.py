@@ -285,13 +285,13 @@ class TestUpdate:
 def test_an_update_is_measured_on_a_few_of_its_tokens_in_the_first_two_steps():
     """The recorder's log-probs are the negative token ids, and those at sampling were 0."""
     own = role()
-    many = samples(1) * 40
+    many = samples(1) * 4000
     [metric] = log_prob_change(own, many, step=1)
     assert metric.name == "actor/log_prob_change" and metric.value == 2.5, "tokens 2 and 3 of each sample"
-    assert own.stopwatch.tokens.given <= 40 * 4 / 16
+    assert own.stopwatch.tokens.given <= 4000 * 4 / 16
     assert log_prob_change(own, many, step=2) == []
     assert log_prob_change(role(first_step=5), many, step=4) == []
-    assert log_prob_change(own, samples(1), step=0) == [], "a sample is too much of so small a step"
+    assert len(log_prob_change(own, samples(1), step=0)) == 1, "a small step isn't too small"
 
 
 def test_an_update_is_measured_on_at_most_256_trained_tokens():

@@ -106,9 +106,9 @@ def test_a_pattern_that_python_cannot_read_is_not_checked(wanted: Any, caplog: p
 def test_a_pattern_that_takes_too_long_is_given_up(wanted: Any, caplog: pytest.LogCaptureFixture) -> None:
     schema = of(wanted)
     long = "a" * 50 + "!"
-    started = time.process_time()
+    started = time.thread_time()
     schema.problem_of({"x": long if wanted["type"] == "string" else {long: 1}})
-    assert time.process_time() - started < 2
+    assert time.thread_time() - started < 2
     assert "the tool toy" in caplog.text and "isn't checked any more" in caplog.text
 
 
