@@ -36,7 +36,8 @@ class TensorBoardStore:
         self._writer.add_event(self._event(wall_time=time.time(), step=step, **content))
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
-        validation, others = [], []
+        validation: list[Any] = []
+        others: list[Any] = []
         for name, value in metrics.items():
             values = validation if name.startswith("val/") else others
             values.append(self._summary.Value(tag=name, simple_value=value))
