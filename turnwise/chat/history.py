@@ -4,16 +4,13 @@ model reads another text than the template would write."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from turnwise.chat.rendering import SENTINEL, as_part
+from turnwise.chat.rendering import SENTINEL, Renderer, Tools, as_part
 from turnwise.chat.thinking_tags import opened_by
 from turnwise.chat.turn_ends import THINKING_KEYS, THOUGHT, TurnEnds, message_of
 from turnwise.errors import ChatTemplateError
 from turnwise.types import Message
-
-if TYPE_CHECKING:
-    from turnwise.chat.template import ChatTemplate
 
 _LOOK = {
     "name": "look",
@@ -24,7 +21,21 @@ _TOOLS = [{"type": "function", "function": _LOOK}]
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "look", "arguments": {"side": "left"}}}
 
 
-def rewrites_answers(template: ChatTemplate, turns: TurnEnds, header: str, lead_in: str) -> bool:
+class Appending(Protocol):
+    """What a `ChatTemplate` does to a conversation that grows turn by turn; see there."""
+
+    def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]: ...
+
+    def extend(self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()) -> list[int]: ...
+
+    def respond(self, content: str) -> list[int]: ...
+
+    def respond_with_calls(self, message: Message) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skips_turn_tokens: bool = True) -> str: ...
+
+
+def rewrites_answers(renderer: Renderer, turns: TurnEnds, header: str, lead_in: str) -> bool:
     """Whether a made-up conversation without tools is rendered differently once it is history. `header` stands before each
     response, `lead_in` between header and text."""
     user, sentinel = turns.prefix
@@ -35,9 +46,9 @@ def rewrites_answers(template: ChatTemplate, turns: TurnEnds, header: str, lead_
 
     def rewrites(first: Sequence[Message], text: str) -> bool:
         sampled = text.removeprefix(opened) if opened else ("" if "think" in lead_in.lower() else lead_in) + text
-        tail = template.renderer.shown(turns.prefix, [user])
-        appended = template.renderer.render(first) + sampled + tail
-        return template.renderer.render([*first, message_of("assistant", form(text)), user]) != appended
+        tail = renderer.shown(turns.prefix, [user])
+        appended = renderer.render(first) + sampled + tail
+        return renderer.render([*first, message_of("assistant", form(text)), user]) != appended
 
     for first in ([message_of("system", form("c")), user], [user]):
         try:
@@ -49,7 +60,7 @@ def rewrites_answers(template: ChatTemplate, turns: TurnEnds, header: str, lead_
     return False
 
 
-def rewrites_tools(template: ChatTemplate, turns: TurnEnds) -> bool:
+def rewrites_tools(template: Appending, turns: TurnEnds) -> bool:
     """Whether a made-up conversation with tools is rendered differently once it is history: after an answer, after a call, or
     after both. Conversations that the template refuses don't count."""
     form: Callable[[str], Any] = as_part if turns.takes_parts else str
@@ -60,7 +71,7 @@ def rewrites_tools(template: ChatTemplate, turns: TurnEnds) -> bool:
     return any(_differs(template, messages) for messages in conversations)
 
 
-def _differs(template: ChatTemplate, messages: Sequence[Message]) -> bool:
+def _differs(template: Appending, messages: Sequence[Message]) -> bool:
     """Whether appending the messages one by one yields another text than rendering them at once."""
     context = []
     response: list[int] = []

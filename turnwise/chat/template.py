@@ -223,7 +223,7 @@ class ChatTemplate:
     def rewrites_history(self) -> bool:
         """Whether rendering a whole conversation yields another text than appending to it: thinking is stripped, an empty think
         block is added to answers without thinking, or the system prompt is moved. Tested on made-up conversations."""
-        return rewrites_answers(self, self._turns, self._header, self._lead_in or "")
+        return rewrites_answers(self.renderer, self._turns, self._header, self._lead_in or "")
 
     @cached_property
     def rewrites_tool_history(self) -> bool:
