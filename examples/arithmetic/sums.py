@@ -26,6 +26,7 @@ from turnwise import Trainer
 from turnwise.build.sft import fine_tune
 from turnwise.cli.main import exit_status
 from turnwise.config import SFTConfig, load_config
+from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
 
 HERE = Path(__file__).parent
@@ -76,7 +77,7 @@ def main() -> None:
     config, _ = load_config(HERE / "sft.yaml", [*paths, f"seed={options.seed}", *options.overrides], SFTConfig)
     start = out / "sft_model"
     start.unlink(missing_ok=True)
-    start.symlink_to(os.path.relpath(first_good_enough(fine_tune(config), out), out))
+    start.symlink_to(os.path.relpath(first_good_enough(fine_tune(examine(config)), out), out))
     print(f"\nnext: turnwise train examples/arithmetic/grpo.yaml  (starts from {start})")
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from turnwise.build.sft import fine_tune
 from turnwise.cli.main import exit_status
 from turnwise.config import SFTConfig, load_config
+from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
 from turnwise.tools.calculator import calculator
 from turnwise.tools.function_tool import schema_of
@@ -91,7 +92,7 @@ def main() -> None:
     made = make_model("tiny", out / "model", text, seed=options.seed)
     paths = [f"pretrain={made.folder}", f"output_dir={out}", f"train_files=[{out / 'demonstrations.jsonl'}]"]
     config, _ = load_config(HERE / "sft.yaml", [*paths, f"seed={options.seed}", *options.overrides], SFTConfig)
-    last = fine_tune(config)
+    last = fine_tune(examine(config))
     start = out / "sft_model"
     start.unlink(missing_ok=True)
     start.symlink_to(last.resolve())

@@ -10,12 +10,12 @@ from chat_messages import assistant, tool, user
 from toy_tools import TOOL_CHATML
 
 from turnwise.agents.single_turn_agent import RowAgentSettings, SingleTurnAgent
-from turnwise.build.prompt_check import _warn, continued_problem, warn_of_turn_tokens
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import HermesParser
 from turnwise.data.rewards import messages_of
 from turnwise.errors import ChatTemplateError
+from turnwise.examine.prompts import continued_problem, warn_of_turn_tokens
 from turnwise.rollout.tasks import DataRow
 from turnwise.testing.fakes import CHATML_TEMPLATE, ScriptedServer, byte_tokenizer
 from turnwise.types import CallOptions, SamplingParams, Task
@@ -109,7 +109,6 @@ def test_a_continued_answer_is_one_message_where_the_tools_change():
     ],
 )
 def test_a_prompt_that_holds_the_template_s_tokens_is_named_once(caplog, texts, num_warnings):
-    _warn.cache_clear()
     rows = [(f"rows.jsonl, row {i}", DataRow("data", "single_turn_agent", {"prompt": text})) for i, text in enumerate(texts)]
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
