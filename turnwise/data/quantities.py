@@ -21,9 +21,11 @@ _NUMBER = re.compile(
     rf"(?P<sign>[-+])?\s*(?P<currency>{_CURRENCY})?\s*(?P<sign2>[-+])?\s*(?:(?P<whole>\d{{1,9}}) +(?=\d+ ?/))?"
     rf"(?P<number>{_DECIMAL})"
     r"(?:[eE](?P<exponent>[-+]?\d{1,4})|\s*[*x]\s*10\s*\^\s*\(?\s*(?P<power>[-+]?\d{1,4})\s*\)?)?"
-    r"(?:\s*/\s*(?P<under>\d+(?:\.\d+)?))?"
-    r"(?P<currency2>\s*[¤€£])?"
+    r"(?:\s*/\s*(?P<under>-?\d+(?:\.\d+)?))?"
+    r"(?P<currency2>\s*[¤€£]|/-)?"
 )
+_BRACKETED_DENOMINATOR = re.compile(r"/\s*\(\s*([-+]?\d+(?:\.\d+)?)\s*\)")
+_POWER_OF_TEN = re.compile(r"^([-+]?)10\s*\^\s*(?=\(?\s*-?\d)")
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALE = re.compile(rf"\s*\b({'|'.join(_SCALES)})\b", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age points?)?\b|per cent\b|pct\b)", re.IGNORECASE)
@@ -59,13 +61,17 @@ UNITS: dict[str, str] = {
         "cents": "cent cents",
         "euros": "euro euros EUR",
         "pence": "pence",
-        "mph": "mph",
+        "mile/h": "mph",
         "km/h": "km/h kph",
         "m/s": "m/s",
     }.items()
     for word in words.split()
 }
 """Words for the units that exclude each other. Other words (apples) say nothing: they may be left out, or differ."""
+_LENGTHS = ("m", "cm", "mm", "km", "ft", "yd", "mile")
+_TIMES = ("s", "min", "h")
+_RATE = re.compile(r"([A-Za-z]+)(?:/| per | an? )([A-Za-z]+)")
+_AREA = re.compile(r"(square|sq\.?|cubic|cu\.?) ([A-Za-z]+)|([A-Za-z]+) (squared|cubed)", re.IGNORECASE)
 _CURRENCIES = {"¤": "dollars", "$": "dollars", "€": "euros", "£": "lb", "USD": "dollars", "EUR": "euros"}
 """The pound has the unit of the word `pounds`, of money as of weight."""
 
@@ -129,9 +135,10 @@ def read_quantity(text: str, has_unit: bool = True) -> Quantity | None:
     >>> read_quantity("2sqrt(3)"), read_quantity("3 feet 2 inches"), read_quantity("1, 2")
     (None, None, None)
     """
-    text = text.strip().strip("\"'`").rstrip(".;,").strip()
+    text = _unquoted(text.strip().rstrip(".;,").strip())
     inside = _without_parentheses(text)
     is_bracketed = inside != text
+    inside = _POWER_OF_TEN.sub(r"\g<1>1*10^", _BRACKETED_DENOMINATOR.sub(r"/\1", inside))
     match = _NUMBER.match(inside)
     if match is None or (is_bracketed and "," in inside):
         return None
@@ -152,6 +159,13 @@ def read_quantity(text: str, has_unit: bool = True) -> Quantity | None:
     currency = (match["currency"] or match["currency2"] or "").strip()
     unit = _CURRENCIES.get(currency[-1:], _CURRENCIES.get(currency, "")) or unit
     return Quantity(float(exact), percent is not None, exact, unit, match["under"] is not None)
+
+
+def _unquoted(text: str) -> str:
+    """The text without quotation marks around it. A mark at its end alone is a prime: minutes, feet, or a derivative."""
+    while len(text) > 1 and text[0] == text[-1] and text[0] in "\"'`":
+        text = text[1:-1].strip().rstrip(".;,")
+    return text
 
 
 def _without_parentheses(text: str) -> str:
@@ -177,7 +191,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
             return None
         value /= Fraction(under)
     if match["whole"]:
-        if under is None or value >= 1:
+        if under is None or not 0 <= value < 1:
             return None
         value += int(match["whole"])
     return -value if "-" in (match["sign"], match["sign2"]) else value
@@ -190,11 +204,18 @@ def _unit_of(rest: str, has_unit: bool) -> str | None:
         return ""
     if not has_unit or rest[:1] in "([":
         return None
+    if (area := _AREA.fullmatch(words)) is not None and (area[2] or area[3]) in UNITS:
+        dimension = 2 if (area[1] or area[4])[:2].lower() == "sq" else 3
+        return f"{UNITS[area[2] or area[3]]}^({dimension})"
     aside = _ASIDE.fullmatch(words)
     if aside:
         words = aside["unit"]
+    if words.startswith("/") and _is_word(words[1:]):
+        return ""  # `$15/hour`
     if NOT_UNITS.search(words) or not _UNIT_WORDS.fullmatch(words):
         return None
+    if rate := _rate_of(words):
+        return rate
     first, _, power = words.split()[0].rstrip(",.").partition("^")
     unit = UNITS.get(first, "")
     if not unit and not (rest[:1].isspace() and _is_word(first)):
@@ -202,6 +223,15 @@ def _unit_of(rest: str, has_unit: bool) -> str | None:
     if len(first) == 1 and not rest[:1].isspace():
         return None  # `3m` is a product, `3 m` a length
     return f"{unit}^{power}" if unit and power else unit
+
+
+def _rate_of(words: str) -> str:
+    """The unit of a speed, such as `mile/h`; "" for other words. Other things per time (dollars per hour) are counted alone."""
+    rate = _RATE.match(words)
+    if rate is None:
+        return ""
+    length, time = UNITS.get(rate[1], ""), UNITS.get(rate[2], "")
+    return f"{length}/{time}" if length in _LENGTHS and time in _TIMES else ""
 
 
 def _is_word(letters: str) -> bool:

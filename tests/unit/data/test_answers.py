@@ -49,6 +49,12 @@ def test_exact_match_compares_numbers_only_with_a_column_of_numbers():
     assert exact_match(["nan", "True"], [float("nan"), True]) == [0.0, 1.0]
 
 
+def test_an_answer_that_was_cut_off_in_its_box_states_nothing():
+    assert stated_answer(r"So it is \boxed{4") is None
+    assert not is_correct(r"So it is \boxed{4", "4") and not is_correct(r"\boxed{\frac{1}{4}", "4")
+    assert is_correct(r"\boxed{4} or rather \boxed{", "4"), "a box before it stands"
+
+
 def test_a_sentence_after_the_box_does_not_override_it():
     assert stated_answer(r"\boxed{5}. The answer is clear.") == "5"
     assert stated_answer("\\boxed{5}\nFinal Answer: I am quite sure.") == "5"
@@ -99,6 +105,7 @@ LONG = [
         "½",
     ),
     "Final Answer: 5. ",
+    *("sin(", "a(", "x+", "±", "±1 or ", "~", '"', "10^", "# answer\n", "**answer**\n", "5 square ", "miles per "),
 ]
 
 
