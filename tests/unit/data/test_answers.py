@@ -105,8 +105,10 @@ LONG = [
         "½",
     ),
     "Final Answer: 5. ",
-    *("sin(", "a(", "x+", "±", "±1 or ", "~", '"', "10^", "# answer\n", "**answer**\n", "5 square ", "miles per "),
+    "**answer**\n",
 ]
+SHORT = [*LONG, "sin(", "a(", "x+", "±", "±1 or ", "~", '"', "10^", "5 square ", "miles per "]
+"""Forms that are read in short answers only."""
 
 
 def test_any_text_is_read_in_linear_time():
@@ -120,7 +122,7 @@ def test_any_text_is_read_in_linear_time():
 
 
 def test_an_answer_of_any_form_is_read_at_once():
-    for unit in LONG:
+    for unit in SHORT:
         short = unit * (1900 // len(unit))
         begun = time.thread_time()
         for text in (f"Final Answer: {short}", f"\\boxed{{{short}}}", short):
