@@ -19,11 +19,12 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 
 class DemonstrationRow(NamedTuple):
-    """One row: its file and line, its messages, and the schemas of the tools that the messages may call."""
+    """One row: its file and line, its messages, the schemas of the tools that the messages may call, and all its columns."""
 
     place: str
     messages: list[Message]
     tools: Sequence[Mapping[str, Any]] = ()
+    columns: Mapping[str, Any] = {}
 
 
 def read_rows(
@@ -55,7 +56,7 @@ def _read(row: TableRow, form: str | None) -> DemonstrationRow:
     tools = plain_schema(record["tools"] or [])
     if problem := _problem(record["messages"], tools):
         raise DataError(f"{problem}; {_FORM}")
-    return DemonstrationRow(row.place, without_padding(record["messages"], tools), tools or ())
+    return DemonstrationRow(row.place, without_padding(record["messages"], tools), tools or (), row.columns)
 
 
 def read_demonstrations(paths: Sequence[str | Path]) -> list[list[Message]]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from scored_groups import TASK, group, of, scored
 
+from turnwise.data.forms import as_task
 from turnwise.data.math_rewards import accuracy, combined, length_penalty, step
 from turnwise.data.reward_calls import warn_once
 from turnwise.data.rewards import exact_match, gsm8k
@@ -313,6 +314,18 @@ def test_truths_that_are_numbers_or_texts_are_taken():
     of(combined, weights={"format": 1.0}).check([TableRow("line 1", {"prompt": "?"})])
     with pytest.raises(DataError, match="ground_truth or answer"):
         of(combined, weights={"format": 1.0, "step": 1.0}).check([TableRow("line 1", {"prompt": "?"})])
+
+
+def test_the_true_answer_may_stand_in_either_column():
+    assert gsm8k(["#### 72"], answer=["72"]) == exact_match(["72"], ground_truth=["72"]) == [1.0]
+    assert gsm8k(["#### 72"], ["72"], ["73"]) == exact_match(["72"], ["72"], ["73"]) == [1.0], "the first is the usual one"
+    task = as_task({"instruction": "6 * 12?", "output": "72"}, "alpaca")
+    for function in (exact_match, gsm8k):
+        of(function).check([TableRow("line 1", task)])
+        with pytest.raises(DataError, match="ground_truth"):
+            of(function).check([TableRow("line 1", {"prompt": "?"})])
+        with pytest.raises(ConfigError, match="ground_truth"):
+            function(["72"])
 
 
 def test_a_required_column_of_nan_is_a_missing_one():
