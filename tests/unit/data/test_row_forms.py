@@ -20,7 +20,7 @@ from turnwise.data.bad_rows import BadRows
 from turnwise.data.demonstrations import read_rows
 from turnwise.data.forms import as_demonstration, as_task
 from turnwise.data.padding import plain_arguments, plain_schema
-from turnwise.data.prompts import prompt_of
+from turnwise.data.prompts import prompt_of, tools_of
 from turnwise.data.tables import TableRow, Wanted, read_tables
 from turnwise.errors import DataError
 from turnwise.models.tokenizer import CHAT_TEMPLATE
@@ -242,6 +242,27 @@ def test_a_call_without_arguments_has_an_empty_object_in_a_prompt(arguments: str
     call = {"type": "function", "function": {"name": "now", "arguments": arguments}}
     prompt = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     assert prompt_of({"prompt": prompt}, "prompt")[1]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_function_s_schema_alone_is_a_tool_as_in_sharegpt(is_text: bool, tmp_path: Path) -> None:
+    turns = [
+        {"from": "human", "value": "?"},
+        {"from": "function_call", "value": '{"name": "get_weather", "arguments": {"city": "Oslo"}}'},
+        {"from": "observation", "value": "sun"},
+        {"from": "gpt", "value": "Sun."},
+    ]
+    alone = [WEATHER["function"]]
+    row = {"conversations": turns, "tools": json.dumps(alone) if is_text else alone}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    (read,) = read_rows([path], form="sharegpt")
+    assert list(read.tools) == tools_of(row) == [WEATHER]
+
+
+def test_a_format_for_rows_of_messages_is_left_out() -> None:
+    with pytest.raises(DataError, match=r"without data\.format"):
+        as_task({"messages": [], "answer": "4"}, "alpaca")
 
 
 def test_speakers_of_sharegpt_may_be_padded_with_null() -> None:
