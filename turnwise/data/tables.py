@@ -140,9 +140,15 @@ def python_rows(rows: Iterable[Any], name: str) -> list[TableRow]:
 
 def listed(rows: Any) -> Any:
     """The rows of a pyarrow.Table, which iterates over its columns, as a list; anything else as it is. Raises DataError for a
-    data frame, whose rows can be of several forms."""
+    data frame, whose rows can be of several forms, and for a dict, such as a DatasetDict or a single row."""
     if type(rows).__name__ == "DataFrame":
         raise DataError("rows are a data frame; give datasets.Dataset.from_pandas(rows), or rows.to_dict('records')")
+    if isinstance(rows, Mapping):
+        keys = ", ".join(map(str, rows)) or "nothing"
+        raise DataError(
+            f"rows are one list or Dataset, and got a {type(rows).__name__} with {keys}; give one of its data sets, or a row in "
+            "a list, [row]"
+        )
     arrow = sys.modules.get("pyarrow")  # whoever has a table has imported it
     return rows.to_pylist() if arrow is not None and isinstance(rows, arrow.Table) else rows
 

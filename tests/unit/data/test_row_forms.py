@@ -13,8 +13,10 @@ import pyarrow.parquet
 import pytest
 
 from turnwise.build.demonstration_rows import check_source
+from turnwise.build.rows import load_rows
 from turnwise.chat.demonstration import _warn_of_column, encode_demonstration
 from turnwise.chat.template import ChatTemplate
+from turnwise.config import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.data.bad_rows import BadRows
 from turnwise.data.demonstrations import read_rows
@@ -177,6 +179,17 @@ def test_published_forms_are_read_by_name_and_named_otherwise(form: str, tmp_pat
         list(read_rows([path]))
 
 
+def test_a_reward_that_misses_the_answer_names_the_form_that_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(FORMS["prompt_completion"]) + "\n")
+    section = {"train_files": str(path), "reward": "accuracy"}
+    with pytest.raises(DataError, match=r"ground_truth or answer.*data\.format=prompt_completion"):
+        load_rows(AgenticConfig.model_validate({"pretrain": "m", "data": section, "max_steps": 1}), "train")
+    section["format"] = "prompt_completion"
+    ((_, row),) = load_rows(AgenticConfig.model_validate({"pretrain": "m", "data": section, "max_steps": 1}), "train")
+    assert row.payload["ground_truth"] == "4"
+
+
 def test_flags_and_calls_of_sharegpt_are_carried_over() -> None:
     turns = [
         {"from": "human", "value": "?"},
@@ -327,3 +340,8 @@ def test_the_trainer_and_the_tool_take_a_table_of_arrow(tmp_path: Path) -> None:
     assert load(RowChoice(dataset=table), "sft", {}).rows[0]["messages"] == row["messages"]
     with pytest.raises(DataError, match="from_pandas"):
         _demonstrations(table.to_pandas(), {"output_dir": str(tmp_path)})
+    for several in (datasets.DatasetDict({"train": datasets.Dataset.from_list([row])}), row):
+        with pytest.raises(DataError, match="one of its data sets"):
+            _demonstrations(several, {"output_dir": str(tmp_path)})
+        with pytest.raises(DataError, match="one of its data sets"):
+            load(RowChoice(dataset=several), "sft", {})
