@@ -146,8 +146,8 @@ def listed(rows: Any) -> Any:
     if isinstance(rows, Mapping):
         keys = ", ".join(map(str, rows)) or "nothing"
         raise DataError(
-            f"rows are one list or Dataset, and got a {type(rows).__name__} with {keys}; give one of its data sets, or a row in "
-            "a list, [row]"
+            f"rows are one list or Dataset, and got a {type(rows).__name__} with {keys}; give one of its data sets, or "
+            "the row in a list, [row]"
         )
     arrow = sys.modules.get("pyarrow")  # whoever has a table has imported it
     return rows.to_pylist() if arrow is not None and isinstance(rows, arrow.Table) else rows
