@@ -224,7 +224,10 @@ def _candidates(text: str) -> Iterator[str]:
         text = text.partition("\\boxed{")[0]  # an answer in a box that isn't closed was cut off
         yield plain_math(text)
         lines = [line for line in text[-MAX_LENGTH:].splitlines() if _DIGIT.search(line)]
-        yield from _of_sentence(plain_math(lines[-1]) if lines else "", is_last=True)
+        last = plain_math(lines[-1]) if lines else ""
+        if not _PROSE.search(last):
+            yield last
+        yield from _of_sentence(last, is_last=True)
         return
     plain = plain_math(statement.text)
     yield plain

@@ -77,7 +77,7 @@ def number_of(plain: str) -> Quantity | None:
 
 def option_of(plain: str, may_have_text: bool = False) -> str | None:
     """The letter of a multiple choice, `A` to `J`, that a plain text is; with `may_have_text`, also `(A) 5` and `A. five`."""
-    match = _OPTION.fullmatch(plain.strip().rstrip("."))
+    match = _OPTION.fullmatch(plain.strip().rstrip(".").strip("\"'`"))
     if match is None:
         return None
     text = match[3] or match[4]

@@ -17,7 +17,7 @@ _LETTERS: dict[str, str] = {
     **dict.fromkeys("“”„‟", '"'),
     **dict.fromkeys("’‘´`", "'"),
     **dict.fromkeys("°˚º", " degrees "),
-    **dict.fromkeys("\u200b\u2060\ufeff", ""),
+    **dict.fromkeys("\u200b\u2060\ufeff∴", ""),
     **{chr(ord("０") + digit): str(digit) for digit in range(10)},
     **dict(zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", _FRACTIONS, strict=True)),
     "≠": "!=", "≈": "~=", "π": " pi ", "∞": " inf ", "∪": " cup ", "∩": " cap ", "∈": " in ", "∅": " emptyset ",

@@ -11,6 +11,9 @@ ROUNDING = Fraction(1, 10**12)
 _MAX_DIGITS = 300
 """No float has more digits before its point."""
 _MAX_EXPONENT = 300
+_MAX_POWER = 20
+_MAX_BITS = 100
+"""No larger number is raised to a power, so that towers of powers end."""
 
 _DECIMAL = (
     r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?: \d{3})+(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?"
@@ -239,10 +242,10 @@ def _is_word(letters: str) -> bool:
 
 
 def value_of_calculation(text: str) -> Fraction | None:
-    """The value of a sum, product or quotient of plain numbers, in parentheses or not; None for anything else.
+    """The value of a sum, product, quotient or power of plain numbers, in parentheses or not; None for anything else.
 
-    >>> value_of_calculation("2*(3 + 4)/7"), value_of_calculation("2x")
-    (Fraction(2, 1), None)
+    >>> value_of_calculation("2*(3 + 4)/7"), value_of_calculation("3^(2)"), value_of_calculation("2x")
+    (Fraction(2, 1), Fraction(9, 1), None)
     """
     tokens = re.findall(r"\d+(?:\.\d+)?|\.\d+|\S", re.sub(r"[¤$€£]|(?<=\d),(?=\d{3})", "", text))
     if len(tokens) > 100 or any(len(token) > 30 for token in tokens):
@@ -273,13 +276,24 @@ def _product(tokens: list[str], place: int) -> tuple[Fraction, int]:
 
 
 def _operand(tokens: list[str], place: int) -> tuple[Fraction, int]:
-    token = tokens[place]
-    if token == "-":
+    if tokens[place] == "-":
         value, place = _operand(tokens, place + 1)
         return -value, place
-    if token == "(":
-        value, place = _sum(tokens, place + 1)
-        if tokens[place] != ")":
-            raise ValueError("an open parenthesis")
-        return value, place + 1
-    return Fraction(token), place + 1
+    value, place = _base(tokens, place)
+    if tokens[place : place + 1] != ["^"]:
+        return value, place
+    exponent, place = _base(tokens, place + 1)
+    num_bits = value.numerator.bit_length() + value.denominator.bit_length()
+    if exponent not in range(_MAX_POWER + 1) or num_bits > _MAX_BITS:
+        raise ValueError("a power of a large number, or another than a small whole one")
+    return value ** int(exponent), place
+
+
+def _base(tokens: list[str], place: int) -> tuple[Fraction, int]:
+    """A number, or a sum in parentheses."""
+    if tokens[place] != "(":
+        return Fraction(tokens[place]), place + 1
+    value, place = _sum(tokens, place + 1)
+    if tokens[place] != ")":
+        raise ValueError("an open parenthesis")
+    return value, place + 1

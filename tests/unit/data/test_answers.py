@@ -133,4 +133,5 @@ def test_an_answer_of_any_form_is_read_at_once():
 
 def test_numbers_of_any_size_end():
     assert answer_of("Final Answer: " + "9" * 400) is None
+    assert not is_correct(f"Final Answer: {'(' * 15}9{'^20)' * 15} = 1", "1")
     assert not is_correct("Final Answer: 1e999999", "1") and not is_correct("9" * 100_000, "8" * 100_000)
