@@ -108,11 +108,16 @@ class Quantity(NamedTuple):
     is_fraction: bool = False
     """Whether it is written as a fraction."""
 
+    @property
+    def _kind(self) -> str:
+        """What is counted: a percentage or a known unit; "" if nothing is said."""
+        return "%" if self.is_percent else self.unit
+
     def equals(self, other: "Quantity") -> bool:
-        """Whether both are the same answer: whole numbers and fractions exactly, decimal numbers within
-        `TOLERANCE`. If only one of the two is a
-        percentage, 50% counts as 50 and as 0.5. Two different known units are two answers."""
-        if self.unit and other.unit and self.unit != other.unit:
+        """Whether both are the same answer: whole numbers and fractions exactly, decimal numbers within `TOLERANCE`. If only
+        one of the two is a percentage, 50% counts as 50 and as 0.5. Two different known units, or one and a percentage, are
+        two answers."""
+        if self._kind and other._kind and self._kind != other._kind:
             return False
         if self.is_percent == other.is_percent:
             return self._is_near(other.exact, other.is_fraction)
