@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from turnwise.chat.demonstration import TooLongError, check_demonstration, encode_demonstration
+from turnwise.chat.demonstration import TooLongError, check_demonstration, check_row_flags, encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import SFTConfig
 from turnwise.data.bad_rows import SKIP_HINT, BadRows
@@ -35,6 +35,7 @@ def read_demonstrations(config: SFTConfig, key: str, name: str) -> Demonstration
     read = Demonstrations()
     for row in read_rows([name], key, config.data.format, read.bad):
         try:
+            check_row_flags(row.columns)
             check_demonstration(row.messages)
         except DataError as error:
             read.bad.add(f"{row.place}: {error}")
@@ -75,7 +76,7 @@ def encode_demonstrations(
     too_long: list[str] = []
     empty: list[str] = []
     num_rows = 0
-    for place, messages, tools in rows:
+    for place, messages, tools, _ in rows:
         num_rows += 1
         try:
             samples.append(encode_demonstration(template, messages, tools, max_length))
