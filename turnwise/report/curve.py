@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from turnwise.report.intervals import wilson_interval
 from turnwise.report.picture_file import write_figure
+from turnwise.step_numbers import shown_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +109,7 @@ def compared_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]
 def counted(points: Sequence[Point], metric: str = "") -> list[Point]:
     """The points of a metric with steps that count from 1, as people see them; in `metrics.jsonl` they count from 0. There a
     validation after n steps stands in the row of step n, so its points stay as they are."""
-    return list(points) if _is_validation(metric) else [(step + 1, value) for step, value in points]
+    return [(shown_step(step, metric), value) for step, value in points]
 
 
 def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], color: str, label: str) -> None:
@@ -240,10 +241,6 @@ def _smooth(points: Sequence[Point]) -> list[Point]:
     reach = min(len(points) // 20, 10)
     windows = [points[i - reach : i + reach + 1] for i in range(reach, len(points) - reach)]
     return [(window[reach][0], sum(value for _, value in window) / len(window)) for window in windows]
-
-
-def _is_validation(metric: str) -> bool:
-    return metric.startswith("val/") or metric == r"sft/val_loss"
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:

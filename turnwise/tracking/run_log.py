@@ -108,7 +108,7 @@ class RunLog:
         self._totals = {} if self._stopwatch is None else dict(self._stopwatch.totals)
 
     def _add_shares(self, step: int, stopwatch: Stopwatch, began: float) -> None:
-        stopwatch.add("steps", f"step {step}", began)
+        stopwatch.add("steps", f"step {step + 1}", began)
         totals = {track: seconds - self._totals.get(track, 0.0) for track, seconds in stopwatch.totals.items()}
         now = Stopwatch.now()
         elapsed_s = now - began

@@ -33,7 +33,7 @@ def test_a_profiled_run_leaves_a_timeline_and_where_each_step_went(job, capsys, 
     [run] = Path("runs/job").iterdir()
     assert f"timeline: {(run / 'timeline.json').resolve()}" in capsys.readouterr().out
     found = tracks(run / "timeline.json")
-    assert {"step 0", "step 1"} <= found["steps"]
+    assert {"step 1", "step 2"} <= found["steps"]
     assert {"rollout", "adv", "train", "model_update"} <= found["pipeline"]
     assert found["engine"] == {"step"} and "environments" in found and "optimizer" in found["trainer"]
     [log] = run.rglob("job-*.log")
