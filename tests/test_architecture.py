@@ -66,7 +66,7 @@ ONLY: dict[str, set[str]] = {
     "jsonl": {"errors"},
     "adapter_settings": {"errors"},
     "model_folder": {"adapter_settings", "errors", "hub"},
-    "replaceable": {"errors", "model_folder"},
+    "replaceable": {"errors", "model_folder", "runtime"},
     "step_numbers": set(),
     "replay_log": {"errors", "jsonl"},
     "runtime_info": {"model_folder"},

@@ -98,6 +98,7 @@ class RunLog:
             for sentence in said.values():
                 logger.warning(sentence)
             reduced |= {f"health/{condition}": 1.0 for condition in said}
+            reduced |= self.health.measured() if self.health else {}
             texts, self._texts = self._texts._replace(health=said), NO_TEXTS
             for tracker in self._trackers:
                 tracker.log(step, reduced, texts)

@@ -42,8 +42,8 @@ class Store(Protocol):
     """Where people find the run."""
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
-        """Writes metrics of a step, and a sample text unless it is empty. Steps count from 1; a validation has the number of steps
-        that came before it. So the step of a call is that of the call before, or a later one."""
+        """Writes metrics of a step, and a sample text unless it is empty. Steps count from 1; a validation has the number of
+        steps that came before it. So the step of a call is that of the call before, or a later one."""
 
     def close(self) -> None: ...
 

@@ -46,4 +46,4 @@ def test_a_resumed_run_keeps_the_timeline_of_the_process_before(job):
     before = (run / "timeline.json").read_text()
     assert main(["train", "job.yaml", "--profile", "resume_from_checkpoint=true"]) == 0
     assert (run / "timeline.json").read_text() == before
-    assert "step 1" in tracks(run / "timeline-from-1.json")["steps"]
+    assert "step 2" in tracks(run / "timeline-from-1.json")["steps"]
