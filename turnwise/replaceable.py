@@ -1,4 +1,5 @@
-"""Says what may be replaced: a folder in which everything is what turnwise writes there. Every writer of a model asks here."""
+"""Says what may be replaced: a folder in which everything is what turnwise writes there, a file with the same contents, a link.
+Every writer of a model asks here, and every example that writes rows."""
 
 import os
 import re
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from turnwise.errors import ConfigError, ModelError, counted
 from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_object
+from turnwise.runtime.disk import replace_file
 
 _CONFIG = "config.json"
 _WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors"
@@ -92,6 +94,28 @@ def require_new_or_same(file: Path, text: str | bytes, option: str) -> None:
         raise ConfigError(
             f"{file} already exists with other contents, and isn't replaced; name another {option}, or remove it first"
         )
+
+
+def write_new_or_same(file: Path, text: str | bytes, option: str) -> None:
+    """Writes `text` into a new file, whole or not at all, and makes its folder. A file that holds `text` already stays. Raises
+    ConfigError, which names `option` as what to change, if something else is there."""
+    require_new_or_same(file, text, option)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, text.encode() if isinstance(text, str) else text)
+
+
+def require_new_or_link(link: Path, option: str) -> None:
+    """Raises ConfigError if something else than a link is at `link`."""
+    if os.path.lexists(link) and not link.is_symlink():
+        raise ConfigError(f"{link} is there and is no link, and isn't replaced; name another {option}, or remove it first")
+
+
+def point_link(link: Path, target: Path, option: str) -> Path:
+    """Lets `link` point to `target` by a relative path, and returns it. Raises ConfigError if `link` is something else."""
+    require_new_or_link(link, option)
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath(target, link.parent))
+    return link
 
 
 def _needed_by_a_run(folder: Path, kept: Iterable[str | Path]) -> str:

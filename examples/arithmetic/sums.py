@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
 import sys
@@ -28,6 +27,7 @@ from turnwise.cli.main import exit_status
 from turnwise.config import SFTConfig, load_config
 from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
+from turnwise.replaceable import point_link, require_new_or_link, write_new_or_same
 
 HERE = Path(__file__).parent
 NUM_HELD_OUT = 1000
@@ -65,7 +65,8 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of sft.yaml")
     options = parser.parse_args()
     out = options.out
-    out.mkdir(parents=True, exist_ok=True)
+    start = out / "sft_model"
+    require_new_or_link(start, "--out")
     train, held_out = sums(options.seed)
     write(out / "val.jsonl", held_out)
     write(out / "train.jsonl", train)
@@ -75,9 +76,7 @@ def main() -> None:
     made = make_model("tiny", out / "model", [f"{row['prompt']} {row['answer']}" for row in train[:3000]], seed=options.seed)
     paths = [f"pretrain={made.folder}", f"output_dir={out}", f"train_files=[{out / 'demonstrations.jsonl'}]"]
     config, _ = load_config(HERE / "sft.yaml", [*paths, f"seed={options.seed}", *options.overrides], SFTConfig)
-    start = out / "sft_model"
-    start.unlink(missing_ok=True)
-    start.symlink_to(os.path.relpath(first_good_enough(fine_tune(examine(config)), out), out))
+    point_link(start, first_good_enough(fine_tune(examine(config)), out), "--out")
     print(f"\nnext: turnwise train examples/arithmetic/grpo.yaml  (starts from {start})")
 
 
@@ -105,7 +104,7 @@ def conversation(row: dict[str, str]) -> list[dict[str, str]]:
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_new_or_same(path, "".join(json.dumps(row) + "\n" for row in rows), "--out")
 
 
 def _apart(number: int) -> str:

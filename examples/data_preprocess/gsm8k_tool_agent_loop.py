@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from turnwise.cli.main import exit_status
 from turnwise.data.tables import read_tables
 from turnwise.errors import DataError
+from turnwise.replaceable import write_new_or_same
 
 TOOL = "calc_gsm8k_reward"
 SYSTEM = (
@@ -68,8 +70,9 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    table = BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), table)
+    write_new_or_same(path, table.getvalue(), "--local_save_dir")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -13,7 +13,6 @@ KEY=VALUE overrides agentic.yaml, the config of step 4.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -38,6 +37,7 @@ from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
 from turnwise.pipelines.evaluate import Score, success_table
 from turnwise.pipelines.tokenizer_text import message_text
+from turnwise.replaceable import point_link, require_new_or_link
 from turnwise.report.curve import learning_curve
 from turnwise.tracking.jsonl import read_metrics
 
@@ -52,6 +52,7 @@ def main() -> None:
     options = parse_arguments()
     started = time.perf_counter()
     out = Path(options.out)
+    require_new_or_link(out / "sft_model", "--out")
     config = config_of(options)
 
     announce("1/4  demonstrations of a player that errs half of the time")
@@ -68,7 +69,7 @@ def main() -> None:
     sft_overrides = [f"pretrain={made.folder}", f"train_files=[{demos}]", f"output_dir={out}", f"seed={options.seed}"]
     sft_overrides += [f"sequence_length={config.sequence_length}"]
     sft_config, _ = load_config(HERE / "sft.yaml", sft_overrides, SFTConfig)
-    sft_model = named(fine_tune(examine(sft_config)), out / "sft_model")
+    sft_model = point_link(out / "sft_model", fine_tune(examine(sft_config)), "--out")
     after_sft = success(config, sft_model, options.episodes)
 
     announce("4/4  reinforcement learning: win")
@@ -96,13 +97,6 @@ def main() -> None:
     print(f"\nlearning curve  {curve}\nTensorBoard     tensorboard --logdir {folder.tensorboard}")
     print(f"model           {rl_model}")
     print(f"took {(time.perf_counter() - started) / 60:.1f} minutes")
-
-
-def named(model: Path, name: Path) -> Path:
-    """The model folder under a name that stays the same over runs."""
-    name.unlink(missing_ok=True)
-    name.symlink_to(os.path.relpath(model, name.parent))
-    return name
 
 
 def config_of(options: argparse.Namespace, *changes: str) -> AgenticConfig:

@@ -26,6 +26,7 @@ from turnwise.cli.main import exit_status
 from turnwise.config import SFTConfig, load_config
 from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
+from turnwise.replaceable import point_link, require_new_or_link, write_new_or_same
 from turnwise.tools.calculator import calculator
 from turnwise.tools.function_tool import schema_of
 
@@ -81,7 +82,8 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of sft.yaml")
     options = parser.parse_args()
     out, has_tool, drawn = options.out, not options.without_tool, pairs(options.seed)
-    out.mkdir(parents=True, exist_ok=True)
+    start = out / "sft_model"
+    require_new_or_link(start, "--out")
     rows = [row(a, b, index, has_tool) for index, (a, b) in enumerate(drawn)]
     write(out / "val.jsonl", rows[:NUM_HELD_OUT])
     write(out / "train.jsonl", rows[NUM_HELD_OUT:])
@@ -92,15 +94,12 @@ def main() -> None:
     made = make_model("tiny", out / "model", text, seed=options.seed)
     paths = [f"pretrain={made.folder}", f"output_dir={out}", f"train_files=[{out / 'demonstrations.jsonl'}]"]
     config, _ = load_config(HERE / "sft.yaml", [*paths, f"seed={options.seed}", *options.overrides], SFTConfig)
-    last = fine_tune(examine(config))
-    start = out / "sft_model"
-    start.unlink(missing_ok=True)
-    start.symlink_to(last.resolve())
+    point_link(start, fine_tune(examine(config)), "--out")
     print(f"\nnext: turnwise train examples/products/grpo.yaml  (starts from {start})")
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_new_or_same(path, "".join(json.dumps(row) + "\n" for row in rows), "--out")
 
 
 if __name__ == "__main__":

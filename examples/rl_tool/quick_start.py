@@ -16,6 +16,7 @@ from turnwise import RLTrainingTool
 from turnwise.cli.main import exit_status
 from turnwise.data.gsm8k import generate_problems, prompt_of
 from turnwise.models.make import make_model
+from turnwise.replaceable import write_new_or_same
 
 NUM_TRAIN, NUM_TEST = 10_000, 400
 SIZES = {"steps": (1, 2), "largest": 29, "operations": "+"}
@@ -29,9 +30,9 @@ def main() -> int:
     options = parser.parse_args()
     out = options.out
     problems = {"train": generate_problems(NUM_TRAIN, **SIZES), "test": generate_problems(NUM_TEST, "test", **SIZES)}
-    (out / "problems").mkdir(parents=True, exist_ok=True)
     for split, rows in problems.items():
-        (out / "problems" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        write_new_or_same(out / "problems" / f"{split}.jsonl", text, "--out")
     if not (out / "model").exists():
         texts = [f"{prompt_of(row['question'])} {row['answer']} Final Answer:" for row in problems["train"][:2000]]
         make_model("tiny", out / "model", texts)

@@ -25,6 +25,7 @@ from turnwise import AgenticRLPipeline
 from turnwise.cli.main import exit_status
 from turnwise.data.gsm8k import generate_problems, prompt_of
 from turnwise.models.make import make_model
+from turnwise.replaceable import write_new_or_same
 from turnwise.types import derive_seed
 
 SIZES = {"steps": (1, 2), "largest": 39, "operations": "+"}
@@ -108,9 +109,9 @@ def main() -> int:
     out, started = options.out, time.perf_counter()
     rounds, looked_at, prompts = deal(options.seed, options.rounds, options.round_size, options.prompts)
     problems = {"train": prompts, "test": generate_problems(options.tests, "test", seed=options.seed, **SIZES)}
-    (out / "problems").mkdir(parents=True, exist_ok=True)
     for split, rows in problems.items():
-        (out / "problems" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        write_new_or_same(out / "problems" / f"{split}.jsonl", text, "--out")
     if not (out / "model").exists():
         texts = [f"{prompt_of(row['question'])} {row['answer']} Final Answer:" for row in prompts[:2000]]
         make_model("tiny", out / "model", texts, seed=options.seed)
@@ -133,7 +134,7 @@ def main() -> int:
         },
         "eval": {"max_samples": options.tests, "max_new_tokens": 56},
     }
-    (out / "pipeline.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_new_or_same(out / "pipeline.json", json.dumps(config, indent=2) + "\n", "--out")
     pipeline = WordProblems(out / "pipeline.json")
     pipeline.rl_tool.register_reward_function("right_digits", right_digits)
     pipeline.rounds, pipeline.looked_at = rounds, looked_at[: options.tests]

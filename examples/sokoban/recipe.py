@@ -13,7 +13,6 @@ Then: `turnwise train examples/sokoban/agentic.yaml pretrain=DIR/sft_model`.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
 from turnwise.pipelines.evaluate import Score, success_table
 from turnwise.pipelines.tokenizer_text import message_text
+from turnwise.replaceable import point_link, require_new_or_link
 from turnwise.types import Task, derive_seed
 
 HERE = Path(__file__).parent
@@ -41,6 +41,7 @@ TAG = "Sokoban"
 def main() -> None:
     options = parse_arguments()
     out = Path(options.out)
+    require_new_or_link(out / "sft_model", "--out")
     config, _ = load_config(HERE / "agentic.yaml", [f"pretrain={out / 'model'}", f"seed={options.seed}"], AgenticConfig)
 
     def teacher(env: SokobanEnv, task: Task) -> Player:
@@ -61,7 +62,7 @@ def main() -> None:
     announce("3/3  supervised fine-tuning: imitate the erring player")
     overrides = [f"pretrain={made.folder}", f"train_files=[{demos}]", f"output_dir={out}", f"seed={options.seed}"]
     sft_config, _ = load_config(HERE / "sft.yaml", [*overrides, *options.overrides], SFTConfig)
-    sft_model = named(fine_tune(examine(sft_config)), out / "sft_model")
+    sft_model = point_link(out / "sft_model", fine_tune(examine(sft_config)), "--out")
 
     rows = []
     for policy in ("random", "erring", "expert"):
@@ -71,13 +72,6 @@ def main() -> None:
     announce(f"success on {options.episodes} held-out rooms")
     print(success_table(rows))
     print(f"\nnext: turnwise train examples/sokoban/agentic.yaml pretrain={sft_model}")
-
-
-def named(model: Path, name: Path) -> Path:
-    """The model folder under a name that stays the same over runs."""
-    name.unlink(missing_ok=True)
-    name.symlink_to(os.path.relpath(model, name.parent))
-    return name
 
 
 def announce(text: str) -> None:

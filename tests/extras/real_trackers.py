@@ -97,7 +97,7 @@ if __name__ == "__main__":
     assert trained(model, folder, track_with=["wandb", "swanlab", "mlflow"], tracker_kwargs=kwargs) == 0
     [run] = (path.parent for path in folder.glob("letters/*/metrics.jsonl"))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    expected = {row["step"]: row[NAME] for row in rows}
+    expected = {row["step"] + 1: row[NAME] for row in rows}
     assert len(expected) == 2
     steps, settings, num_texts = wandb_kept(run)
     assert steps == expected and settings["seed"] == 7 and num_texts == 2, (steps, settings, num_texts)

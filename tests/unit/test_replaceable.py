@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from turnwise.errors import ConfigError
-from turnwise.replaceable import foreign_entries, require_new_folder, require_replaceable, why_files_kept, why_kept
+from turnwise.replaceable import (
+    foreign_entries,
+    point_link,
+    require_new_folder,
+    require_replaceable,
+    why_files_kept,
+    why_kept,
+    write_new_or_same,
+)
 
 CONFIG = json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
 MODEL = {"config.json": CONFIG, "model.safetensors": "x", "tokenizer.json": "{}", "generation_config.json": "{}"}
@@ -125,3 +134,32 @@ def test_where_a_disk_is_mounted_no_model_is_put():
 
 def test_a_runs_best_model_may_have_code_of_its_own(tmp_path):
     assert foreign_entries(folder_with(tmp_path / "best", OWN_CODE)) == []
+
+
+def test_a_file_of_rows_is_written_once_and_other_contents_stay(tmp_path):
+    file = tmp_path / "new" / "train.jsonl"
+    for _ in range(2):
+        write_new_or_same(file, "a\n", "--out")
+    with pytest.raises(ConfigError, match=r"train.jsonl already exists with other contents.*another --out"):
+        write_new_or_same(file, "b\n", "--out")
+    assert file.read_text() == "a\n" and [path.name for path in file.parent.iterdir()] == ["train.jsonl"]
+    with pytest.raises(ConfigError, match="isn't replaced"):
+        write_new_or_same(file.parent, "a\n", "--out")
+
+
+def test_only_a_link_is_pointed_elsewhere(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        assert point_link(tmp_path / "sft_model", tmp_path / name, "--out").resolve() == tmp_path / name
+    (tmp_path / "mine").write_text("my own")
+    for own in (tmp_path / "mine", tmp_path / "first"):
+        with pytest.raises(ConfigError, match=r"is no link.*another --out"):
+            point_link(own, tmp_path / "second", "--out")
+    assert (tmp_path / "mine").read_text() == "my own"
+
+
+def test_no_example_replaces_files_by_itself():
+    direct = re.compile(r"\.write_(text|bytes)\(|\.unlink\(|\.symlink_to\(|open\(.*[\"']w|write_table\([^,]*, path")
+    files = sorted((Path(__file__).parents[2] / "examples").rglob("*.py"))
+    assert len(files) > 8
+    assert not [f"{file.name}: {found[0]}" for file in files for found in direct.finditer(file.read_text())]

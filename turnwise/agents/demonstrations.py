@@ -17,6 +17,7 @@ from turnwise.envs.parsing import ANSWERS, as_answer, parse_action
 from turnwise.envs.players import Player
 from turnwise.errors import ConfigError, RolloutError, TurnwiseError
 from turnwise.protocols import Env, MakeEnv
+from turnwise.replaceable import write_new_or_same
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stacks import describe_error
 from turnwise.types import Message, SamplingParams, Task, Trajectory
@@ -113,14 +114,11 @@ def played_by(
 
 
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
-    """Writes one `{"messages": [...]}` per line and returns the number of lines. Makes the folder if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    count = 0
-    with path.open("w", encoding="utf-8") as file:
-        for messages in demonstrations:
-            file.write(json.dumps({"messages": list(messages)}, ensure_ascii=False) + "\n")
-            count += 1
-    return count
+    """Writes one `{"messages": [...]}` per line and returns the number of lines. Makes the folder if needed. Raises ConfigError
+    if `path` is there already and holds anything else."""
+    lines = [json.dumps({"messages": list(messages)}, ensure_ascii=False) + "\n" for messages in demonstrations]
+    write_new_or_same(path, "".join(lines), "--out")
+    return len(lines)
 
 
 def outcome_of(trajectory: Trajectory) -> DemonstrationResult:

@@ -1,7 +1,6 @@
 """`turnwise VERB`: reads the command line, imports only what the verb needs, and prints errors as one message."""
 
 import argparse
-import errno
 import gc
 import io
 import math
@@ -11,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 
 from turnwise import __version__
 from turnwise.cli.guard import guarded
@@ -19,7 +17,7 @@ from turnwise.errors import ConfigError, TurnwiseError, nearest
 from turnwise.package_tables import read_table
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
 from turnwise.runtime.call_board import CALLS
-from turnwise.runtime.disk import NO_SPACE, free_text
+from turnwise.runtime.disk import NO_SPACE, file_error
 from turnwise.runtime.rank import launched
 
 EXIT_NO_READER = 141
@@ -27,12 +25,6 @@ EXIT_NO_READER = 141
 MAX_NUMBER = 10**9
 ANSWERED_WHEN_EMPTY = ("config", "env", "overrides", "runs", "set", "actions")
 """Options whose commands check by themselves whether the value is "". `check_options` refuses "" for all other options."""
-MENDABLE = {
-    **dict.fromkeys(NO_SPACE, "free some space, then start again; a training run continues with resume_from_checkpoint=true"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
-    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), "name another place"),
-}
-"""Advice by errno, for file errors that a user can fix."""
 
 
 def check_verb(words: Sequence[str]) -> None:
@@ -91,15 +83,19 @@ def drops_output() -> bool:
     """Whether standard output can't be written, as on a full disk. If so, what is left of the output is discarded: otherwise
     Python tries once more when it ends, and ends with its own error."""
     try:
+        descriptor = sys.stdout.fileno()
         sys.stdout.flush()
+        # Python has forgotten a long text that it couldn't write, so a flush alone succeeds.
+        os.write(descriptor, b"\n")
+    except io.UnsupportedOperation:  # a program that calls `main` has put something else in its place
+        return False
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         return True
     return False
 
 
 EXIT_ERROR = 2
-_OUTPUT = "<stdout>"
 _TYPES = {"int": int, "float": float}
 
 
@@ -124,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         named = [vars(options).get(name) for name in ("config", "env")]
         configs = [os.path.abspath(word) for word in named if isinstance(word, str) and word.endswith((".yaml", ".yml"))]
         sys.path[:0] = list(dict.fromkeys([*map(os.path.dirname, configs), os.getcwd()]))
-        run = partial(exit_status, partial(_run, options))
+        run = partial(exit_status, partial(_run, options), options.continued)
         if arguments is not None:
             return run()
         # Imports make many objects and no garbage. With its defaults the collector takes a sixth of their time.
@@ -151,8 +147,9 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def exit_status(run: Callable[[], int | None]) -> int:
-    """Runs a command and returns its exit status. Prints an error that the user can fix as one message, without a traceback."""
+def exit_status(run: Callable[[], int | None], continued: str | None = None) -> int:
+    """Runs a command and returns its exit status. Prints an error that the user can fix as one message, without a traceback.
+    `continued` says how what was done before a full disk is continued, None if it begins again."""
     from turnwise.tracking.terminal import warnings_on_terminal  # after the fork: the parent process stays small
 
     try:
@@ -165,28 +162,16 @@ def exit_status(run: Callable[[], int | None]) -> int:
     except OSError as fault:
         if isinstance(fault, BrokenPipeError) and has_lost_reader():
             return EXIT_NO_READER
-        if fault.errno not in MENDABLE:
+        is_output = fault.errno in NO_SPACE and fault.filename is None and drops_output()
+        sentence = file_error(fault, continued, "the output of this command" if is_output else "a file")
+        if sentence is None:
             raise
-        if fault.errno in NO_SPACE and drops_output():
-            fault.filename = fault.filename or _OUTPUT
-        print(f"error: {_file_error(fault)}; {MENDABLE[fault.errno]}", file=sys.stderr)
+        print(f"error: {sentence}", file=sys.stderr)
     except KeyboardInterrupt:
         CALLS.finish(EXIT_INTERRUPTED)  # another Ctrl-C needs no message
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     return EXIT_ERROR
-
-
-def _file_error(fault: OSError) -> str:
-    """The sentence on a file that can't be written or read."""
-    if fault.errno not in NO_SPACE:
-        return str(fault)
-    if fault.filename is None:
-        return f"a file can't be written: {fault.strerror}"
-    if fault.filename == _OUTPUT:
-        return f"the output of this command can't be written: {fault.strerror}"
-    free = free_text(Path(os.fsdecode(fault.filename)))
-    return f"{os.fsdecode(fault.filename)} can't be written: {fault.strerror}{f'. {free}' if free else ''}"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -196,7 +181,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for name, described in read_table(__file__, "verbs.yaml")["verbs"].items():
         verb = verbs.add_parser(name, help=described["help"], description=described["help"])
-        verb.set_defaults(entry=described["entry"], verb=name)
+        verb.set_defaults(entry=described["entry"], verb=name, continued=described.get("continued"))
         for flags, settings in described["arguments"].items():
             if "type" in settings:
                 settings = settings | {"type": _TYPES[settings["type"]]}

@@ -23,18 +23,19 @@ class Range(NamedTuple):
 
 
 def unusual_rates(config: AgenticConfig | SFTConfig, idle: Collection[Path]) -> Iterator[Problem]:
-    """A problem for each learning rate that the user set outside the usual range. Those in `idle` have no effect."""
+    """A problem for each learning rate outside the usual range, set or default. Those in `idle` have no effect."""
     for path, training, model in _trained(config):
         here = (*path, "learning_rate")
         rate = training.learning_rate
-        if "learning_rate" not in training.model_fields_set or here in idle:
+        if here in idle:
             continue
         usual = usual_range(model)
         if not usual.low <= rate <= usual.high:
             happens = "the weights hardly move"
             if rate > usual.high:
                 happens = "one update can break the model"
-            yield Problem(here, f"{rate:g} is far from the usual {usual.of}: {happens}.")
+            default = "" if "learning_rate" in training.model_fields_set else ", the default,"
+            yield Problem(here, f"{rate:g}{default} is far from the usual {usual.of}: {happens}.")
 
 
 def usual_range(model: ModelArgs) -> Range:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from turnwise.report.intervals import wilson_interval
 from turnwise.report.picture_file import write_figure
+from turnwise.step_numbers import shown_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,13 +38,14 @@ def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mappi
 
 def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> "Figure":
     """Draws success (the score if success isn't measured, the loss in fine-tuning) over the steps of a run, in training and in
-    validation. Small panels show, if there are data, entropy, KL, gradient norm, the seconds of a step, and shares (of groups
-    with equal scores, of parsed responses, of valid actions). Success in validation has its 95% Wilson interval, which assumes
-    independent episodes. pyplot isn't used.
+    validation, with dashed lines for the model before training and for a random player, where these are known. Small panels
+    show, if there are data, entropy, KL, gradient norm, the seconds of a step, and shares (of groups with equal scores, of
+    parsed responses, of valid actions). Success in validation has its 95% Wilson interval, which assumes independent episodes.
+    pyplot isn't used.
 
     Args:
         rows: the rows of a `metrics.jsonl`, of reinforcement learning or of fine-tuning.
-        baselines: success of other players by name, drawn as horizontal dashed lines.
+        baselines: success of more players by name, for dashed lines too.
     """
     from matplotlib.figure import Figure
 
@@ -108,7 +110,7 @@ def compared_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]
 def counted(points: Sequence[Point], metric: str = "") -> list[Point]:
     """The points of a metric with steps that count from 1, as people see them; in `metrics.jsonl` they count from 0. There a
     validation after n steps stands in the row of step n, so its points stay as they are."""
-    return list(points) if _is_validation(metric) else [(step + 1, value) for step, value in points]
+    return [(shown_step(step, metric), value) for step, value in points]
 
 
 def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], color: str, label: str) -> None:
@@ -153,11 +155,24 @@ def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, flo
     if is_success and points:
         low, high = zip(*(wilson_interval(round(value * count), round(count)) for _, value, count in points), strict=True)
         axes.fill_between([step for step, _, _ in points], low, high, color=_VAL, alpha=0.15, linewidth=0)
-    for (name, value), color in zip(baselines.items(), _COLORS[1:] * len(baselines), strict=False):
+    lines = {**_measured_lines(rows, held_out or train, is_success), **baselines}
+    for (name, value), color in zip(lines.items(), _COLORS[1:] * len(lines), strict=False):
         axes.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{_literal(name)} ({value:.2f})")
     axes.set_ylabel("success" if is_success else "score")
     if is_success:
         axes.set_ylim(0, 1.02)
+
+
+def _measured_lines(rows: Sequence[Row], points: Sequence[Point], is_success: bool) -> dict[str, float]:
+    """Lines that the run has measured itself: the first validation, or else the first step's rollouts, is of the model before
+    training; a random player plays only in a run that seems to learn nothing."""
+    lines: dict[str, float] = {}
+    if len(points) > 1 and points[0][0] <= 1:
+        lines["before training"] = points[0][1]
+    random = _series(rows, r"random_player/success")
+    if is_success and random:
+        lines["random player"] = random[-1][1]
+    return lines
 
 
 def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
@@ -240,10 +255,6 @@ def _smooth(points: Sequence[Point]) -> list[Point]:
     reach = min(len(points) // 20, 10)
     windows = [points[i - reach : i + reach + 1] for i in range(reach, len(points) - reach)]
     return [(window[reach][0], sum(value for _, value in window) / len(window)) for window in windows]
-
-
-def _is_validation(metric: str) -> bool:
-    return metric.startswith("val/") or metric == r"sft/val_loss"
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:

@@ -16,6 +16,8 @@ from turnwise.package_tables import read_table
 PositiveInt = Annotated[int, Field(ge=1)]
 PYTHON_ONLY = ("custom_reward",)
 """Parameters that JSON can't hold. `function_schema` leaves them out."""
+KEYS_OF_CONFIGS = {"resume_from_checkpoint": "resume", "pretrain": "model_name, and model_path of a model that was trained"}
+"""Keys that messages of a training run name, and the tool's parameters for them."""
 _UNREAD: dict[str, list[dict[str, Any]]] = read_table(__file__, "unread.yaml")
 
 
@@ -184,6 +186,8 @@ def parse(kind: type[P], values: Mapping[str, Any]) -> P:
 
 def _sentence(kind: type[Action], item: Mapping[str, Any]) -> str:
     name = str(item["loc"][0])
+    if item["type"] == "extra_forbidden" and name in KEYS_OF_CONFIGS:
+        return f"{name}: a key of configs; this tool calls it {KEYS_OF_CONFIGS[name]}"
     if item["type"] == "extra_forbidden":
         return f"{name}: unknown parameter.{nearest(name, kind.model_fields) or ' Known are ' + ', '.join(kind.model_fields)}"
     if item["type"] == "missing":

@@ -114,7 +114,9 @@ class AgenticRLPipeline:
         goes_on = action == "train" and not asked.get("overwrite") and any((out / "run").glob("*/checkpoints/checkpoint-*"))
         result = json.loads(self.rl_tool.run({**asked, **({"resume": True} if goes_on else {})}))
         if result["status"] != "success":
-            raise StageError(f"{name}: {result['message']}")
+            # The pipeline sets `resume` by itself.
+            message = result["message"].replace("resume=true", "the same command")
+            raise StageError(f"{name}: {message}")
         self.results[name] = {**result, "parameters": asked}
         self.stage6_save_results()
         return dict(self.results[name])

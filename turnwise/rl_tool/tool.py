@@ -13,8 +13,14 @@ from turnwise.rl_tool.evaluation import evaluate
 from turnwise.rl_tool.parameters import ACTIONS, CreateReward, Evaluate, Export, LoadDataset, Train, function_schema, parse
 from turnwise.rl_tool.rewards import BUILT_IN, create
 from turnwise.rl_tool.training import train, with_preset
+from turnwise.runtime.disk import file_error
 
 NUM_SHOWN = 3
+_CONTINUED = {
+    "train": "a training run continues with resume_from_checkpoint=true",
+    "pipeline": "the same command does no stage again that is done, and continues a training run",
+}
+"""How an action continues after a full disk, for those that can. `error_answer` names the key as the tool does."""
 
 
 class RLTrainingTool:
@@ -119,9 +125,13 @@ def _export(asked: Export) -> dict[str, Any]:
 def error_answer(error: Exception, action: Any) -> dict[str, Any]:
     """An error as the tool's answer: `code` is the kind of error, `hint` the part of the message that says what to do."""
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error").removesuffix("Fault")).lower()
-    # Configs call a model `pretrain`; the tool's own parameter is what its caller can change.
+    sentence = file_error(error, _CONTINUED.get(action)) if isinstance(error, OSError) else None
+    text = sentence or str(error)
+    # Errors name the keys of configs; the tool's own parameters are what its caller can change.
     model_parameter = "model_path" if action in ("evaluate", "export") else "model_name"
-    text = str(error).replace("`pretrain`", f"`{model_parameter}`")
+    resume = "the same command" if action == "pipeline" else "resume=true"
+    for key, parameter in (("`pretrain`", f"`{model_parameter}`"), ("resume_from_checkpoint=true", resume)):
+        text = text.replace(key, parameter)
     message, _, hint = text.rpartition("; ")
     if not message:
         hint = next(iter(re.findall(r"Did you mean .*\?", hint)), "docs/rl_tool.md explains each action and its parameters")

@@ -1,4 +1,4 @@
-"""Finds the system's error, such as a full disk, in the errors of libraries that hide it."""
+"""Finds the system's error, such as a full disk, in the errors of libraries that hide it, and says how to mend it."""
 
 import errno
 import os
@@ -17,6 +17,12 @@ _NUMBER_IN_TEXT = re.compile(r"\(os error (\d+)\)")
 _FAULTS_OF_CODE = (RecursionError, TypeError, AttributeError, LookupError, ValueError, AssertionError, NotImplementedError)
 """Errors that no disk causes."""
 _TRIAL_BYTES = 2**20
+_ADVICE = {
+    **dict.fromkeys(NO_SPACE, "free some space, then start again"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
+    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), "name another place"),
+}
+"""Advice by errno, for file errors that a user can mend."""
 
 
 class writing:  # a context, as `suppress` is
@@ -84,6 +90,27 @@ def free_text(path: Path) -> str:
     with suppress(OSError, ValueError):
         return f"{shutil.disk_usage(existing_folder(path)).free / 2**20:,.0f} MiB are free there now"
     return ""
+
+
+def file_error(fault: OSError, continued: str | None = None, unnamed: str = "a file") -> str | None:
+    """The sentence on a file that can't be read or written, with advice; None if it isn't an error that a user can mend.
+
+    Args:
+        continued: how work that a full disk ended is continued; None if it begins again.
+        unnamed: what couldn't be written, if the error of a full disk doesn't name it.
+    """
+    if fault.errno not in _ADVICE:
+        return None
+    advice = _ADVICE[fault.errno]
+    if fault.errno not in NO_SPACE:
+        return f"{fault}; {advice}"
+    if continued:
+        advice += f" ({continued})"
+    if fault.filename is None:
+        return f"{unnamed} can't be written: {fault.strerror}; {advice}"
+    name = os.fsdecode(fault.filename)
+    free = free_text(Path(name))
+    return f"{name} can't be written: {fault.strerror}{f'. {free}' if free else ''}; {advice}"
 
 
 def _trial(folder: Path) -> int | None:

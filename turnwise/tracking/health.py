@@ -42,6 +42,8 @@ RANDOM_AFTER, RANDOM_MARGIN, RISE_MARGIN = 20, 0.05, 0.03
 """Steps before success is compared with a random player's, the margin by which it must be better, and the rise that must be
 ruled out before the comparison: a run that learns slowly begins at a random player's success, too."""
 
+RANDOM_SUCCESS = "random_player/success"
+"""The metric of the random player's success, in the row of the step after which it played."""
 Row = Mapping[str, float]
 Figures = defaultdict[str, float]
 """A step's metrics. A metric that wasn't measured reads as NaN, so every comparison with it is false."""
@@ -223,9 +225,28 @@ def validation_falls(history: History) -> str | None:
     return f"{validation} while training success rose from {fmean(then):.2f} to {fmean(lately):.2f}"
 
 
-def _no_better_than(play: Callable[[], Outcomes | None]) -> Check:
-    """Makes the check against a random player. It calls `play` at most once, when a rise by `RISE_MARGIN` is ruled out."""
-    played: list[Outcomes | None] = []
+class _RandomPlayer:
+    """A random player that plays at most once, when its success is needed first."""
+
+    def __init__(self, play: Callable[[], Outcomes | None]) -> None:
+        self._play = play
+        self._outcomes: Outcomes | None = None
+        self._has_played = self._is_new = False
+
+    def outcomes(self) -> Outcomes | None:
+        if not self._has_played:
+            self._outcomes = self._play()
+            self._has_played = self._is_new = True
+        return self._outcomes
+
+    def newly_played(self) -> Outcomes | None:
+        """The outcomes, once after they were played; else None."""
+        is_new, self._is_new = self._is_new, False
+        return self._outcomes if is_new else None
+
+
+def _no_better_than(player: _RandomPlayer) -> Check:
+    """Makes the check against a random player, who plays when a rise by `RISE_MARGIN` is ruled out."""
 
     def no_better_than_random(history: History) -> str | None:
         half = history.num_steps // 2
@@ -234,9 +255,7 @@ def _no_better_than(play: Callable[[], Outcomes | None]) -> Check:
             return None
         if fmean(now) - fmean(known) + NUM_RISE_ERRORS * history.error(half) > RISE_MARGIN:
             return None
-        if not played:
-            played.append(play())
-        random = played[0]
+        random = player.outcomes()
         if random is None or fmean(now) > random.success + RANDOM_MARGIN:
             return None
         own = f"so far success hasn't risen: it is {fmean(now):.2f} after {history.num_steps} steps, and a player that draws"
@@ -279,7 +298,8 @@ class Health:
 
     def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None, length_key: str = LENGTH_KEY) -> None:
         self._length_key = length_key
-        self._checks = (*CHECKS, _no_better_than(play_at_random))
+        self._random = _RandomPlayer(play_at_random)
+        self._checks = (*CHECKS, _no_better_than(self._random))
         self._history = History()
         self._said: set[str] = set()
 
@@ -288,6 +308,11 @@ class Health:
         for row in rows:
             self._history.add(row)
             self._said |= {name.removeprefix("health/") for name in row if name.startswith("health/")}
+
+    def measured(self) -> dict[str, float]:
+        """The metrics that the checks themselves have measured in the step that was seen last."""
+        outcomes = self._random.newly_played()
+        return {RANDOM_SUCCESS: outcomes.success} if outcomes is not None else {}
 
     def see(self, step: int, row: Row, groups: Sequence[Group] = ()) -> dict[str, str]:
         """Adds a step's row and returns the sentences now due, by condition. If answers are unparsable, it quotes `groups`."""

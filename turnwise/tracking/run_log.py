@@ -98,6 +98,7 @@ class RunLog:
             for sentence in said.values():
                 logger.warning(sentence)
             reduced |= {f"health/{condition}": 1.0 for condition in said}
+            reduced |= self.health.measured() if self.health else {}
             texts, self._texts = self._texts._replace(health=said), NO_TEXTS
             for tracker in self._trackers:
                 tracker.log(step, reduced, texts)
@@ -108,7 +109,7 @@ class RunLog:
         self._totals = {} if self._stopwatch is None else dict(self._stopwatch.totals)
 
     def _add_shares(self, step: int, stopwatch: Stopwatch, began: float) -> None:
-        stopwatch.add("steps", f"step {step}", began)
+        stopwatch.add("steps", f"step {step + 1}", began)
         totals = {track: seconds - self._totals.get(track, 0.0) for track, seconds in stopwatch.totals.items()}
         now = Stopwatch.now()
         elapsed_s = now - began

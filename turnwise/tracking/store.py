@@ -13,6 +13,7 @@ from turnwise.errors import NotAvailableError
 from turnwise.protocols import NO_TEXTS, StepTexts
 from turnwise.runtime.threads import DaemonThread
 from turnwise.spec import TRACKERS
+from turnwise.step_numbers import split_by_step
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class TrackedRun:
     """The experiment's name, `exp_name`; a tracker's own arguments may replace it."""
     name: str
     first_step: int = 0
-    """The first step of a resumed run; 0 for a new run."""
+    """The first step of a resumed run, from 0; 0 for a new run."""
     settings: Mapping[str, object] | None = None
     """Every resolved setting by its path, without `tracker_kwargs`, which may hold API keys."""
 
@@ -41,7 +42,8 @@ class Store(Protocol):
     """Where people find the run."""
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
-        """Writes the metrics of a step, and a sample text unless it is empty."""
+        """Writes metrics of a step, and a sample text unless it is empty. Steps count from 1; a validation has the number of
+        steps that came before it. So the step of a call is that of the call before, or a later one."""
 
     def close(self) -> None: ...
 
@@ -74,7 +76,7 @@ class StoreTracker:
         """Queues the write and waits up to `WRITE_S` for it; doesn't wait if an earlier write is still running."""
         self._check_calls()
         if self._store is not None:
-            self._calls.append(self._thread.start(self._store.write, step, metrics, texts.samples))
+            self._calls.append(self._thread.start(_write, self._store, step, metrics, texts.samples))
             if len(self._calls) == 1:
                 self._check_calls(WRITE_S)
 
@@ -100,6 +102,15 @@ class StoreTracker:
                 self._thread.start(self._closing.close)
                 self._thread.end()
                 self._store = None
+
+
+def _write(store: Store, step: int, metrics: Mapping[str, float], text: str) -> None:
+    """Writes a row of step `step` from 0 at the numbers that people see. The text is of the step's own episodes."""
+    parts = split_by_step(step, metrics)
+    if text:
+        parts.setdefault(step + 1, {})
+    for number, part in parts.items():
+        store.write(number, part, text if number == step + 1 else "")
 
 
 def _described(fault: BaseException) -> str:

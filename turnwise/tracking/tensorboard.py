@@ -10,9 +10,7 @@ from turnwise.tracking.store import TrackedRun
 
 class TensorBoardStore:
     """Scalars (one event per step), settings as hyperparameters, and texts, in the folder `log_dir` [the run's `tensorboard`];
-    look at them with `tensorboard --logdir FOLDER`. A resumed run replaces the earlier events from its first step on.
-
-    Steps count from 1 here, as people count. A validation stands at the number of steps that came before it."""
+    look at them with `tensorboard --logdir FOLDER`. A resumed run replaces the earlier events from its first step on."""
 
     def __init__(self, run: TrackedRun, log_dir: str | None = None) -> None:
         # Torch's SummaryWriter makes an event of every scalar, which takes ten times as long.
@@ -36,17 +34,11 @@ class TensorBoardStore:
         self._writer.add_event(self._event(wall_time=time.time(), step=step, **content))
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
-        validation: list[Any] = []
-        others: list[Any] = []
-        for name, value in metrics.items():
-            values = validation if name.startswith("val/") else others
-            values.append(self._summary.Value(tag=name, simple_value=value))
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         if text:
             # Indented, so that what the model wrote isn't read as Markdown.
-            others += self._text("samples", "\n".join(f"    {line}" for line in text.splitlines())).value
-        for number, values in ((step, validation), (step + 1, others)):
-            if values:
-                self._add(number, summary=self._summary(value=values))
+            values += self._text("samples", "\n".join(f"    {line}" for line in text.splitlines())).value
+        self._add(step, summary=self._summary(value=values))
         self._writer.flush()
 
     def close(self) -> None:

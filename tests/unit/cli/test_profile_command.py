@@ -33,7 +33,7 @@ def test_a_profiled_run_leaves_a_timeline_and_where_each_step_went(job, capsys, 
     [run] = Path("runs/job").iterdir()
     assert f"timeline: {(run / 'timeline.json').resolve()}" in capsys.readouterr().out
     found = tracks(run / "timeline.json")
-    assert {"step 0", "step 1"} <= found["steps"]
+    assert {"step 1", "step 2"} <= found["steps"]
     assert {"rollout", "adv", "train", "model_update"} <= found["pipeline"]
     assert found["engine"] == {"step"} and "environments" in found and "optimizer" in found["trainer"]
     [log] = run.rglob("job-*.log")
@@ -46,4 +46,4 @@ def test_a_resumed_run_keeps_the_timeline_of_the_process_before(job):
     before = (run / "timeline.json").read_text()
     assert main(["train", "job.yaml", "--profile", "resume_from_checkpoint=true"]) == 0
     assert (run / "timeline.json").read_text() == before
-    assert "step 1" in tracks(run / "timeline-from-1.json")["steps"]
+    assert "step 2" in tracks(run / "timeline-from-1.json")["steps"]

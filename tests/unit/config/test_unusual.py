@@ -88,6 +88,13 @@ def test_usual_learning_rates_depend_on_what_is_trained(
     assert len(found) == bool(said) and said in "".join(found)
 
 
+@pytest.mark.parametrize(("hidden", "layers", "is_said"), [(64, 2, True), (1024, 24, False)])
+def test_a_default_learning_rate_is_judged_like_a_set_one(hidden: int, layers: int, is_said: bool, tmp_path: Path) -> None:
+    found = notes_of(pretrain=model_of(tmp_path / "model", hidden, layers))
+    assert len(found) == is_said
+    assert not found or ("1e-06, the default" in found[0] and "actor_train.training_args.learning_rate" in found[0])
+
+
 def test_the_docs_show_the_table_of_learning_rates() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reward_does_not_rise.md").read_text(encoding="utf-8")
     for kind, words in (("full", "all parameters"), ("lora", "a LoRA adapter")):

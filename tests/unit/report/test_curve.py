@@ -120,6 +120,20 @@ def test_steps_count_from_1_and_validations_stay_where_they_were_made():
     assert {tuple(line.get_xdata()) for line in axes.get_lines()} == {(31,), (30,)}
 
 
+def test_lines_of_the_model_before_training_and_of_the_random_player_are_drawn_where_they_are_known():
+    def lines(rows, **baselines):
+        drawn = curve_figure(rows, "title", baselines).axes[0].get_lines()
+        return {line.get_label(): line.get_ydata()[0] for line in drawn if line.get_linestyle() == "--"}
+
+    validated = [{"step": 0, "env/A/success": 0.2, "val/env/A/success": 0.25}, {"step": 2, "val/env/A/success": 0.5}]
+    assert lines(validated) == {"before training (0.25)": 0.25}
+    rollouts = [{"step": step, "env/A/success": 0.2 + step / 10} for step in range(3)]
+    rollouts[2]["random_player/success"] = 0.1
+    assert lines(rollouts) == {"before training (0.20)": 0.2, "random player (0.10)": 0.1}
+    assert lines(rollouts, **{"random player": 0.3})["random player (0.30)"] == 0.3
+    assert lines(rollouts[1:2]) == {}, "a file that was cut doesn't begin with the model before training"
+
+
 def test_runs_of_one_label_are_one_curve_with_points_and_a_band(tmp_path, monkeypatch):
     drawn, bands = [], []
     plot, fill = Axes.plot, Axes.fill_between

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -18,9 +20,11 @@ from safetensors.torch import save_file
 from turnwise import RLTrainingTool
 from turnwise.config.model_shape import read_model_shape
 from turnwise.data.gsm8k import generate_problems
+from turnwise.errors import CheckpointError
 from turnwise.rl_tool import evaluation, training
 from turnwise.rl_tool.evaluation import Answer, measure
 from turnwise.rl_tool.parameters import Train, parse
+from turnwise.rl_tool.tool import error_answer
 from turnwise.rl_tool.training import rl_config, sft_config, with_preset
 from turnwise.trainer.trainer import Trainer
 
@@ -100,6 +104,7 @@ REFUSED = [
     ({"model_name": "M", "dataset": [{"prompt": 5}], "algorithm": "grpo"}, "data", "row 1: has '5' for its messages"),
     ({"model_name": "M", "output_dir": "kept"}, "config", "output_dir kept is a file"),
     ({"model_name": "M", "resume": True, "overwrite": True}, "config", "contradict"),
+    ({"model_name": "M", "resume_from_checkpoint": True}, "config", "calls it resume"),
     ({"model_name": "M", "preset": "tiny"}, "config", "quick, small, medium, full"),
     ({"action": "evaluate", "model_path": "M", "use_lora": True}, "config", "holds no LoRA adapter"),
     ({"action": "evaluate", "model_path": "M", "dataset": [{"prompt": "a"}]}, "data", "no column ground_truth"),
@@ -116,6 +121,23 @@ def test_what_is_refused_is_an_error_with_code_and_message(word_model, tmp_path,
     assert re.search(said, answer["message"]), answer["message"]
     assert set(answer) == {"status", "action", "code", "message", "hint"} and answer["hint"], answer
     assert not [file for file in Path("out").rglob("*") if file.suffix in (".safetensors", ".json")]
+
+
+@pytest.mark.parametrize(
+    ("action", "words", "absent"),
+    [
+        ("train", "free some space.*resume=true", "resume_from_checkpoint"),
+        ("pipeline", "free some space.*the same command", "resume"),
+        ("evaluate", "free some space", "resume"),
+    ],
+)
+def test_advice_on_a_full_disk_is_in_the_words_of_the_action(action, words, absent):
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/x")
+    of_training = CheckpointError("out/x can't be written; free some space, then continue with resume_from_checkpoint=true")
+    for answer in [error_answer(error, action), *([error_answer(of_training, action)] if action != "evaluate" else [])]:
+        assert "out/x can't be written" in answer["message"] and absent not in answer["message"]
+        assert re.search(words, answer["message"])
+    assert "allow it, or name another place" in error_answer(PermissionError(errno.EACCES, "no", "out/x"), action)["hint"]
 
 
 @pytest.mark.parametrize(

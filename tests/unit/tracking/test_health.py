@@ -229,6 +229,14 @@ def test_a_success_that_a_random_player_has_too():
     assert said(flat, play_at_random=lambda: None) == {}
 
 
+def test_the_random_players_success_is_measured_once_in_the_step_in_which_it_played():
+    health, measured = Health(lambda: Outcomes(0.25, 200)), {}
+    for step in range(40):
+        health.see(step, {**GOOD, "env/A/success": 0.3})
+        measured[step] = health.measured()
+    assert {step: metrics for step, metrics in measured.items() if metrics} == {19: {"random_player/success": 0.25}}
+
+
 def test_a_run_that_takes_off_late_is_told_only_what_is_so_by_then():
     rows = [{**GOOD, "env/A/success": share} for share in [0.3] * 40 + [0.3 + 0.02 * step for step in range(30)]]
     [sentence] = [text for texts in told(rows, play_at_random=lambda: Outcomes(0.3, 200)) for text in texts.values()]

@@ -47,26 +47,29 @@ def test_steps_and_texts_arrive_in_order_and_the_end_closes():
     tracker = StoreTracker("wandb", lambda: memory)
     tracker.log(0, {"x": 0.5})
     tracker.log(1, {"x": 0.25}, StepTexts(samples="an episode"))
-    tracker.log(2, {"x": 0.125})
+    tracker.log(2, {"x": 0.125, "val/x": 0.1})
+    tracker.log(3, {"val/x": 0.2, "sft/val_loss": 0.3})
     tracker.close()
     tracker.close()
-    assert memory.rows == [(0, {"x": 0.5}, ""), (1, {"x": 0.25}, "an episode"), (2, {"x": 0.125}, "")]
+    trained = [(1, {"x": 0.5}, ""), (2, {"x": 0.25}, "an episode")]
+    validated = [(2, {"val/x": 0.1}, ""), (3, {"x": 0.125}, ""), (3, {"val/x": 0.2, "sft/val_loss": 0.3}, "")]
+    assert memory.rows == trained + validated, "as people count: after so many steps"
     assert memory.is_closed.is_set()
 
 
 def test_a_failure_is_said_once_and_turns_the_tracker_off(caplog):
-    memory = Memory(bad=1)
+    memory = Memory(bad=2)
     tracker = StoreTracker("mlflow", lambda: memory)
     for step in range(4):
         tracker.log(step, {"x": 1.0})
     tracker.close()
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert said == "mlflow gets nothing more: OSError: the server is gone; metrics.jsonl has every step"
-    assert [step for step, *_ in memory.rows] == [0]
+    assert [step for step, *_ in memory.rows] == [1]
     assert memory.is_closed.wait(60)
 
 
-@pytest.mark.parametrize("fault", [{"closes_badly": True}, {"slow": 0, "bad": 1}], ids=["close", "write"])
+@pytest.mark.parametrize("fault", [{"closes_badly": True}, {"slow": 1, "bad": 2}], ids=["close", "write"])
 def test_it_is_closed_once_whatever_fails_in_the_end(caplog, monkeypatch, fault):
     monkeypatch.setattr(store, "WRITE_S", 0.01)
     memory = Memory(**fault)
@@ -91,7 +94,7 @@ def test_one_that_hangs_costs_a_step_its_wait_once_and_the_end_another(caplog, m
     assert "swanlab did not take everything within 0.01 s; metrics.jsonl has every step" in caplog.text
     memory.let_go.set()
     assert memory.is_closed.wait(60)
-    assert [step for step, *_ in memory.rows] == list(range(50))
+    assert [step for step, *_ in memory.rows] == list(range(1, 51))
 
 
 def test_one_that_cannot_start_is_refused_with_the_arguments_that_need_no_login(monkeypatch):
@@ -116,7 +119,7 @@ def test_one_that_stops_working_does_not_end_the_run_and_all_are_closed(tiny_mod
 
     class Failing(Memory):
         def __init__(self, run, **arguments):
-            super().__init__(bad=1)
+            super().__init__(bad=2)
             told.update(run=run, arguments=arguments, store=self)
 
     monkeypatch.setattr("turnwise.tracking.tensorboard.TensorBoardStore", Failing)
@@ -125,7 +128,7 @@ def test_one_that_stops_working_does_not_end_the_run_and_all_are_closed(tiny_mod
     assert capsys.readouterr().err.count("tensorboard gets nothing more") == 1
     run, memory = told["run"], told["store"]
     [(step, row, text)] = memory.rows
-    assert step == 0 and "rollout/score/mean" in row and "best trajectory" in text
+    assert step == 1 and "rollout/score/mean" in row and "best trajectory" in text
     assert memory.is_closed.wait(60)
     assert told["arguments"] == {"log_dir": "secret"}
     assert (run.project, run.first_step) == ("letters", 0)
