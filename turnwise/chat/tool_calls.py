@@ -4,6 +4,7 @@ fit its schema. Thinking is skipped: text before `</think>` holds no calls."""
 
 import ast
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from turnwise.tool_protocols import ToolCall, ToolCallParser
 _MAX_WRITTEN = 200  # maximum characters of a call that an error shows
 _MAX_PYTHON = 2**17
 """Python calls are read in so many characters at the beginning of a response: Python's parser takes a second for 1 MB."""
-
+_CALL_FILE = "a tool call"
+# Python warns of what a model writes, such as `1if`.
+warnings.filterwarnings("ignore", category=SyntaxWarning, module=_CALL_FILE)
 
 _TRIAL = {
     "name": "look",
@@ -167,8 +170,7 @@ class Qwen3CoderParser(MarkedCallParser):
     def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
         if not mark.group(1):
             raise Unreadable("it names no function")
-        types_of_call = types.of(mark.group(1).strip())
-        arguments, end = dict[str, Any](), mark.end()
+        texts, end = dict[str, str](), mark.end()
         while parameter := self._PARAMETER.match(text, end):
             value_end = self._VALUE_END.search(text, parameter.end())
             if value_end is None:
@@ -177,8 +179,8 @@ class Qwen3CoderParser(MarkedCallParser):
             if not value_end.group():  # a parameter that isn't closed ends with its last letter
                 value = value.rstrip()
             key, end = parameter.group(1).strip(), value_end.end()
-            arguments[key] = typed_value(value.removeprefix("\n").removesuffix("\n"), types_of_call.get(key, {"string"}))
-        return [ToolCall(json_value(mark.group(1).strip()), json_value(arguments), "")], end
+            texts[key] = value.removeprefix("\n").removesuffix("\n")
+        return [_typed_call(mark.group(1).strip(), texts, types)], end
 
 
 class Glm45Parser(MarkedCallParser):
@@ -195,16 +197,14 @@ class Glm45Parser(MarkedCallParser):
         name = self._NAME.match(text, mark.end())
         if name is None:
             raise Unreadable("it names no function")
-        types_of_call = types.of(name.group(1).strip())
-        arguments, end = dict[str, Any](), name.end()
+        texts, end = dict[str, str](), name.end()
         while key := self._KEY.match(text, end):
             value_end = text.find(self._VALUE_END, key.end())
             if value_end < 0:
                 raise Unreadable(f"the argument {key.group(1)[:40]} isn't closed by {self._VALUE_END}")
-            types_of_key = types_of_call.get(key.group(1).strip(), {"string"})
-            arguments[key.group(1).strip()] = typed_value(text[key.end() : value_end], types_of_key)
+            texts[key.group(1).strip()] = text[key.end() : value_end]
             end = value_end + len(self._VALUE_END)
-        return [ToolCall(json_value(name.group(1).strip()), json_value(arguments), "")], end
+        return [_typed_call(name.group(1).strip(), texts, types)], end
 
 
 class GptOssParser(MarkedCallParser):
@@ -249,6 +249,13 @@ class DeepSeekParser(MarkedCallParser):
         return [call_of({"name": head.group(2) or head.group(1), "arguments": value})], end
 
 
+def _typed_call(name: str, texts: Mapping[str, str], types: ArgumentTypes) -> ToolCall:
+    """The call whose arguments are unquoted texts. Each is decoded once, though a response may give it thousands of times."""
+    types_of_call = types.of(name)
+    arguments = {key: typed_value(text, types_of_call.get(key, {"string"})) for key, text in texts.items()}
+    return ToolCall(json_value(name), json_value(arguments), "")
+
+
 def _calls_or_faults(values: Sequence[Any]) -> list[ToolCall | Unreadable]:
     """The calls that JSON values describe, and a fault for each value that describes none, up to MAX_UNREADABLE faults."""
     read: list[ToolCall | Unreadable] = []
@@ -267,7 +274,7 @@ def _calls_or_faults(values: Sequence[Any]) -> list[ToolCall | Unreadable]:
 def _python_call(code: str) -> ToolCall:
     """Reads `name(key=literal)` or `name.call(key=literal)`."""
     try:
-        call = ast.parse(code.strip(), mode="eval").body
+        call = ast.parse(code.strip(), _CALL_FILE, mode="eval").body
         assert isinstance(call, ast.Call) and not call.args
         function = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "call" else call.func
         assert isinstance(function, ast.Name)
