@@ -5,7 +5,7 @@ fit its schema. Thinking is skipped: text before `</think>` holds no calls."""
 import ast
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from turnwise.chat.argument_types import ArgumentTypes, typed_value
@@ -130,16 +130,17 @@ class PythonTagParser(MarkedCallParser):
         if said.lstrip().startswith("{"):
             value, end = json_at(text, mark.end())
             return [call_of(value)], end
+        program = _program_call(said, types)
         try:
             if end > _MAX_PYTHON:
                 raise Unreadable(f"it stands behind the first {_MAX_PYTHON} characters of the response")
-            return [_python_call(said)], end
+            call = _python_call(said, types.names)
         except Unreadable:
-            for schema in types.tools:
-                parameters = (schema["function"].get("parameters") or {}).get("properties") or {}
-                if schema["function"]["name"] in ("python", "code_interpreter") and parameters:
-                    return [ToolCall(schema["function"]["name"], {next(iter(parameters)): said.strip()}, "")], end
-            raise
+            if program is None:
+                raise
+            return [program], end
+        is_code = program is not None and call.name not in types.names
+        return [program if program is not None and is_code else call], end
 
 
 class MistralParser(MarkedCallParser):
@@ -211,8 +212,8 @@ class GptOssParser(MarkedCallParser):
     """`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>`: the harmony format of gpt-oss."""
 
     opening = re.compile(
-        r"(?:<\|start\|>assistant\s*+)?(?:to=functions\.([\w.-]++)\s*+)?<\|channel\|>"
-        r"(?:commentary|analysis)(?:\s++to=functions\.([\w.-]++))?[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>"
+        r"(?:<\|start\|>assistant\s*+)?(?:to=functions\.([^\s<=]++)\s*+)?<\|channel\|>"
+        r"(?:commentary|analysis)(?:\s++to=functions\.([^\s<=]++))?[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>"
     )
     reads_turn_tokens = True
     form = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>"
@@ -271,14 +272,28 @@ def _calls_or_faults(values: Sequence[Any]) -> list[ToolCall | Unreadable]:
     return read
 
 
-def _python_call(code: str) -> ToolCall:
-    """Reads `name(key=literal)` or `name.call(key=literal)`."""
+def _program_call(code: str, types: ArgumentTypes) -> ToolCall | None:
+    """The call of the tool that runs Python code; None if there is no such tool."""
+    for schema in types.tools:
+        parameters = (schema["function"].get("parameters") or {}).get("properties") or {}
+        if schema["function"]["name"] in ("python", "code_interpreter") and parameters:
+            return ToolCall(schema["function"]["name"], {next(iter(parameters)): code.strip()}, "")
+    return None
+
+
+_CALLED = re.compile(r"\s*+([^\s()\[\]{}\"'=,]++)\s*+(?=\()")
+
+
+def _python_call(code: str, names: Collection[str]) -> ToolCall:
+    """Reads `name(key=literal)` or `name.call(key=literal)`. The name may have other characters than Python's names."""
+    called = _CALLED.match(code)
+    if called is None:
+        raise Unreadable("it isn't a call with named literal arguments")
     try:
-        call = ast.parse(code.strip(), _CALL_FILE, mode="eval").body
-        assert isinstance(call, ast.Call) and not call.args
-        function = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "call" else call.func
-        assert isinstance(function, ast.Name)
+        call = ast.parse("f" + code[called.end() :].strip(), _CALL_FILE, mode="eval").body
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
         arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg is not None}
     except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
         raise Unreadable("it isn't a call with named literal arguments") from None
-    return ToolCall(json_value(function.id), json_value(arguments), "")
+    name = called.group(1) if called.group(1) in names else called.group(1).removesuffix(".call")
+    return ToolCall(json_value(name), json_value(arguments), "")
