@@ -105,7 +105,7 @@ HEAVY: dict[str, str] = {
     "textarena": "envs/textarena_env.py",
     "reasoning_gym": "envs/reasoning_gym_env.py",
     "bm25s": "tools/search.py",
-    "mcp": "tools/mcp_server.py", "tools/mcp_messages.py",
+    "mcp": "tools/mcp_server.py",
     "math_verify": "data/math_verify_process.py",
 }
 """Optional libraries and the one module or folder that imports each."""

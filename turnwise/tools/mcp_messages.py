@@ -13,11 +13,12 @@ logger = logging.getLogger(__name__)
 class ReadableMessages:
     """A client's stream of received messages, in the protocol's form (`with_known_parts`)."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, types: Any) -> None:
         self._stream = stream
+        self._types = types
 
     async def receive(self) -> Any:
-        return _readable(await self._stream.receive())
+        return _readable(await self._stream.receive(), self._types)
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -26,7 +27,7 @@ class ReadableMessages:
         return self
 
     async def __anext__(self) -> Any:
-        return _readable(await self._stream.__anext__())
+        return _readable(await self._stream.__anext__(), self._types)
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()
@@ -44,28 +45,28 @@ class ReadableMessages:
 
 
 @asynccontextmanager
-async def readable(transport: Any) -> AsyncIterator[tuple[ReadableMessages, Any]]:
-    """The transport's two streams, where the received messages are `ReadableMessages`."""
+async def readable(transport: Any, types: Any) -> AsyncIterator[tuple[ReadableMessages, Any]]:
+    """The transport's two streams, where the received messages are `ReadableMessages`. `types` is the client's module."""
     async with transport as (received, sent):
-        yield ReadableMessages(received), sent
+        yield ReadableMessages(received, types), sent
 
 
-def _readable(item: Any) -> Any:
+def _readable(item: Any, types: Any) -> Any:
     answer = getattr(item, "message", None)
     if isinstance(getattr(answer, "result", None), dict):
-        answer.result = with_known_parts(answer.result)
+        answer.result = with_known_parts(answer.result, types)
     return item
 
 
-def with_known_parts(result: Mapping[str, Any]) -> dict[str, Any]:
+def with_known_parts(result: Mapping[str, Any], types: Any) -> dict[str, Any]:
     """The result of a request. In a list of tools, an input schema gets the `type` that it lacks, and a tool that can't be read
     is left out, with a warning that names it. In a call's result, a text names each part that can't be read."""
     changed = dict(result)
     if isinstance(result.get("tools"), Sequence):
-        changed["tools"] = [tool for tool in map(_with_type, result["tools"]) if _is_known_tool(tool)]
+        changed["tools"] = [tool for tool in map(_with_type, result["tools"]) if _is_known_tool(tool, types)]
     if "content" in result or "structuredContent" in result:
         parts = result["content"] if isinstance(result.get("content"), list) else []
-        changed["content"] = [part if _is_known_part(part) else _named(part) for part in parts]
+        changed["content"] = [part if _is_known_part(part, types) else _named(part) for part in parts]
     return changed
 
 
@@ -78,20 +79,19 @@ def _with_type(tool: Any) -> Any:
     return {**tool, "inputSchema": {**schema, "type": "object"}}
 
 
-def _is_known_tool(tool: Any) -> bool:
-    problem = _problem_of(tool)
+def _is_known_tool(tool: Any, types: Any) -> bool:
+    problem = _problem_of(tool, types)
     if problem:
         name = tool.get("name") if isinstance(tool, Mapping) else tool
         logger.warning("mcp: the tool %.80s is left out: %s", name, problem)
     return not problem
 
 
-def _problem_of(tool: Any) -> str:
-    from mcp.types import Tool
+def _problem_of(tool: Any, types: Any) -> str:
     from pydantic import ValidationError
 
     try:
-        known = Tool.model_validate(tool, by_name=False)
+        known = types.Tool.model_validate(tool, by_name=False)
     except ValidationError as error:
         [problem, *_] = error.errors()
         return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
@@ -99,12 +99,11 @@ def _problem_of(tool: Any) -> str:
     return "" if kind == "object" else f"inputSchema.type is {kind!r}; arguments are an object"
 
 
-def _is_known_part(part: Any) -> bool:
-    from mcp.types import ContentBlock
+def _is_known_part(part: Any, types: Any) -> bool:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        TypeAdapter(ContentBlock).validate_python(part, by_name=False)
+        TypeAdapter(types.ContentBlock).validate_python(part, by_name=False)
     except ValidationError:
         return False
     return True

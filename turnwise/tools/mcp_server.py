@@ -135,7 +135,7 @@ class _Connection:
         return self._client.result()
 
     async def _hold(self, client: asyncio.Future[Any], is_lost: asyncio.Event) -> None:
-        from mcp import Client, StdioServerParameters
+        from mcp import Client, StdioServerParameters, types
         from mcp.client.stdio import stdio_client
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
@@ -150,7 +150,7 @@ class _Connection:
                 # Bytes that aren't UTF-8 would end the reader, and all later calls would wait for nothing.
                 program.encoding_error_handler = "replace"
                 server = stdio_client(program)
-            client.set_result(await stack.enter_async_context(Client(readable(server))))
+            client.set_result(await stack.enter_async_context(Client(readable(server, types))))
             await is_lost.wait()
 
 

@@ -86,5 +86,5 @@ def test_what_is_no_text_is_named(part: dict[str, Any], named: list[str]) -> Non
     ],
 )
 def test_a_message_gets_the_protocol_s_form(result: dict[str, Any], readable: dict[str, Any]) -> None:
-    pytest.importorskip("mcp")
-    assert with_known_parts(result) == readable
+    types = pytest.importorskip("mcp").types
+    assert with_known_parts(result, types) == readable
