@@ -41,7 +41,10 @@ class ReadableMessages:
 
     @property
     def last_context(self) -> Any:
-        return getattr(self._stream, "last_context", None)
+        match self._stream:
+            case object(last_context=context):
+                return context
+        return None
 
 
 @asynccontextmanager
@@ -52,9 +55,9 @@ async def readable(transport: Any, types: Any) -> AsyncIterator[tuple[ReadableMe
 
 
 def _readable(item: Any, types: Any) -> Any:
-    answer = getattr(item, "message", None)
-    if isinstance(getattr(answer, "result", None), dict):
-        answer.result = with_known_parts(answer.result, types)
+    match item:
+        case object(message=object(result=dict() as result) as answer):
+            answer.result = with_known_parts(result, types)
     return item
 
 
