@@ -10,6 +10,7 @@ from turnwise.chat.rendering import texts_of
 from turnwise.chat.template import ChatTemplate
 from turnwise.data.rewards import prompt_of
 from turnwise.rollout.tasks import DataRow
+from turnwise.types import Message
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +30,7 @@ def warn_of_turn_tokens(rows: Sequence[tuple[str, DataRow]], prompt_key: str, te
     warn_of_turn_tokens_in(prompts, template, files)
 
 
-def warn_of_turn_tokens_in(
-    conversations: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], template: ChatTemplate, files: str
-) -> None:
+def warn_of_turn_tokens_in(conversations: Sequence[tuple[str, Sequence[Message]]], template: ChatTemplate, files: str) -> None:
     """Warns if texts of messages hold tokens with which the template begins or ends turns: the template writes its own around
     them. The warning names the first such row and token, and says how many rows have one."""
     tokens = template.turn_tokens
