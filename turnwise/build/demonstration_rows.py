@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 
 from turnwise.build.prompt_check import warn_of_turn_tokens_in
-from turnwise.chat.demonstration import TooLongError, check_demonstration, encode_demonstration
+from turnwise.chat.demonstration import TooLongError, check_demonstration, check_row_flags, encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import SFTConfig
 from turnwise.data.bad_rows import SKIP_HINT, BadRows
@@ -47,6 +47,7 @@ def _checked(config: SFTConfig, key: str, names: list[str], bad: BadRows) -> lis
     rows = []
     for row in read_rows(names, key, config.data.format, bad):
         try:
+            check_row_flags(row.columns)
             check_demonstration(row.messages)
         except DataError as error:
             bad.add(f"{row.place}: {error}")
@@ -70,7 +71,7 @@ def encode_demonstrations(
     too_long: list[str] = []
     empty: list[str] = []
     num_rows = 0
-    for place, messages, tools in rows:
+    for place, messages, tools, _ in rows:
         num_rows += 1
         try:
             samples.append(encode_demonstration(template, messages, tools, max_length))

@@ -23,7 +23,7 @@ from turnwise.config import AgenticConfig
 from turnwise.config.tools import LoopEntry, read_loop_file
 from turnwise.data.bad_rows import BadRows
 from turnwise.data.demonstrations import message_problem
-from turnwise.data.forms import as_task, form_hint
+from turnwise.data.forms import as_task, form_hint, form_of
 from turnwise.data.prompts import has_calls, has_messages, prompt_of, with_plain_messages
 from turnwise.data.reward_functions import FunctionReward
 from turnwise.data.tables import TableRow, noting, read_tables
@@ -150,7 +150,11 @@ def _check_shape(config: AgenticConfig, row: TableRow, rewards: Sequence[Functio
     if problem := _prompt_problem(row.columns[key]):
         raise DataError(f"{row.place}: column {key!r} {problem}; a prompt is a string or a list of messages")
     for reward in rewards:
-        reward.check([row])
+        try:
+            reward.check([row])
+        except DataError as fault:
+            form = form_hint(row.columns) if config.data.format is None and form_of(row.columns) else ""
+            raise DataError(f"{fault}.{form}" if form else str(fault)) from fault
 
 
 def _prompt_problem(prompt: Any) -> str:

@@ -1,7 +1,9 @@
 """Turns recorded conversations into Samples, with the ids that a rollout would have produced."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ from turnwise.chat.rendering import Tools, num_characters_of
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import DataError
 from turnwise.types import Message, Sample, TurnSpan
+
+logger = logging.getLogger(__name__)
 
 _PROMPT_ROLES = ("system", "user", "tool")
 TRAINING_FLAGS = ("weight", "loss_mask", "trainable", "train", "loss")
@@ -75,6 +79,30 @@ def check_demonstration(messages: Sequence[Message]) -> bool:
     messages follow the last one; or if no assistant message is trained."""
     answers = [answer for _, answer, is_trained in _exchanges(messages) if is_trained]
     return all(answer.get("tool_calls") or answer["content"].strip() for answer in answers)
+
+
+def check_row_flags(columns: Mapping[str, Any]) -> None:
+    """Raises DataError if one of `TRAINING_FLAGS` stands beside a row's messages and says that none of them is trained, or
+    lists which are. A warning names any other value, since it has no effect."""
+    for key in TRAINING_FLAGS:
+        value = columns.get(key)
+        if value is None or value in (1, True):
+            continue
+        if isinstance(value, list):
+            raise DataError(f"the row has a list as its `{key}`; write `{key}`: 0 into each message that isn't to be trained")
+        if isinstance(value, int | float) and value == 0:
+            raise DataError(f"the row has `{key}` {value!r}, so nothing of it is to be trained: drop it")
+        _warn_of_column(key)
+
+
+@lru_cache(maxsize=64)  # rows are read more than once
+def _warn_of_column(key: str) -> None:
+    logger.warning(
+        "a column `%s` of rows has no effect on training, unless it is 0 or false: all rows weigh alike; `%s` in a message "
+        "says whether that is trained",
+        key,
+        key,
+    )
 
 
 def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message, bool]]:

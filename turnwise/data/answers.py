@@ -11,7 +11,8 @@ from turnwise.data.quantities import NOT_UNITS, ROUNDING, UNITS, Quantity, read_
 
 _MARKER = re.compile(
     r"(?P<firm>final answer|####|<answer>)|(?P<loose>\btherefore\b)"
-    r"|the (?:correct |right )?(?:answer|option|choice) is|\banswer(?=\s*[:：=])|答案是?",
+    r"|the (?:correct |right |best |closest |only )?(?:answer|option|choice) is|\banswer(?=\s*[:：=])|答案是?"
+    r"|(?<=[#*][ *])answer(?=\*{0,2}:?\s*\n)",
     re.IGNORECASE,
 )
 _AFTER_MARKER = re.compile(r"\s*(?:is\b)?[\s:：=,*]*")
@@ -220,9 +221,13 @@ def _candidates(text: str) -> Iterator[str]:
     """The plain texts that may be a completion's answer: what it states as a whole and, in a sentence, its last expression."""
     statement = _statement(text)
     if statement is None:
+        text = text.partition("\\boxed{")[0]  # an answer in a box that isn't closed was cut off
         yield plain_math(text)
         lines = [line for line in text[-MAX_LENGTH:].splitlines() if _DIGIT.search(line)]
-        yield from _of_sentence(plain_math(lines[-1]) if lines else "", is_last=True)
+        last = plain_math(lines[-1]) if lines else ""
+        if not _PROSE.search(last):
+            yield last
+        yield from _of_sentence(last, is_last=True)
         return
     plain = plain_math(statement.text)
     yield plain
@@ -266,8 +271,12 @@ def _last_expression(words: list[str]) -> str | None:
     next_word = after[0].rstrip(".,;:!?") if after else ""
     if NOT_UNITS.search(" ".join(after[:4])) or (_PRODUCT.fullmatch(next_word) and next_word not in UNITS):
         return None
-    with_unit = f"{expression} {next_word}"
-    return with_unit if read_quantity(with_unit) else expression
+    for number_of_words in (3, 2, 1):
+        with_unit = " ".join([expression, *after[:number_of_words]]).rstrip(".,;:!?")
+        quantity = read_quantity(with_unit)
+        if quantity is not None and (quantity.unit or number_of_words == 1):
+            return with_unit
+    return expression
 
 
 def _is_maths(word: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from turnwise.data.bad_rows import BadRows
 from turnwise.data.forms import as_demonstration, form_hint
 from turnwise.data.padding import plain_schema, without_padding
-from turnwise.data.prompts import read_list
+from turnwise.data.prompts import read_list, read_tools
 from turnwise.data.tables import TableRow, read_tables
 from turnwise.errors import DataError
 from turnwise.types import Message
@@ -19,11 +19,12 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 
 class DemonstrationRow(NamedTuple):
-    """One row: its file and line, its messages, and the schemas of the tools that the messages may call."""
+    """One row: its file and line, its messages, the schemas of the tools that the messages may call, and all its columns."""
 
     place: str
     messages: list[Message]
     tools: Sequence[Mapping[str, Any]] = ()
+    columns: Mapping[str, Any] = {}
 
 
 def read_rows(
@@ -48,14 +49,13 @@ def read_rows(
 def _read(row: TableRow, form: str | None) -> DemonstrationRow:
     """Raises DataError, without the row's place, if the row is wrong."""
     record = dict(row.columns) if form is None else as_demonstration(row.columns, form)
-    for name in ("messages", "tools"):
-        record[name] = read_list(record.get(name))
+    record["messages"], record["tools"] = read_list(record.get("messages")), read_tools(record.get("tools"))
     if record["messages"] is None and "messages" not in row.columns and form is None:
         raise DataError(f"has no `messages`; {_FORM}.{form_hint(row.columns)}")
     tools = plain_schema(record["tools"] or [])
     if problem := _problem(record["messages"], tools):
         raise DataError(f"{problem}; {_FORM}")
-    return DemonstrationRow(row.place, without_padding(record["messages"], tools), tools or ())
+    return DemonstrationRow(row.place, without_padding(record["messages"], tools), tools or (), row.columns)
 
 
 def read_demonstrations(paths: Sequence[str | Path]) -> list[list[Message]]:

@@ -5,6 +5,7 @@ from fractions import Fraction
 
 from turnwise.data.math_text import MAX_LENGTH
 from turnwise.data.quantities import UNITS, Quantity, read_quantity, value_of_calculation
+from turnwise.data.terms import in_order
 
 _PAIRS = {"(": ")", "[": "]", "⦃": "⦄", "{": "}", "⟦": "⟧"}
 _OPENING = set(_PAIRS)
@@ -17,9 +18,12 @@ _OTHER_OPTION = re.compile(r"\b(?:and|or|not)\b|\([A-Ja-j]\)")
 _RELATION = re.compile(r"(<=|>=|<|>)")
 _MIRRORED = {">": "<", ">=": "<="}
 _JOINT = re.compile(r"\s*(?:[,;]\s*)?\b(?:and|or)\b\s*|\s*[,;]\s*")
+_OR = re.compile(r"\bor\b")
 _TRAILING_UNIT = re.compile(r"(.*[\d)A-Za-z])\s+([A-Za-z]{2,}(?:/[A-Za-z]+)?)(?:\^\(([23])\))?", re.DOTALL)
 _MATHS_WORDS = ("sqrt", "root", "pi", "sin", "cos", "tan", "log", "ln", "exp", "inf")
-_APPLIED = re.compile(r"\b(sin|cos|tan|ln|log)\(([A-Za-z]|\d+)\)")
+_APPLIED = re.compile(r"\b(sin|cos|tan|ln|log(?:_\(\w+\))?)\(([A-Za-z]|\d+)\)")
+_DAYTIME = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
+_GENERIC_UNIT = re.compile(r"\s+(?:square |cubic |sq\.? )?units?(?:\^\([23]\))?$", re.IGNORECASE)
 _BRACKETED_MATRIX = re.compile(r"[\[(](matrix⟦[^⟦⟧]*⟧)[\])]")
 _MAX_ELEMENTS = 100
 _MAX_NESTING = 8
@@ -57,6 +61,7 @@ def number_of(plain: str) -> Quantity | None:
     """The number that a plain text is, also as the result of a calculation (`3 + 4 = 7`) whose sides are equal."""
     if len(plain) > MAX_LENGTH:
         return None
+    plain = plain.strip().removeprefix("=")
     if "=" not in plain:
         return read_quantity(plain)
     *sides, last = plain.split("=")
@@ -72,7 +77,7 @@ def number_of(plain: str) -> Quantity | None:
 
 def option_of(plain: str, may_have_text: bool = False) -> str | None:
     """The letter of a multiple choice, `A` to `J`, that a plain text is; with `may_have_text`, also `(A) 5` and `A. five`."""
-    match = _OPTION.fullmatch(plain.strip().rstrip("."))
+    match = _OPTION.fullmatch(plain.strip().rstrip(".").strip("\"'`"))
     if match is None:
         return None
     text = match[3] or match[4]
@@ -82,9 +87,11 @@ def option_of(plain: str, may_have_text: bool = False) -> str | None:
 
 
 def canonical(plain: str) -> str:
-    """A spelling that equal expressions share: without blanks (but between digits), product signs and outer parentheses."""
+    """A spelling that equal expressions share: without blanks (but between digits), product signs and outer parentheses, and
+    with terms and factors in one order."""
     text = plain.strip().strip("\"'`").rstrip(".,;:").strip()
     text = re.sub(r"\*\*\s*(\d+|[A-Za-z])", r"^(\1)", text.replace("\\", "").replace("¤", ""))
+    text = _DAYTIME.sub(r"\1m", text)
     text = re.sub(r"[A-Za-z]{2,}", lambda match: UNITS.get(match[0], match[0].casefold()), text)
     text = text.replace("infinity", "inf").replace("degrees", "").replace("==", "=")
     text = re.sub(r"(?<!\d) +| +(?!\d)", "", text)
@@ -94,7 +101,7 @@ def canonical(plain: str) -> str:
     text = re.sub(r"(^|[(\[,=<>⦃])\+", r"\1", text)
     text = _BRACKETED_MATRIX.sub(r"\1", text)
     text = _APPLIED.sub(r"\1\2", text)
-    return _ascending(_without_outer_parentheses(text))
+    return in_order(_ascending(_without_outer_parentheses(text)))
 
 
 def _same_expression(answer: str, truth: str) -> bool:
@@ -105,7 +112,8 @@ def _same_expression(answer: str, truth: str) -> bool:
 
 
 def _without_unit(plain: str) -> tuple[str, str]:
-    """An expression without the known unit that follows it, and this unit."""
+    """An expression without the known unit that follows it, and this unit. The word `units` says nothing."""
+    plain = _GENERIC_UNIT.sub("", plain.strip().rstrip("."))
     match = _TRAILING_UNIT.fullmatch(plain.strip().rstrip("."))
     if match is None or match[2] not in UNITS:
         return plain, ""
@@ -117,6 +125,9 @@ def _without_unit(plain: str) -> tuple[str, str]:
 
 def _same_list(answer: str, truth: str, depth: int) -> bool:
     (bracket, elements), (true_bracket, true_elements) = _elements(answer), _elements(truth)
+    has_both_signs = "±" in answer + truth
+    if has_both_signs:
+        elements, true_elements = _with_both_signs(elements), _with_both_signs(true_elements)
     is_set = "⦃⦄" in (bracket, true_bracket)
     if is_set and not bracket:
         bracket = true_bracket  # `1, 2` lists the elements of a set as well as `{1, 2}`
@@ -124,8 +135,9 @@ def _same_list(answer: str, truth: str, depth: int) -> bool:
         true_bracket = bracket
     if len(elements) != len(true_elements) or len(elements) < 2 or bracket != true_bracket:
         return False
-    is_unordered = is_set or all(_are_equations(every) or _are_tuples(every) for every in (elements, true_elements))
-    if not is_unordered:
+    is_of_alternatives = has_both_signs or _OR.search(answer + truth) is not None or _has_one_unknown(true_elements)
+    is_of_solutions = all(_are_equations(every) or _are_tuples(every) for every in (elements, true_elements))
+    if not (is_set or is_of_alternatives or is_of_solutions):
         return all(same_answer(a, t, depth + 1) for a, t in zip(elements, true_elements, strict=True))
     left = list(elements)
     for true_element in true_elements:
@@ -134,6 +146,21 @@ def _same_list(answer: str, truth: str, depth: int) -> bool:
             return False
         left.remove(match)
     return True
+
+
+def _with_both_signs(elements: list[str]) -> list[str]:
+    """The elements with `a±b` as the two elements `a+b` and `a-b`."""
+    both: list[str] = []
+    for element in elements:
+        has_one = element.count("±") == 1
+        both += [element.replace("±", sign) for sign in "+-"] if has_one else [element]
+    return both
+
+
+def _has_one_unknown(elements: list[str]) -> bool:
+    """Whether the elements are the values of one letter, `x=3, x=-2`."""
+    sides = [_LEFT_SIDE.fullmatch(element) for element in elements]
+    return all(sides) and len({side[1] for side in sides if side}) == 1
 
 
 def _are_equations(elements: list[str]) -> bool:

@@ -55,7 +55,8 @@ def as_messages(columns: Mapping[str, Any], form: str) -> list[Message]:
     missing = [name for name in COLUMNS[form] if columns.get(name) is None]
     if missing:
         has = ", ".join(columns) or "none"
-        raise DataError(f"has no column {missing[0]!r}, which data.format {form} reads; it has {has}.{form_hint(columns)}")
+        hint = " Rows of messages are read without data.format" if columns.get("messages") is not None else form_hint(columns)
+        raise DataError(f"has no column {missing[0]!r}, which data.format {form} reads; it has {has}.{hint}")
     return _MAKERS[form](columns)
 
 

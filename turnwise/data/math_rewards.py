@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from turnwise.data.answers import states_answer
 from turnwise.data.checkers import Checker, are_correct
-from turnwise.data.truths import check_truth, needs_truth
+from turnwise.data.truths import check_truth, given_truths, needs_truth
 from turnwise.errors import ConfigError, nearest
 
 FORMULAS = {
@@ -45,9 +45,7 @@ def accuracy(
     """r = 1[a = a*], where a is the completion's answer and a* the value of the column `ground_truth` or, without this column,
     of `answer`. `checker` says who compares them: the text reader (`data.answers`), or also the package math-verify. Raises
     ConfigError if the rows have neither column, NotAvailableError if the package isn't installed."""
-    truths = ground_truth if ground_truth is not None else answer
-    if truths is None:
-        raise ConfigError("the rows have no column ground_truth or answer, with which this reward compares; add one")
+    truths = given_truths(ground_truth, answer)
     return [float(is_right) for is_right in are_correct(completions, truths, checker)]
 
 

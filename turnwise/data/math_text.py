@@ -17,7 +17,7 @@ _LETTERS: dict[str, str] = {
     **dict.fromkeys("“”„‟", '"'),
     **dict.fromkeys("’‘´`", "'"),
     **dict.fromkeys("°˚º", " degrees "),
-    **dict.fromkeys("\u200b\u2060\ufeff", ""),
+    **dict.fromkeys("\u200b\u2060\ufeff∴", ""),
     **{chr(ord("０") + digit): str(digit) for digit in range(10)},
     **dict(zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", _FRACTIONS, strict=True)),
     "≠": "!=", "≈": "~=", "π": " pi ", "∞": " inf ", "∪": " cup ", "∩": " cap ", "∈": " in ", "∅": " emptyset ",
@@ -36,8 +36,10 @@ _MATH_MODE = re.compile(r"\$(?=[^\s$])([^$]*?[^\s$\\])\$(?!\d)")
 _DELIMITER = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?")
 _SEPARATED = re.compile(r"(?<=\d)(?:\{,\}|,?\\! ?|_(?=\d{3}(?!\d))|'(?=\d{3}(?!\d)))(?=\d|\\!)")
 
+_TIE = re.compile(r"(?<=[^\s~])~(?![=\s])|~(?=[\\A-Za-z{])")
+"""LaTeX's blank; elsewhere `~5` means about 5."""
 _BLANKS = re.compile(r"\s+")
-_BEFORE_POWER = re.compile(r" (?=[_^]\()")
+_NEEDLESS_BLANK = re.compile(r" (?=[_^]\(|[)\]⦄]|,(?!\d))|(?<=[(\[⦃]) ")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\s?|\\(.)", re.DOTALL)
 _PLAIN_ROOT = re.compile(r"sqrt\s*(?=[\d(A-Za-z{])")
 _SIGNED_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
@@ -64,6 +66,7 @@ _SYMBOLS: dict[str, str] = {
     **dict.fromkeys(("emptyset", "varnothing"), " emptyset "),
     **dict.fromkeys(("quad", "qquad", "thinspace", "displaystyle", "limits", "hspace", "space", "cr"), " "),
     "pm": "±",
+    "colon": ":",
     "lbrace": "⦃",
     "rbrace": "⦄",
     **dict.fromkeys(("vert", "lvert", "rvert", "mid"), "|"),
@@ -80,12 +83,12 @@ def plain_math(text: str) -> str:
     `⦃⦄` and rows of a matrix end with `¦`. A text of more than `MAX_LENGTH` characters stays as it is.
 
     >>> plain_math(r"$\\left(\\dfrac12,\\ 3\\sqrt{x}\\right)$"), plain_math("**12,\\\\!345** cm²")
-    ('(1/2 , 3sqrt(x))', '12,345 cm^(2)')
+    ('(1/2, 3sqrt(x))', '12,345 cm^(2)')
     """
     if len(text) > MAX_LENGTH:
         return text.strip()
     plain = _SUPERSCRIPT.sub(lambda match: f"^({match[0].translate(_SUPERSCRIPTS)})", text)
-    plain = _CALCULATOR.sub("", plain.translate(_TRANSLATION))
+    plain = _CALCULATOR.sub("", _TIE.sub(" ", plain).translate(_TRANSLATION))
     plain = _UNDERLINED.sub(r"\2", _EMPHASIS.sub(r"\2", plain)).strip()
     plain = _STRAY_EMPHASIS.sub("", plain)
     plain = _SEPARATED.sub(lambda match: "," if "," in match[0] else "", plain)
@@ -93,7 +96,7 @@ def plain_math(text: str) -> str:
     plain = _DELIMITER.sub("", plain.replace("$$", "$"))
     plain = _MATH_MODE.sub(r" \1 ", plain).replace("$", "¤")
     plain = _BLANKS.sub(" ", _Reader(plain).read())
-    plain = _BEFORE_POWER.sub("", plain).strip()
+    plain = _NEEDLESS_BLANK.sub("", plain).strip()
     return plain if len(plain) <= MAX_LENGTH else text.strip()
 
 
@@ -168,6 +171,8 @@ class _Reader:
                 degree = self.read("]").strip()
             root = self._argument().strip()
             return f"sqrt({root})" if degree in ("", "2") else f"root({degree})({root})"
+        if name in ("binom", "dbinom", "tbinom"):
+            return f"binom({self._argument().strip()})({self._argument().strip()})"
         if name in _WRAPPERS:
             return f" {self._argument().strip()} "
         if name in ("begin", "end"):
@@ -200,7 +205,7 @@ class _Reader:
 
 def _grouped(content: str) -> str:
     content = content.strip()
-    is_single = not content or _ATOM.fullmatch(content) is not None
+    is_single = not content or _ATOM.fullmatch(content) is not None or content in (":", "=", "+", "-", ".", "/")
     return content if is_single else f"({content})"
 
 

@@ -45,10 +45,26 @@ def _are_messages(value: Any) -> bool:
 def tools_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The schemas in a row's column `tools`, a list or JSON text of one, without padding. [] if the column holds anything else,
     as rows of reinforcement learning may."""
-    tools = read_list(columns.get("tools"))
+    tools = read_tools(columns.get("tools"))
     if not isinstance(tools, list):
         return []
     return [plain_schema(tool) for tool in tools if isinstance(tool, Mapping)]
+
+
+def read_tools(value: Any) -> Any:
+    """The schemas in a column `tools`: a list or JSON text of one. An entry that is a function's schema alone, as in ShareGPT's
+    rows, gets the object around it that other rows write."""
+    tools = read_list(value)
+    if not isinstance(tools, list):
+        return tools
+    return [_with_type(tool) if isinstance(tool, Mapping) else tool for tool in tools]
+
+
+def _with_type(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    is_named = tool.get("function") is None and isinstance(tool.get("name"), str)
+    if not is_named or not isinstance(tool.get("parameters"), Mapping):
+        return tool
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key not in ("type", "function")}}
 
 
 def read_list(value: Any) -> Any:

@@ -11,6 +11,9 @@ ROUNDING = Fraction(1, 10**12)
 _MAX_DIGITS = 300
 """No float has more digits before its point."""
 _MAX_EXPONENT = 300
+_MAX_POWER = 20
+_MAX_BITS = 100
+"""No larger number is raised to a power, so that towers of powers end."""
 
 _DECIMAL = (
     r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?: \d{3})+(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?"
@@ -21,9 +24,11 @@ _NUMBER = re.compile(
     rf"(?P<sign>[-+])?\s*(?P<currency>{_CURRENCY})?\s*(?P<sign2>[-+])?\s*(?:(?P<whole>\d{{1,9}}) +(?=\d+ ?/))?"
     rf"(?P<number>{_DECIMAL})"
     r"(?:[eE](?P<exponent>[-+]?\d{1,4})|\s*[*x]\s*10\s*\^\s*\(?\s*(?P<power>[-+]?\d{1,4})\s*\)?)?"
-    r"(?:\s*/\s*(?P<under>\d+(?:\.\d+)?))?"
-    r"(?P<currency2>\s*[¤€£])?"
+    r"(?:\s*/\s*(?P<under>-?\d+(?:\.\d+)?))?"
+    r"(?P<currency2>\s*[¤€£]|/-)?"
 )
+_BRACKETED_DENOMINATOR = re.compile(r"/\s*\(\s*([-+]?\d+(?:\.\d+)?)\s*\)")
+_POWER_OF_TEN = re.compile(r"^([-+]?)10\s*\^\s*(?=\(?\s*-?\d)")
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALE = re.compile(rf"\s*\b({'|'.join(_SCALES)})\b", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age points?)?\b|per cent\b|pct\b)", re.IGNORECASE)
@@ -59,13 +64,17 @@ UNITS: dict[str, str] = {
         "cents": "cent cents",
         "euros": "euro euros EUR",
         "pence": "pence",
-        "mph": "mph",
+        "mile/h": "mph",
         "km/h": "km/h kph",
         "m/s": "m/s",
     }.items()
     for word in words.split()
 }
 """Words for the units that exclude each other. Other words (apples) say nothing: they may be left out, or differ."""
+_LENGTHS = ("m", "cm", "mm", "km", "ft", "yd", "mile")
+_TIMES = ("s", "min", "h")
+_RATE = re.compile(r"([A-Za-z]+)(?:/| per | an? )([A-Za-z]+)")
+_AREA = re.compile(r"(square|sq\.?|cubic|cu\.?) ([A-Za-z]+)|([A-Za-z]+) (squared|cubed)", re.IGNORECASE)
 _CURRENCIES = {"¤": "dollars", "$": "dollars", "€": "euros", "£": "lb", "USD": "dollars", "EUR": "euros"}
 """The pound has the unit of the word `pounds`, of money as of weight."""
 
@@ -99,11 +108,16 @@ class Quantity(NamedTuple):
     is_fraction: bool = False
     """Whether it is written as a fraction."""
 
+    @property
+    def _kind(self) -> str:
+        """What is counted: a percentage or a known unit; "" if nothing is said."""
+        return "%" if self.is_percent else self.unit
+
     def equals(self, other: "Quantity") -> bool:
-        """Whether both are the same answer: whole numbers and fractions exactly, decimal numbers within
-        `TOLERANCE`. If only one of the two is a
-        percentage, 50% counts as 50 and as 0.5. Two different known units are two answers."""
-        if self.unit and other.unit and self.unit != other.unit:
+        """Whether both are the same answer: whole numbers and fractions exactly, decimal numbers within `TOLERANCE`. If only
+        one of the two is a percentage, 50% counts as 50 and as 0.5. Two different known units, or one and a percentage, are
+        two answers."""
+        if self._kind and other._kind and self._kind != other._kind:
             return False
         if self.is_percent == other.is_percent:
             return self._is_near(other.exact, other.is_fraction)
@@ -129,9 +143,10 @@ def read_quantity(text: str, has_unit: bool = True) -> Quantity | None:
     >>> read_quantity("2sqrt(3)"), read_quantity("3 feet 2 inches"), read_quantity("1, 2")
     (None, None, None)
     """
-    text = text.strip().strip("\"'`").rstrip(".;,").strip()
+    text = _unquoted(text.strip().rstrip(".;,").strip())
     inside = _without_parentheses(text)
     is_bracketed = inside != text
+    inside = _POWER_OF_TEN.sub(r"\g<1>1*10^", _BRACKETED_DENOMINATOR.sub(r"/\1", inside))
     match = _NUMBER.match(inside)
     if match is None or (is_bracketed and "," in inside):
         return None
@@ -152,6 +167,13 @@ def read_quantity(text: str, has_unit: bool = True) -> Quantity | None:
     currency = (match["currency"] or match["currency2"] or "").strip()
     unit = _CURRENCIES.get(currency[-1:], _CURRENCIES.get(currency, "")) or unit
     return Quantity(float(exact), percent is not None, exact, unit, match["under"] is not None)
+
+
+def _unquoted(text: str) -> str:
+    """The text without quotation marks around it. A mark at its end alone is a prime: minutes, feet, or a derivative."""
+    while len(text) > 1 and text[0] == text[-1] and text[0] in "\"'`":
+        text = text[1:-1].strip().rstrip(".;,")
+    return text
 
 
 def _without_parentheses(text: str) -> str:
@@ -177,7 +199,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
             return None
         value /= Fraction(under)
     if match["whole"]:
-        if under is None or value >= 1:
+        if under is None or not 0 <= value < 1:
             return None
         value += int(match["whole"])
     return -value if "-" in (match["sign"], match["sign2"]) else value
@@ -190,11 +212,18 @@ def _unit_of(rest: str, has_unit: bool) -> str | None:
         return ""
     if not has_unit or rest[:1] in "([":
         return None
+    if (area := _AREA.fullmatch(words)) is not None and (area[2] or area[3]) in UNITS:
+        dimension = 2 if (area[1] or area[4])[:2].lower() == "sq" else 3
+        return f"{UNITS[area[2] or area[3]]}^({dimension})"
     aside = _ASIDE.fullmatch(words)
     if aside:
         words = aside["unit"]
+    if words.startswith("/") and _is_word(words[1:]):
+        return ""  # `$15/hour`
     if NOT_UNITS.search(words) or not _UNIT_WORDS.fullmatch(words):
         return None
+    if rate := _rate_of(words):
+        return rate
     first, _, power = words.split()[0].rstrip(",.").partition("^")
     unit = UNITS.get(first, "")
     if not unit and not (rest[:1].isspace() and _is_word(first)):
@@ -204,15 +233,24 @@ def _unit_of(rest: str, has_unit: bool) -> str | None:
     return f"{unit}^{power}" if unit and power else unit
 
 
+def _rate_of(words: str) -> str:
+    """The unit of a speed, such as `mile/h`; "" for other words. Other things per time (dollars per hour) are counted alone."""
+    rate = _RATE.match(words)
+    if rate is None:
+        return ""
+    length, time = UNITS.get(rate[1], ""), UNITS.get(rate[2], "")
+    return f"{length}/{time}" if length in _LENGTHS and time in _TIMES else ""
+
+
 def _is_word(letters: str) -> bool:
     return len(letters) > 2 and any(vowel in letters.lower() for vowel in "aeiou")
 
 
 def value_of_calculation(text: str) -> Fraction | None:
-    """The value of a sum, product or quotient of plain numbers, in parentheses or not; None for anything else.
+    """The value of a sum, product, quotient or power of plain numbers, in parentheses or not; None for anything else.
 
-    >>> value_of_calculation("2*(3 + 4)/7"), value_of_calculation("2x")
-    (Fraction(2, 1), None)
+    >>> value_of_calculation("2*(3 + 4)/7"), value_of_calculation("3^(2)"), value_of_calculation("2x")
+    (Fraction(2, 1), Fraction(9, 1), None)
     """
     tokens = re.findall(r"\d+(?:\.\d+)?|\.\d+|\S", re.sub(r"[¤$€£]|(?<=\d),(?=\d{3})", "", text))
     if len(tokens) > 100 or any(len(token) > 30 for token in tokens):
@@ -243,13 +281,24 @@ def _product(tokens: list[str], place: int) -> tuple[Fraction, int]:
 
 
 def _operand(tokens: list[str], place: int) -> tuple[Fraction, int]:
-    token = tokens[place]
-    if token == "-":
+    if tokens[place] == "-":
         value, place = _operand(tokens, place + 1)
         return -value, place
-    if token == "(":
-        value, place = _sum(tokens, place + 1)
-        if tokens[place] != ")":
-            raise ValueError("an open parenthesis")
-        return value, place + 1
-    return Fraction(token), place + 1
+    value, place = _base(tokens, place)
+    if tokens[place : place + 1] != ["^"]:
+        return value, place
+    exponent, place = _base(tokens, place + 1)
+    num_bits = value.numerator.bit_length() + value.denominator.bit_length()
+    if exponent not in range(_MAX_POWER + 1) or num_bits > _MAX_BITS:
+        raise ValueError("a power of a large number, or another than a small whole one")
+    return value ** int(exponent), place
+
+
+def _base(tokens: list[str], place: int) -> tuple[Fraction, int]:
+    """A number, or a sum in parentheses."""
+    if tokens[place] != "(":
+        return Fraction(tokens[place]), place + 1
+    value, place = _sum(tokens, place + 1)
+    if tokens[place] != ")":
+        raise ValueError("an open parenthesis")
+    return value, place + 1

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 import re
+import signal
 import traceback
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -11,12 +12,15 @@ from typing import Any
 
 from turnwise.data.reward_scores import RewardFault
 from turnwise.errors import ConfigError, EnvironmentFault
+from turnwise.runtime import signal_watch
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.signal_watch import REFUSAL, SignalWatch
 from turnwise.runtime.threads import DaemonPool
 
 logger = logging.getLogger(__name__)
 
+_OF_SIGNALS = (signal.__file__, signal_watch.__file__)
+"""Files whose lines say nothing about where a reward goes wrong."""
 _NO_SIGNALS = (
     "it runs in a thread, where Python allows no signal handlers (SIGALRM): make it `async def`, or switch its own time limit "
     "off (math_verify: parsing_timeout=None, timeout_seconds=None), since data.reward_timeout_s bounds each call"
@@ -74,7 +78,8 @@ async def call_reward(
     except (EnvironmentFault, asyncio.CancelledError):
         raise
     except Exception as fault:  # boundary: a reward may raise anything
-        place = traceback.extract_tb(fault.__traceback__)[-1]
+        frames = traceback.extract_tb(fault.__traceback__)
+        place = next((frame for frame in reversed(frames) if frame.filename not in _OF_SIGNALS), frames[-1])
         text = "".join(traceback.format_exception_only(fault)).strip()
         # No log or file can hold half of a character.
         text = text.encode(errors="replace").decode()

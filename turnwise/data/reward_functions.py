@@ -31,13 +31,26 @@ _FORMS = (
     "a reward is called as (completions, **columns), or as verl's functions, (data_source, solution_str, ground_truth, "
     "extra_info)"
 )
-_FOR_TEXTS = {
+_OF_OTHERS = {
+    "queries": "OpenRLHF's `queries` are prompt and response in one text: take `prompts` and `completions`",
+    "labels": "OpenRLHF's `labels` are the true answers: name the parameter as the column, such as `ground_truth`",
+    "solution_strs": "verl's batch form isn't called here: take `completions`, or `solution_str` for one at a time",
+    "self": "it is a method of a class: give an object that has `__call__`, or a function",
+}
+"""Names of parameters that no column has → what to use here."""
+_FOR_WRAPPERS = {
+    "got an unexpected keyword argument": (
+        "a function with **kwargs gets prompts, completion_ids and all columns; a decorator with functools.wraps shows the "
+        "parameters of the function that it decorates, which then gets no others"
+    )
+}
+_FOR_TEXTS = _FOR_WRAPPERS | {
     r"string indices must be integers|'str' object has no attribute '(get|keys|items|role|content)'": (
         "completions are strings; a function that takes each as a list of messages needs `form: messages`, "
         "{{name: {name}, form: messages}} in data.reward"
     )
 }
-_FOR_MESSAGES = {
+_FOR_MESSAGES = _FOR_WRAPPERS | {
     r"'(list|dict)' object has no attribute|expected string or bytes-like object, got '(list|dict)'|"
     r"list indices must be integers|(can only|must be) \w* ?(concatenate )?str": (
         "completions are lists of messages (`form: messages`); a function that takes strings needs `form: text`"
@@ -106,7 +119,11 @@ class FunctionReward:
 
     def check(self, rows: Sequence[TableRow]) -> None:
         """Raises DataError if a row lacks a required column, `function.check_row` refuses it, or an argument hides a column."""
-        self.wanted.check(rows, f"data.reward {self.name}")
+        try:
+            self.wanted.check(rows, f"data.reward {self.name}")
+        except DataError as fault:
+            hints = [hint for name, hint in _OF_OTHERS.items() if name in self.wanted.required]
+            raise DataError(" ".join([str(fault), *hints[:1]])) from fault
         function: object = self.function
         if isinstance(function, ChecksRows):
             for row in rows:

@@ -47,7 +47,15 @@ def read_metric(value: Any, metric: str, name: str) -> float:
 
 def is_number(value: Any) -> bool:
     """Whether a value can be a metric, rather than a text, a list, or nothing."""
-    return isinstance(value, SupportsFloat) and not isinstance(value, (*_TEXTS, Collection))
+    if not isinstance(value, SupportsFloat) or isinstance(value, _TEXTS):
+        return False
+    if not isinstance(value, Collection):
+        return True
+    try:
+        len(value)
+    except TypeError:  # a tensor or array without dimensions
+        return True
+    return False
 
 
 def _number(value: Any, listed: Sequence[Any], what: str, form: str) -> float:

@@ -11,7 +11,7 @@ from turnwise.data.answers import equals_number, gsm8k_score
 from turnwise.data.prompts import prompt_of
 from turnwise.data.reward_calls import call_reward
 from turnwise.data.reward_scores import RewardFault, read_numbers, read_scores
-from turnwise.data.truths import needs_truth
+from turnwise.data.truths import given_truths, needs_truth
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import Reward, RewardResult
 from turnwise.runtime.threads import DaemonPool
@@ -149,15 +149,18 @@ def _add(weighted: WeightedReward, result: RewardResult, number: int, run: Seque
             turn.reward += weighted.weight * reward
 
 
-@needs_truth("answer")
-def exact_match(completions: Sequence[str], answer: Sequence[Any]) -> list[float]:
-    """1 if the completion is the row's `answer`, apart from spaces around it, else 0. In a column of numbers `72` is 72.0;
-    texts, such as zip codes, are compared letter by letter.
+@needs_truth("answer", "ground_truth")
+def exact_match(
+    completions: Sequence[str], answer: Sequence[Any] | None = None, ground_truth: Sequence[Any] | None = None
+) -> list[float]:
+    """1 if the completion is the row's `answer` or, without this column, its `ground_truth`, apart from spaces around it, else
+    0. In a column of numbers `72` is 72.0; texts, such as zip codes, are compared letter by letter.
 
     >>> exact_match(["4 ", "5", "72", "2134"], ["4", "4", 72.0, "02134"])
     [1.0, 0.0, 1.0, 0.0]
     """
-    return [float(_matches(text, right)) for text, right in zip(completions, answer, strict=True)]
+    truths = given_truths(answer, ground_truth)
+    return [float(_matches(text, right)) for text, right in zip(completions, truths, strict=True)]
 
 
 def _matches(text: str, right: object) -> bool:
@@ -166,11 +169,15 @@ def _matches(text: str, right: object) -> bool:
     return text.strip() == str(right).strip()
 
 
-@needs_truth("ground_truth")
-def gsm8k(completions: Sequence[str], ground_truth: Sequence[Any]) -> list[float]:
-    """1 if the last answer that follows `####` is the row's `ground_truth`, also one nested in another column; else 0.
+@needs_truth("ground_truth", "answer")
+def gsm8k(
+    completions: Sequence[str], ground_truth: Sequence[Any] | None = None, answer: Sequence[Any] | None = None
+) -> list[float]:
+    """1 if the last answer that follows `####` is the row's `ground_truth`, also one nested in another column, or without it
+    its `answer`; else 0.
 
     >>> gsm8k(["6 × 12 = 72\\n#### 72", "72"], ["72", 72.0])
     [1.0, 0.0]
     """
-    return [gsm8k_score(text, right) for text, right in zip(completions, ground_truth, strict=True)]
+    truths = given_truths(ground_truth, answer)
+    return [gsm8k_score(text, right) for text, right in zip(completions, truths, strict=True)]

@@ -132,11 +132,23 @@ def _rows(name: str, key: str, shown: str) -> Iterator[Row]:
     )
 
 
+def python_rows(rows: Iterable[Any], name: str) -> list[TableRow]:
+    """The rows of a sequence in Python, read as those of a file: a row that is no mapping, or that JSON can't hold, has a
+    `fault`."""
+    return [_table_row(place, columns) for place, columns in _numbered(rows, name)]
+
+
 def listed(rows: Any) -> Any:
     """The rows of a pyarrow.Table, which iterates over its columns, as a list; anything else as it is. Raises DataError for a
-    data frame, whose rows can be of several forms."""
+    data frame, whose rows can be of several forms, and for a dict, such as a DatasetDict or a single row."""
     if type(rows).__name__ == "DataFrame":
         raise DataError("rows are a data frame; give datasets.Dataset.from_pandas(rows), or rows.to_dict('records')")
+    if isinstance(rows, Mapping):
+        keys = ", ".join(map(str, rows)) or "nothing"
+        raise DataError(
+            f"rows are one list or Dataset, and got a {type(rows).__name__} with {keys}; give one of its data sets, or "
+            "the row in a list, [row]"
+        )
     arrow = sys.modules.get("pyarrow")  # whoever has a table has imported it
     return rows.to_pylist() if arrow is not None and isinstance(rows, arrow.Table) else rows
 
@@ -174,6 +186,8 @@ def _saved_dataset(path: Path, key: str) -> Any:
             f"{key} {path} is a folder; name a JSONL file in it, or another of its files, since the datasets library can't "
             f"load this folder ({fault})"
         ) from fault
+    if isinstance(found, datasets.DatasetDict) and len(found) == 1:
+        (found,) = found.values()
     if isinstance(found, datasets.DatasetDict):
         splits = ", ".join(str(path / split) for split in found)
         raise DataError(f"{key} {path} holds several splits; name one of them: {splits}")
@@ -278,9 +292,18 @@ def clashes(columns: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _differ(values: Sequence[Any]) -> bool:
-    first = values[0]
-    # True equals 1, and a reward tells them apart.
-    return any(value != first or isinstance(value, bool) is not isinstance(first, bool) for value in values[1:])
+    first = _comparable(values[0])
+    return any(_comparable(value) != first for value in values[1:])
+
+
+def _comparable(value: Any) -> Any:
+    """What equal values share: the text of a number, `72` as well as 72 and 72.0. True equals 1, and a reward tells them
+    apart."""
+    if isinstance(value, bool):
+        return ("bool", value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, int | float) else value
 
 
 @dataclass(frozen=True, slots=True)

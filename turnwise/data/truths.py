@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from turnwise.errors import DataError
+from turnwise.errors import ConfigError, DataError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,6 +23,14 @@ def needs_truth(*columns: str) -> Callable[[F], F]:
         return function
 
     return marked
+
+
+def given_truths(*columns: Sequence[Any] | None) -> Sequence[Any]:
+    """The first of the columns that was given. Raises ConfigError if none was."""
+    for column in columns:
+        if column is not None:
+            return column
+    raise ConfigError("the rows have no column ground_truth or answer, with which this reward compares; add one")
 
 
 def check_truth(row: Mapping[str, Any], columns: Sequence[str]) -> None:

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from turnwise.chat.demonstration import check_row_flags
 from turnwise.data.answers import answer_of
 from turnwise.data.demonstrations import message_problem
 from turnwise.data.forms import as_demonstration, as_task, form_of
 from turnwise.data.gsm8k import GENERATED, HUB_NAME, generate_problems, local_files, rl_row, sft_row
-from turnwise.data.tables import TableRow, listed, read_tables
+from turnwise.data.prompts import tools_of, with_plain_messages
+from turnwise.data.tables import TableRow, listed, python_rows, read_tables
 from turnwise.errors import ConfigError, DataError, NotAvailableError, nearest
 from turnwise.hub import local_path
 from turnwise.rl_tool.parameters import RowChoice
@@ -56,6 +58,7 @@ def load(
         if null := [column for column in _READ if row.columns.get(column, "") is None]:
             raise DataError(f"{row.place}: {null[0]} is null; fill it in, or leave this row out")
     rows = [{**_made(row, kind), "data_source": name} for row in found[:number]]
+    rows = [with_plain_messages(row, tools_of(row)) if not _problem(row) else row for row in rows]
     for row, made in zip(found, rows, strict=False):
         if problem := _problem(made):
             raise DataError(f"{row.place}: {problem}; a prompt is a text, or a list of messages with role and content")
@@ -66,6 +69,8 @@ def load(
 
 def _made(row: TableRow, kind: str) -> dict[str, Any]:
     """The row as SFT or RL needs it. Raises DataError, which names the row, if it has no known form."""
+    if kind == "sft":
+        _check_flags(row)
     form = None if "messages" in row.columns or "prompt" in row.columns else form_of(row.columns)
     if form not in ("sharegpt", "alpaca"):
         return _FORMATS[kind](row.columns, row.place)
@@ -73,6 +78,13 @@ def _made(row: TableRow, kind: str) -> dict[str, Any]:
         return as_demonstration(row.columns, form) if kind == "sft" else as_task(row.columns, form)
     except DataError as fault:
         raise DataError(f"{row.place} {fault}") from fault
+
+
+def _check_flags(row: TableRow) -> None:
+    try:
+        check_row_flags(row.columns)
+    except DataError as fault:
+        raise DataError(f"{row.place}: {fault}") from fault
 
 
 def _problem(row: Mapping[str, Any]) -> str:
@@ -140,10 +152,9 @@ def _of_python(rows: Any, name: str) -> list[TableRow]:
     rows = listed(rows)
     if not isinstance(rows, Iterable):
         raise ConfigError(f"dataset: got a {type(rows).__name__}; it is a name, a file, or a list of dicts")
-    found = [TableRow(f"{name}, row {number}", row) for number, row in enumerate(rows, start=1)]
-    for row in found:
-        if not isinstance(row.columns, Mapping):
-            raise DataError(f"{row.place} is a {type(row.columns).__name__}; a row is a dict of columns")
+    found = python_rows(rows, name)
+    if bad := [row.fault for row in found if row.fault]:
+        raise DataError(bad[0])
     return found
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from scored_groups import TASK, group, of, scored
 
+from turnwise.data.forms import as_task
 from turnwise.data.math_rewards import accuracy, combined, length_penalty, step
 from turnwise.data.reward_calls import warn_once
 from turnwise.data.rewards import exact_match, gsm8k
@@ -84,7 +85,8 @@ def test_the_form_that_a_function_needs_is_named_by_the_error():
 def test_verls_functions_are_called_once_per_completion():
     def compute_score(data_source, solution_str, ground_truth, extra_info=None):
         assert (data_source, ground_truth, extra_info) == ("openai/gsm8k", "abc", {"index": 3})
-        return {"score": float(solution_str == ground_truth), "length": len(solution_str), "pred": solution_str}
+        length = torch.tensor(float(len(solution_str)))
+        return {"score": float(solution_str == ground_truth), "length": length, "pred": solution_str}
 
     async def later(data_source, solution_str, ground_truth, extra_info):
         return solution_str == ground_truth
@@ -129,6 +131,30 @@ def test_none_adds_nothing_and_somebody_must_score():
     assert len(failed) == 2 and "None" in str(failed[0].error) and "mine" in str(failed[0].error)
     of_environment = Group(Task("train/Lake/0", "Lake", "train", 1), group("other").trajectories)
     assert scored(of_environment, (of(mine), 2.0)) == [], "an environment has its own reward"
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [
+        (lambda queries, prompts, labels: [], "`completions`"),
+        (lambda prompts, labels: [], "`ground_truth`"),
+        (lambda self, completions: [], "`__call__`"),
+    ],
+)
+def test_parameters_of_other_forms_are_answered_with_the_one_to_use(function, hint):
+    with pytest.raises(DataError, match=f"line 1: .*needs the column.*{hint}"):
+        of(function).check([TableRow("line 1", {"prompt": "?", "ground_truth": "4"})])
+
+
+def test_a_decorator_that_hides_the_parameters_is_named():
+    def decorated(function):
+        return lambda **arguments: function(**arguments)
+
+    @decorated
+    def score(completions):
+        return [0.0] * len(completions)
+
+    assert "functools.wraps" in error(score)
 
 
 def test_what_trl_passes_besides_is_filled_or_told(caplog):
@@ -243,6 +269,30 @@ def test_a_limit_of_time_by_signals_is_named_whether_it_is_caught_or_not(caplog)
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.parametrize("start", [lambda: signal.alarm(5), lambda: signal.setitimer(signal.ITIMER_REAL, 5.0)])
+def test_a_timer_of_signals_in_a_thread_does_not_reach_the_run(start, caplog):
+    def with_timer(completions):
+        start()
+        return [1.0]
+
+    def catching(completions):
+        signal.alarm(0)
+        try:
+            start()
+        except ValueError:
+            return [0.5]
+        return [1.0]
+
+    warn_once.cache_clear()
+    assert "async def" in error(with_timer) and scores(catching, "abc") == [0.5]
+    assert "SIGALRM" in caplog.text and "catching" in caplog.text
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    start()
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
 def test_a_reward_that_stops_the_event_loop_fails_its_group_only():
     async def stopping(completions):
         asyncio.get_running_loop().stop()
@@ -313,6 +363,18 @@ def test_truths_that_are_numbers_or_texts_are_taken():
     of(combined, weights={"format": 1.0}).check([TableRow("line 1", {"prompt": "?"})])
     with pytest.raises(DataError, match="ground_truth or answer"):
         of(combined, weights={"format": 1.0, "step": 1.0}).check([TableRow("line 1", {"prompt": "?"})])
+
+
+def test_the_true_answer_may_stand_in_either_column():
+    assert gsm8k(["#### 72"], answer=["72"]) == exact_match(["72"], ground_truth=["72"]) == [1.0]
+    assert gsm8k(["#### 72"], ["72"], ["73"]) == exact_match(["72"], ["72"], ["73"]) == [1.0], "the first is the usual one"
+    task = as_task({"instruction": "6 * 12?", "output": "72"}, "alpaca")
+    for function in (exact_match, gsm8k):
+        of(function).check([TableRow("line 1", task)])
+        with pytest.raises(DataError, match="ground_truth"):
+            of(function).check([TableRow("line 1", {"prompt": "?"})])
+        with pytest.raises(ConfigError, match="ground_truth"):
+            function(["72"])
 
 
 def test_a_required_column_of_nan_is_a_missing_one():

@@ -12,13 +12,17 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from turnwise.chat.demonstration import encode_demonstration
+from turnwise.build.demonstration_rows import check_source
+from turnwise.build.rows import load_rows
+from turnwise.chat.demonstration import _warn_of_column, encode_demonstration
 from turnwise.chat.template import ChatTemplate
+from turnwise.config import AgenticConfig
+from turnwise.config.sft import SFTConfig
 from turnwise.data.bad_rows import BadRows
 from turnwise.data.demonstrations import read_rows
 from turnwise.data.forms import as_demonstration, as_task
 from turnwise.data.padding import plain_arguments, plain_schema
-from turnwise.data.prompts import prompt_of
+from turnwise.data.prompts import prompt_of, tools_of
 from turnwise.data.tables import TableRow, Wanted, read_tables
 from turnwise.errors import DataError
 from turnwise.models.tokenizer import CHAT_TEMPLATE
@@ -143,8 +147,12 @@ def test_equal_values_under_one_name_are_no_clash() -> None:
     for columns in (row.columns, user):
         wanted.check([TableRow("line 1", columns)], "data.reward score")
         assert wanted.choose(columns) == {"ground_truth": "4"}
-    with pytest.raises(DataError, match="has it twice"):
-        wanted.check([TableRow("line 1", {"a": {"ground_truth": 1}, "b": {"ground_truth": True}})], "data.reward score")
+    for first, second in ((1, True), ("072", 72), ("72", 73), ([72], ["72"])):
+        with pytest.raises(DataError, match="has it twice"):
+            row = TableRow("line 1", {"a": {"ground_truth": first}, "b": {"ground_truth": second}})
+            wanted.check([row], "data.reward score")
+    for first, second in (("72", 72), (72.0, "72"), (0.5, "0.5")):
+        wanted.check([TableRow("line 1", {"a": {"ground_truth": first}, "b": {"ground_truth": second}})], "data.reward score")
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -169,6 +177,17 @@ def test_published_forms_are_read_by_name_and_named_otherwise(form: str, tmp_pat
     assert len(list(read_rows([path], form=form))) == 1
     with pytest.raises(DataError, match=f"data.format={form}"):
         list(read_rows([path]))
+
+
+def test_a_reward_that_misses_the_answer_names_the_form_that_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(FORMS["prompt_completion"]) + "\n")
+    section = {"train_files": str(path), "reward": "accuracy"}
+    with pytest.raises(DataError, match=r"ground_truth or answer.*data\.format=prompt_completion"):
+        load_rows(AgenticConfig.model_validate({"pretrain": "m", "data": section, "max_steps": 1}), "train")
+    section["format"] = "prompt_completion"
+    ((_, row),) = load_rows(AgenticConfig.model_validate({"pretrain": "m", "data": section, "max_steps": 1}), "train")
+    assert row.payload["ground_truth"] == "4"
 
 
 def test_flags_and_calls_of_sharegpt_are_carried_over() -> None:
@@ -238,10 +257,79 @@ def test_a_call_without_arguments_has_an_empty_object_in_a_prompt(arguments: str
     assert prompt_of({"prompt": prompt}, "prompt")[1]["tool_calls"][0]["function"]["arguments"] == {}
 
 
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_function_s_schema_alone_is_a_tool_as_in_sharegpt(is_text: bool, tmp_path: Path) -> None:
+    turns = [
+        {"from": "human", "value": "?"},
+        {"from": "function_call", "value": '{"name": "get_weather", "arguments": {"city": "Oslo"}}'},
+        {"from": "observation", "value": "sun"},
+        {"from": "gpt", "value": "Sun."},
+    ]
+    alone = [WEATHER["function"]]
+    row = {"conversations": turns, "tools": json.dumps(alone) if is_text else alone}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    (read,) = read_rows([path], form="sharegpt")
+    assert list(read.tools) == tools_of(row) == [WEATHER]
+
+
+def test_a_format_for_rows_of_messages_is_left_out() -> None:
+    with pytest.raises(DataError, match=r"without data\.format"):
+        as_task({"messages": [], "answer": "4"}, "alpaca")
+
+
 def test_speakers_of_sharegpt_may_be_padded_with_null() -> None:
     turns = [{"from": None, "value": None, "role": "user", "content": "Hi"}, {"from": "gpt", "value": "Ho", "role": None}]
     roles = [message["role"] for message in as_demonstration({"conversations": turns}, "sharegpt")["messages"]]
     assert roles == ["user", "assistant"]
+
+
+def test_a_saved_dataset_of_one_split_needs_no_split(tmp_path: Path) -> None:
+    split = datasets.Dataset.from_list([{"prompt": "a"}])
+    datasets.DatasetDict({"train": split}).save_to_disk(str(tmp_path / "one"))
+    assert [dict(row.columns) for row in read_tables([str(tmp_path / "one")], "data.train_files")] == [{"prompt": "a"}]
+
+
+def test_the_tool_reads_rows_in_python_without_padding() -> None:
+    rows = [{"prompt": row["messages"][:-1], "tools": row["tools"], "ground_truth": "x"} for row in ROWS]
+    plain = load(RowChoice(dataset=rows), "rl", {}).rows
+    for table in (pyarrow.Table.from_pylist(rows), datasets.Dataset.from_list(rows)):
+        assert json.dumps(load(RowChoice(dataset=table), "rl", {}).rows) == json.dumps(plain)
+    plain = load(RowChoice(dataset=ROWS), "sft", {}).rows
+    assert json.dumps(load(RowChoice(dataset=datasets.Dataset.from_list(ROWS)), "sft", {}).rows) == json.dumps(plain)
+    assert plain[0]["messages"] == ROWS[0]["messages"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "is_taken"),
+    [
+        ({"weight": 0}, False),
+        ({"trainable": False}, False),
+        ({"train": False}, False),
+        ({"loss": 0.0}, False),
+        ({"loss_mask": [0, 1]}, False),
+        ({"weight": 1, "train": True, "loss": None}, True),
+        ({"weight": 0.7}, True),
+    ],
+)
+def test_a_flag_beside_the_messages_is_heeded_or_told(
+    flag: dict[str, Any], is_taken: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}], **flag}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    _warn_of_column.cache_clear()
+    config = SFTConfig.model_validate({"pretrain": "m", "train_files": [str(path)]})
+    if is_taken:
+        check_source(config, "train_files", str(path))
+        load(RowChoice(dataset=[row]), "sft", {})
+        assert ("weight" in caplog.text) is (flag["weight"] == 0.7)
+        return
+    (key,) = flag
+    with pytest.raises(DataError, match=f"line 1: the row has .*`{key}`"):
+        check_source(config, "train_files", str(path))
+    with pytest.raises(DataError, match=f"row 1: the row has .*`{key}`"):
+        load(RowChoice(dataset=[row]), "sft", {})
 
 
 def test_the_trainer_and_the_tool_take_a_table_of_arrow(tmp_path: Path) -> None:
@@ -252,3 +340,8 @@ def test_the_trainer_and_the_tool_take_a_table_of_arrow(tmp_path: Path) -> None:
     assert load(RowChoice(dataset=table), "sft", {}).rows[0]["messages"] == row["messages"]
     with pytest.raises(DataError, match="from_pandas"):
         _demonstrations(table.to_pandas(), {"output_dir": str(tmp_path)})
+    for several in (datasets.DatasetDict({"train": datasets.Dataset.from_list([row])}), row):
+        with pytest.raises(DataError, match="one of its data sets"):
+            _demonstrations(several, {"output_dir": str(tmp_path)})
+        with pytest.raises(DataError, match="one of its data sets"):
+            load(RowChoice(dataset=several), "sft", {})

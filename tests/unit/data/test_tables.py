@@ -75,7 +75,8 @@ def test_a_long_load_says_how_far_it_is(
 
 
 def test_a_folder_that_holds_several_splits_names_them(tmp_path: Path) -> None:
-    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "saved"))
+    rows = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(DataError, match=r"several splits; name one of them: .*saved/train"):
         read_tables([str(tmp_path / "saved")], "data.train_files")
     (tmp_path / "folder").mkdir()

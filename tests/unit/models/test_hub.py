@@ -235,6 +235,9 @@ def test_what_the_hub_does_not_give_is_one_sentence(
     name = "nobody/none" if case == "unknown" else MODEL
     status, _, errors = run(environment, tmp_path, "folder", name)
     assert status == 2 and expected in errors and "Traceback" not in errors, errors
+    assert ("isn't on this machine" in errors) == (case in ("offline", "no network")) and "is incomplete on" not in errors, (
+        errors
+    )
     assert not any(".safetensors" in name for name in hub.names)
 
 

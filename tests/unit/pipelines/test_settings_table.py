@@ -52,6 +52,14 @@ def test_parameters_are_counted_on_the_model(built) -> None:
     assert f"{total:,} parameters, {total - frozen:,} trainable" in rows(pipeline)["model"]
 
 
+def test_a_run_that_goes_on_names_its_checkpoint_and_the_model_that_it_began_with(built, tiny_model) -> None:
+    pipeline = built()
+    begun = rows(pipeline)["model"]
+    assert tiny_model.name in begun and "checkpoint" not in begun
+    pipeline.checkpoints.num_done = 2
+    assert rows(pipeline)["model"].startswith("checkpoint-2") and begun in rows(pipeline)["model"]
+
+
 def test_a_critic_counts_its_value_head(built) -> None:
     pipeline = built(adv_estimator="gae")
     policy, critic = (sum(p.numel() for p in model_of(role).parameters()) for role in (pipeline.actor_train, pipeline.critic))
