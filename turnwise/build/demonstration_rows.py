@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable
 
+from turnwise.build.prompt_check import warn_of_turn_tokens_in
 from turnwise.chat.demonstration import TooLongError, check_demonstration, check_row_flags, encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import SFTConfig
@@ -35,6 +36,7 @@ def read_samples(config: SFTConfig, template: ChatTemplate, key: str) -> list[Sa
     rows = _checked(config, key, names, bad)
     num_rows = len(rows) + len(bad.sentences)
     samples = encode_demonstrations(template, rows, config.sequence_length, key, bad)
+    warn_of_turn_tokens_in([(row.place, row.messages) for row in rows], template, key)
     if config.data.on_bad_row == "error":
         bad.refuse()
     bad.leave_out(key, num_rows)

@@ -10,6 +10,7 @@ from turnwise.chat.rendering import texts_of
 from turnwise.chat.template import ChatTemplate
 from turnwise.data.rewards import prompt_of
 from turnwise.rollout.tasks import DataRow
+from turnwise.types import Message
 
 logger = logging.getLogger(__name__)
 
@@ -24,21 +25,27 @@ def continued_problem(prompt: Sequence[Mapping[str, Any]]) -> str:
 
 
 def warn_of_turn_tokens(rows: Sequence[tuple[str, DataRow]], prompt_key: str, template: ChatTemplate, files: str) -> None:
-    """Warns if texts of prompts hold tokens with which the template begins or ends turns: the template writes its own around
+    """Warns if texts of prompts hold tokens with which the template begins or ends turns, as `warn_of_turn_tokens_in` does."""
+    prompts = [(place, prompt_of(row.payload, prompt_key)) for place, row in rows]
+    warn_of_turn_tokens_in(prompts, template, files)
+
+
+def warn_of_turn_tokens_in(conversations: Sequence[tuple[str, Sequence[Message]]], template: ChatTemplate, files: str) -> None:
+    """Warns if texts of messages hold tokens with which the template begins or ends turns: the template writes its own around
     them. The warning names the first such row and token, and says how many rows have one."""
     tokens = template.turn_tokens
     if not tokens:
         return
     spelt = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
     first, num_rows = "", 0
-    for place, row in rows:
-        texts = (text for message in prompt_of(row.payload, prompt_key) for text in texts_of(message))
+    for place, messages in conversations:
+        texts = (text for message in messages for text in texts_of(message))
         token = next((match.group() for text in texts if (match := spelt.search(text))), "")
         num_rows += bool(token)
         if token and not first:
-            first = f"{place}: the prompt holds {token}"
+            first = f"{place}: a message holds {token}"
     if first:
-        _warn(first, num_rows, len(rows), files)
+        _warn(first, num_rows, len(conversations), files)
 
 
 @lru_cache(maxsize=64)  # a run reads its rows more than once
