@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 VERSION = os.environ.get("SGLANG_FAKE_VERSION", "0.5.23")
 REQUEST = {"rid", "input_ids", "extra_key", "return_logprob", "return_sampling_mask", "sampling_params"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop", "stop_token_ids", "ignore_eos", "no_stop_trim"}
-SAMPLING |= {"sampling_seed"}
+SAMPLING |= {"sampling_seed", "skip_special_tokens"}
 STEP_S = 0.01
 """Seconds of a token of a long request, which tests meet in the middle."""
 LONG = 40

@@ -1,6 +1,7 @@
 """The types that a tool's schema allows for its parameters, and unquoted values converted to these types."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from turnwise.chat.call_json import JSON_DECODER, Unreadable, json_value
@@ -16,6 +17,11 @@ class ArgumentTypes:
     def __init__(self, tools: Tools) -> None:
         self.tools = tools
         self._of_tool: dict[str, Mapping[str, set[str]]] = {}
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The tools' names."""
+        return frozenset(tool["function"]["name"] for tool in self.tools)
 
     def of(self, name: str) -> Mapping[str, set[str]]:
         """The types of each parameter of the tool `name`; {} if there is no such tool."""

@@ -4,7 +4,8 @@ fit its schema. Thinking is skipped: text before `</think>` holds no calls."""
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from turnwise.chat.argument_types import ArgumentTypes, typed_value
@@ -20,7 +21,9 @@ from turnwise.tool_protocols import ToolCall, ToolCallParser
 _MAX_WRITTEN = 200  # maximum characters of a call that an error shows
 _MAX_PYTHON = 2**17
 """Python calls are read in so many characters at the beginning of a response: Python's parser takes a second for 1 MB."""
-
+_CALL_FILE = "a tool call"
+# Python warns of what a model writes, such as `1if`.
+warnings.filterwarnings("ignore", category=SyntaxWarning, module=_CALL_FILE)
 
 _TRIAL = {
     "name": "look",
@@ -127,16 +130,17 @@ class PythonTagParser(MarkedCallParser):
         if said.lstrip().startswith("{"):
             value, end = json_at(text, mark.end())
             return [call_of(value)], end
+        program = _program_call(said, types)
         try:
             if end > _MAX_PYTHON:
                 raise Unreadable(f"it stands behind the first {_MAX_PYTHON} characters of the response")
-            return [_python_call(said)], end
+            call = _python_call(said, types.names)
         except Unreadable:
-            for schema in types.tools:
-                parameters = (schema["function"].get("parameters") or {}).get("properties") or {}
-                if schema["function"]["name"] in ("python", "code_interpreter") and parameters:
-                    return [ToolCall(schema["function"]["name"], {next(iter(parameters)): said.strip()}, "")], end
-            raise
+            if program is None:
+                raise
+            return [program], end
+        is_code = program is not None and call.name not in types.names
+        return [program if program is not None and is_code else call], end
 
 
 class MistralParser(MarkedCallParser):
@@ -167,8 +171,7 @@ class Qwen3CoderParser(MarkedCallParser):
     def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
         if not mark.group(1):
             raise Unreadable("it names no function")
-        types_of_call = types.of(mark.group(1).strip())
-        arguments, end = dict[str, Any](), mark.end()
+        texts, end = dict[str, str](), mark.end()
         while parameter := self._PARAMETER.match(text, end):
             value_end = self._VALUE_END.search(text, parameter.end())
             if value_end is None:
@@ -177,8 +180,8 @@ class Qwen3CoderParser(MarkedCallParser):
             if not value_end.group():  # a parameter that isn't closed ends with its last letter
                 value = value.rstrip()
             key, end = parameter.group(1).strip(), value_end.end()
-            arguments[key] = typed_value(value.removeprefix("\n").removesuffix("\n"), types_of_call.get(key, {"string"}))
-        return [ToolCall(json_value(mark.group(1).strip()), json_value(arguments), "")], end
+            texts[key] = value.removeprefix("\n").removesuffix("\n")
+        return [_typed_call(mark.group(1).strip(), texts, types)], end
 
 
 class Glm45Parser(MarkedCallParser):
@@ -195,24 +198,22 @@ class Glm45Parser(MarkedCallParser):
         name = self._NAME.match(text, mark.end())
         if name is None:
             raise Unreadable("it names no function")
-        types_of_call = types.of(name.group(1).strip())
-        arguments, end = dict[str, Any](), name.end()
+        texts, end = dict[str, str](), name.end()
         while key := self._KEY.match(text, end):
             value_end = text.find(self._VALUE_END, key.end())
             if value_end < 0:
                 raise Unreadable(f"the argument {key.group(1)[:40]} isn't closed by {self._VALUE_END}")
-            types_of_key = types_of_call.get(key.group(1).strip(), {"string"})
-            arguments[key.group(1).strip()] = typed_value(text[key.end() : value_end], types_of_key)
+            texts[key.group(1).strip()] = text[key.end() : value_end]
             end = value_end + len(self._VALUE_END)
-        return [ToolCall(json_value(name.group(1).strip()), json_value(arguments), "")], end
+        return [_typed_call(name.group(1).strip(), texts, types)], end
 
 
 class GptOssParser(MarkedCallParser):
     """`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>`: the harmony format of gpt-oss."""
 
     opening = re.compile(
-        r"(?:<\|start\|>assistant\s*+)?(?:to=functions\.([\w.-]++)\s*+)?<\|channel\|>"
-        r"(?:commentary|analysis)(?:\s++to=functions\.([\w.-]++))?[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>"
+        r"(?:<\|start\|>assistant\s*+)?(?:to=functions\.([^\s<=]++)\s*+)?<\|channel\|>"
+        r"(?:commentary|analysis)(?:\s++to=functions\.([^\s<=]++))?[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>"
     )
     reads_turn_tokens = True
     form = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>"
@@ -249,6 +250,13 @@ class DeepSeekParser(MarkedCallParser):
         return [call_of({"name": head.group(2) or head.group(1), "arguments": value})], end
 
 
+def _typed_call(name: str, texts: Mapping[str, str], types: ArgumentTypes) -> ToolCall:
+    """The call whose arguments are unquoted texts. Each is decoded once, though a response may give it thousands of times."""
+    types_of_call = types.of(name)
+    arguments = {key: typed_value(text, types_of_call.get(key, {"string"})) for key, text in texts.items()}
+    return ToolCall(json_value(name), json_value(arguments), "")
+
+
 def _calls_or_faults(values: Sequence[Any]) -> list[ToolCall | Unreadable]:
     """The calls that JSON values describe, and a fault for each value that describes none, up to MAX_UNREADABLE faults."""
     read: list[ToolCall | Unreadable] = []
@@ -264,14 +272,28 @@ def _calls_or_faults(values: Sequence[Any]) -> list[ToolCall | Unreadable]:
     return read
 
 
-def _python_call(code: str) -> ToolCall:
-    """Reads `name(key=literal)` or `name.call(key=literal)`."""
+def _program_call(code: str, types: ArgumentTypes) -> ToolCall | None:
+    """The call of the tool that runs Python code; None if there is no such tool."""
+    for schema in types.tools:
+        parameters = (schema["function"].get("parameters") or {}).get("properties") or {}
+        if schema["function"]["name"] in ("python", "code_interpreter") and parameters:
+            return ToolCall(schema["function"]["name"], {next(iter(parameters)): code.strip()}, "")
+    return None
+
+
+_CALLED = re.compile(r"\s*+([^\s()\[\]{}\"'=,]++)\s*+(?=\()")
+
+
+def _python_call(code: str, names: Collection[str]) -> ToolCall:
+    """Reads `name(key=literal)` or `name.call(key=literal)`. The name may have other characters than Python's names."""
+    called = _CALLED.match(code)
+    if called is None:
+        raise Unreadable("it isn't a call with named literal arguments")
     try:
-        call = ast.parse(code.strip(), mode="eval").body
-        assert isinstance(call, ast.Call) and not call.args
-        function = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "call" else call.func
-        assert isinstance(function, ast.Name)
+        call = ast.parse("f" + code[called.end() :].strip(), _CALL_FILE, mode="eval").body
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
         arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg is not None}
     except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
         raise Unreadable("it isn't a call with named literal arguments") from None
-    return ToolCall(json_value(function.id), json_value(arguments), "")
+    name = called.group(1) if called.group(1) in names else called.group(1).removesuffix(".call")
+    return ToolCall(json_value(name), json_value(arguments), "")

@@ -10,6 +10,7 @@ from turnwise.config import SFTConfig
 from turnwise.data.bad_rows import SKIP_HINT, BadRows
 from turnwise.data.demonstrations import DemonstrationRow, read_rows
 from turnwise.errors import ChatTemplateError, DataError, counted
+from turnwise.examine.prompts import warn_of_turn_tokens_in
 from turnwise.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def encode_all(config: SFTConfig, template: ChatTemplate, key: str, read: Demons
         return []
     num_rows = len(read.rows) + len(read.bad.sentences)
     samples = encode_demonstrations(template, read.rows, config.sequence_length, key, read.bad)
+    warn_of_turn_tokens_in([(row.place, row.messages) for row in read.rows], template, key)
     if config.data.on_bad_row == "error":
         read.bad.refuse()
     read.bad.leave_out(key, num_rows)

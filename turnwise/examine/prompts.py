@@ -15,7 +15,7 @@ from turnwise.data.tables import noting
 from turnwise.errors import DataError, counted
 from turnwise.rollout.tasks import DataRow
 from turnwise.spec import ROWS_TAG
-from turnwise.types import Split
+from turnwise.types import Message, Split
 
 logger = logging.getLogger(__name__)
 
@@ -32,19 +32,25 @@ def continued_problem(prompt: Sequence[Mapping[str, Any]]) -> str:
 
 
 def warn_of_turn_tokens(rows: Sequence[tuple[str, DataRow]], prompt_key: str, template: ChatTemplate, files: str) -> None:
-    """Warns if texts of prompts hold tokens with which the template begins or ends turns: the template writes its own around
+    """Warns if texts of prompts hold tokens with which the template begins or ends turns, as `warn_of_turn_tokens_in` does."""
+    prompts = [(place, prompt_of(row.payload, prompt_key)) for place, row in rows]
+    warn_of_turn_tokens_in(prompts, template, files)
+
+
+def warn_of_turn_tokens_in(conversations: Sequence[tuple[str, Sequence[Message]]], template: ChatTemplate, files: str) -> None:
+    """Warns if texts of messages hold tokens with which the template begins or ends turns: the template writes its own around
     them. The warning names the first such row and token, and says how many rows have one."""
     tokens = template.turn_tokens
     if not tokens:
         return
     spelt = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
     first, num_rows = "", 0
-    for place, row in rows:
-        texts = (text for message in prompt_of(row.payload, prompt_key) for text in texts_of(message))
+    for place, messages in conversations:
+        texts = (text for message in messages for text in texts_of(message))
         token = next((match.group() for text in texts if (match := spelt.search(text))), "")
         num_rows += bool(token)
         if token and not first:
-            first = f"{place}: the prompt holds {token}"
+            first = f"{place}: a message holds {token}"
     if first:
         logger.warning(
             "%s, a token with which this model's chat template begins or ends turns (%d of %d rows of %s hold one). The "
@@ -52,7 +58,7 @@ def warn_of_turn_tokens(rows: Sequence[tuple[str, DataRow]], prompt_key: str, te
             "messages, and the beginning of an answer as a last message of role assistant",
             first,
             num_rows,
-            len(rows),
+            len(conversations),
             files,
         )
 

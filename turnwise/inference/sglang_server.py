@@ -125,6 +125,7 @@ class SGLangServer(EngineServer):
                     "min_p": sampling.min_p,
                     "max_new_tokens": min(sampling.max_new_tokens - num_partial, room),
                     "stop": list(sampling.stop_strings),
+                    "skip_special_tokens": False,  # a stop string may be one
                     "stop_token_ids": list(sampling.stop_token_ids),
                     "ignore_eos": True,
                     "no_stop_trim": True,

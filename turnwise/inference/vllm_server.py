@@ -124,6 +124,7 @@ class VLLMServer(EngineServer):
                 stop_token_ids=list(sampling.stop_token_ids),
                 ignore_eos=True,
                 detokenize=bool(sampling.stop_strings),
+                skip_special_tokens=False,  # a stop string may be a special token
                 logprobs=0,
                 output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
             )

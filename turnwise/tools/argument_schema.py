@@ -3,20 +3,21 @@
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
-import regex
 from jsonschema import Draft4Validator, Draft7Validator, Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError, best_match, relevance
 from jsonschema.protocols import Validator
 from jsonschema.validators import extend, validator_for
 from jsonschema_specifications import REGISTRY
+from referencing import Specification
 from referencing.exceptions import NoSuchResource, Unresolvable
 from referencing.jsonschema import specification_with
 
 from turnwise.errors import ConfigError
+from turnwise.tools.schema_cleaning import BY_NAME, DATA, cleaned, compiled
 
 logger = logging.getLogger(__name__)
 
@@ -28,37 +29,41 @@ _DIALECTS: Mapping[str, type[Validator]] = {
     "draft-04": Draft4Validator,
 }
 """The dialects in which a schema without `$schema` is read: the first one that it fits."""
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _COMPOSING = {"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "$dynamicRef"}
-_BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
-"""Keywords whose value maps names to schemas."""
-_DATA = {"const", "default", "enum", "example", "examples"}
-"""Keywords whose value is no schema."""
+_DIALECT_WORD = re.compile(r"\Ahttps?://json-schema\.org/(draft-\d+/schema|draft/[\d-]+/schema|schema)#?\Z")
+"""A dialect's name in any of the spellings that servers write."""
 
 
 class ArgumentSchema:
     """Checks the arguments of one tool's calls. An object is closed unless its schema says otherwise: an argument that isn't
-    among the `properties` is refused. `nullable` adds null to a property's types. A pattern that Python can't read is skipped,
-    and so is one that took longer than `PATTERN_S`; a warning says so. Raises ConfigError if `parameters` isn't a JSON schema,
-    or refers to what it doesn't have."""
+    among the `properties` is refused. Null is allowed where the schema says `nullable`. A pattern that Python can't read is
+    skipped, and so is one that took longer than `PATTERN_S`; a warning says so. Raises ConfigError if `parameters` isn't a JSON
+    schema, is nested too deeply, or refers to what it doesn't have."""
 
     def __init__(self, tool: str, parameters: Any) -> None:
         self._tool = tool
         what = f"the schema of the tool {tool}"
-        readable = _without_unreadable(parameters, what)
-        dialect = _dialect_of(readable, what)
-        _check_references(readable, what)
+        self._slow: set[str] = set()
+        try:
+            self._validator = self._checking(cleaned(parameters, what), what)
+            list(self._validator.iter_errors({}))
+        except (RecursionError, Unresolvable) as fault:
+            raise ConfigError(
+                f"{what} can't be followed ({fault}); let no $ref lead back to itself, and nest it less"
+            ) from fault
+
+    def _checking(self, readable: Any, what: str) -> Validator:
+        dialect, parameters = _in_dialect(readable, what)
+        _check_references(parameters, what)
         checks = {
             "pattern": self._check_pattern,
             "patternProperties": self._check_pattern_properties,
             "additionalProperties": self._check_additional_properties,
+            "multipleOf": _check_multiple,
         }
-        self._slow: set[str] = set()
-        validator = extend(dialect, checks)(_closed(readable, dialect), registry=REGISTRY)
-        try:
-            list(validator.iter_errors({}))
-        except (RecursionError, Unresolvable) as fault:
-            raise ConfigError(f"{what} can't be followed ({fault}); let no $ref lead back to itself") from fault
-        self._validator: Validator = validator
+        validator: Validator = extend(dialect, checks)(_closed(parameters, dialect), registry=REGISTRY)
+        return validator
 
     def problem_of(self, arguments: Any) -> str:
         """Why the schema refuses the arguments; "" if it allows them."""
@@ -67,8 +72,11 @@ class ArgumentSchema:
         except (TypeError, ValueError, RecursionError) as fault:
             return f"they can't be written as JSON: {fault}"[:500]
         # If a part of a composed schema refuses a value, the names of that part count as unknown too.
-        errors = self._validator.iter_errors(arguments)
-        error = best_match(errors, key=lambda e: (e.validator != "unevaluatedProperties", relevance(e)))
+        try:
+            errors = self._validator.iter_errors(arguments)
+            error = best_match(errors, key=lambda e: (e.validator != "unevaluatedProperties", relevance(e)))
+        except RecursionError:
+            return "they are nested too deeply"
         return "" if error is None else str(error.message)[:500]
 
     def _matches(self, pattern: str, text: str) -> bool:
@@ -76,7 +84,7 @@ class ArgumentSchema:
         if pattern in self._slow:
             return True
         try:
-            return _compiled(pattern).search(text, timeout=PATTERN_S) is not None
+            return compiled(pattern).search(text, timeout=PATTERN_S) is not None
         except TimeoutError:
             self._slow.add(pattern)
             what = f"the pattern {pattern!r} in the schema of the tool {self._tool} took more than {PATTERN_S:g} s"
@@ -114,16 +122,40 @@ class ArgumentSchema:
             yield ValidationError(f"Additional properties are not allowed ({names} {verb} unexpected)")
 
 
-def _dialect_of(parameters: Any, what: str) -> type[Validator]:
-    """The dialect that `$schema` names; if it names none that is known, the first of `_DIALECTS` that the schema fits."""
-    named = parameters.get("$schema") if isinstance(parameters, Mapping) else None
-    own = validator_for(parameters, default=None) if named else None
-    if own is not None:
-        _check_form(own, parameters, what)
-        return own
-    if named:
-        logger.warning("%s", f"{what} names the dialect {named!r:.80}, which isn't known; it is read as one without $schema")
-        parameters = {key: value for key, value in parameters.items() if key != "$schema"}
+def _check_multiple(validator: Validator, factor: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """Compares decimals as they are written: as binary fractions, 0.07 isn't a multiple of 0.01."""
+    if not validator.is_type(instance, "number"):
+        return
+    if (Fraction(str(instance)) / Fraction(str(factor))).denominator != 1:
+        yield ValidationError(f"{instance!r} is not a multiple of {factor}")
+
+
+def _in_dialect(parameters: Any, what: str) -> tuple[type[Validator], Any]:
+    """The dialect that `$schema` names, or if that is unknown, the first of `_DIALECTS` that the schema fits; and the schema
+    with that dialect's name."""
+    if not isinstance(parameters, Mapping):
+        _check_form(Draft202012Validator, parameters, what)
+        return Draft202012Validator, parameters
+    unnamed = {key: value for key, value in parameters.items() if key != "$schema"}
+    dialect = _named_dialect(parameters.get("$schema"), what) or _fitting_dialect(unnamed, what)
+    _check_form(dialect, unnamed, what)
+    return dialect, {"$schema": dialect.META_SCHEMA["$schema"], **unnamed}
+
+
+def _named_dialect(name: Any, what: str) -> type[Validator] | None:
+    if not name:
+        return None
+    spelt = _DIALECT_WORD.match(name) if isinstance(name, str) else None
+    if spelt is not None:
+        usual = f"{'https' if spelt[1].startswith('draft/') else 'http'}://json-schema.org/{spelt[1]}"
+        dialect: type[Validator] | None = validator_for({"$schema": usual}, default=None)
+        if dialect is not None:
+            return dialect
+    logger.warning("%s", f"{what} names the dialect {name!r:.80}, which isn't known; it is read as one without $schema")
+    return None
+
+
+def _fitting_dialect(parameters: Mapping[str, Any], what: str) -> type[Validator]:
     for name, dialect in _DIALECTS.items():
         try:
             dialect.check_schema(parameters)
@@ -132,27 +164,27 @@ def _dialect_of(parameters: Any, what: str) -> type[Validator]:
         if dialect is not Draft202012Validator:
             logger.info("%s", f"{what} isn't one of JSON schema 2020-12; it is read as {name}, since it has no $schema")
         return dialect
-    _check_form(Draft202012Validator, parameters, what)
-    raise AssertionError("check_schema raises for this dialect, as it did before")
+    return Draft202012Validator
 
 
 def _check_form(dialect: type[Validator], parameters: Any, what: str) -> None:
     try:
         dialect.check_schema(parameters)
     except SchemaError as fault:
-        raise ConfigError(f"{what}: parameters isn't a JSON schema: {fault.message}") from fault
+        place = ".".join(str(step) for step in fault.absolute_path) or "it"
+        problem = f"{place}: {fault.message}"
+        if fault.validator == "anyOf" and place.endswith("type"):
+            problem = f"{place} is {fault.instance!r}, and a type is one of {', '.join(_TYPES)}"
+        raise ConfigError(f"{what}: parameters isn't a JSON schema: {problem}") from fault
 
 
 def _check_references(parameters: Any, what: str) -> None:
     """Raises ConfigError if a `$ref` names something that the schema doesn't have. Nothing is fetched."""
     if not isinstance(parameters, Mapping):
         return
-    dialect = specification_with(str(parameters.get("$schema") or "").rstrip("#"), default=specification_with(_NEWEST))
-    resolver = REGISTRY.resolver_with_root(dialect.create_resource(parameters))
-    for part in _schemas_in(parameters):
-        reference = part.get("$ref")
-        if not isinstance(reference, str):
-            continue
+    dialect = specification_with(str(parameters["$schema"]))
+    root = REGISTRY.resolver_with_root(dialect.create_resource(parameters))
+    for reference, resolver in _references_in(parameters, root, dialect):
         try:
             resolver.lookup(reference)
         except (Unresolvable, NoSuchResource) as fault:
@@ -161,14 +193,11 @@ def _check_references(parameters: Any, what: str) -> None:
             raise ConfigError(f"{what}: $ref names {name}, which {owner}; add it") from fault
 
 
-_NEWEST = "https://json-schema.org/draft/2020-12/schema"
-
-
 def _closed(parameters: Any, dialect: type[Validator]) -> Any:
     """The schema, which refuses arguments that it doesn't name unless it says otherwise."""
     if not isinstance(parameters, Mapping):
         return parameters
-    properties = {name: _with_null(wanted) for name, wanted in (parameters.get("properties") or {}).items()}
+    properties = parameters.get("properties") or {}
     if not parameters.keys() & _COMPOSING:
         return {"additionalProperties": False, **parameters, "properties": properties}
     # `additionalProperties` knows no property of a schema's parts, and would refuse all of them.
@@ -177,62 +206,19 @@ def _closed(parameters: Any, dialect: type[Validator]) -> Any:
     return {**parameters, "properties": properties}
 
 
-def _with_null(wanted: Any) -> Any:
-    """The schema of a parameter. If it says `nullable`, which validators of JSON schemas ignore, null is added to its types."""
-    if not isinstance(wanted, Mapping) or wanted.get("nullable") is not True or "type" not in wanted:
-        return wanted
-    own = wanted["type"] if isinstance(wanted["type"], list) else [wanted["type"]]
-    return {**wanted, "type": [*own, "null"]} | ({"enum": [*wanted["enum"], None]} if "enum" in wanted else {})
-
-
-def _without_unreadable(schema: Any, what: str) -> Any:
-    """The schema without patterns that only another language's regular expressions know. A warning names each."""
-    if isinstance(schema, Sequence) and not isinstance(schema, str):
-        return [_without_unreadable(part, what) for part in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    kept: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _DATA:
-            kept[key] = value
-        elif key in _BY_NAME and isinstance(value, Mapping):
-            readable = partial(_is_readable, what=what) if key == "patternProperties" else _is_any
-            kept[key] = {name: _without_unreadable(part, what) for name, part in value.items() if readable(name)}
-        elif key != "pattern" or not isinstance(value, str) or _is_readable(value, what):
-            kept[key] = _without_unreadable(value, what)
-    return kept
-
-
-def _is_any(pattern: Any) -> bool:
-    return True
-
-
-def _is_readable(pattern: str, what: str) -> bool:
-    try:
-        re.compile(pattern)
-        _compiled(pattern)
-    except (re.error, regex.error, OverflowError, RecursionError) as fault:
-        logger.warning("%s", f"{what}: Python can't read the pattern {pattern!r} ({fault}); it isn't checked")
-        return False
-    return True
-
-
-def _schemas_in(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """All parts of a schema that are schemas themselves."""
+def _references_in(schema: Any, resolver: Any, dialect: Specification[Any]) -> Iterator[tuple[str, Any]]:
+    """Each `$ref` in the schema, with what resolves it: in a part with an `$id`, references are relative to that."""
     if isinstance(schema, list):
         for part in schema:
-            yield from _schemas_in(part)
+            yield from _references_in(part, resolver, dialect)
     if not isinstance(schema, Mapping):
         return
-    yield schema
+    here = resolver.in_subresource(dialect.create_resource(schema))
+    if isinstance(schema.get("$ref"), str):
+        yield schema["$ref"], here
     for key, value in schema.items():
-        if key in _BY_NAME and isinstance(value, Mapping):
+        if key in BY_NAME and isinstance(value, Mapping):
             for part in value.values():
-                yield from _schemas_in(part)
-        elif key not in _DATA:
-            yield from _schemas_in(value)
-
-
-@lru_cache(maxsize=256)
-def _compiled(pattern: str) -> Any:
-    return regex.compile(pattern)
+                yield from _references_in(part, here, dialect)
+        elif key not in DATA:
+            yield from _references_in(value, here, dialect)

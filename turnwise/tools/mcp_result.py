@@ -49,10 +49,11 @@ def _is_copy(parts: list[str], structured: Any) -> bool:
     if wrapped is None:
         return True
     values = [_value_of(part) for part in parts]
+    lists = [parts, values] if parts else []
     return any(
         _equal(candidate, content)
         for content in (structured, wrapped)
-        for candidate in (whole, _value_of(whole), parts, values, *(values if len(values) == 1 else ()))
+        for candidate in (whole, _value_of(whole), *lists, *values)
     )
 
 

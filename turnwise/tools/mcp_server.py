@@ -10,6 +10,7 @@ from typing import Any
 from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, ToolError, install_hint, nearest
 from turnwise.runtime.threads import DaemonThread
 from turnwise.tools.function_tool import StatelessTool, check_keys
+from turnwise.tools.mcp_messages import readable
 from turnwise.tools.mcp_result import text_of
 
 CONNECT_S = 60.0
@@ -108,6 +109,10 @@ class _Connection:
             if fault.code in NO_CONNECTION:
                 is_lost.set()
             raise EnvironmentFault(f"the MCP server {self} failed in a call of {name}: {fault}") from fault
+        except ValueError as fault:
+            # It isn't the model's mistake, as ValueErrors of tools are.
+            problem = f"its answer isn't in the protocol's form ({str(fault).splitlines()[0]})"
+            raise EnvironmentFault(f"the MCP server {self} failed in a call of {name}: {problem}") from fault
 
     async def _listed(self) -> list[Any]:
         client, tools, cursor = await self._connected(), [], None
@@ -130,7 +135,8 @@ class _Connection:
         return self._client.result()
 
     async def _hold(self, client: asyncio.Future[Any], is_lost: asyncio.Event) -> None:
-        from mcp import Client, StdioServerParameters
+        from mcp import Client, StdioServerParameters, types
+        from mcp.client.stdio import stdio_client
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
 
@@ -140,8 +146,11 @@ class _Connection:
                 server: Any = streamable_http_client(self._how["url"], http_client=http)
             else:
                 command, *words = self._how["command"]
-                server = StdioServerParameters(command=command, args=words, env=self._how.get("env"))
-            client.set_result(await stack.enter_async_context(Client(server)))
+                program = StdioServerParameters(command=command, args=words, env=self._how.get("env"))
+                # Bytes that aren't UTF-8 would end the reader, and all later calls would wait for nothing.
+                program.encoding_error_handler = "replace"
+                server = stdio_client(program)
+            client.set_result(await stack.enter_async_context(Client(readable(server, types))))
             await is_lost.wait()
 
 

@@ -32,7 +32,10 @@ DEEPSEEK = "<｜tool▁call▁begin｜>"
 HARMONY = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 OPENED: dict[type, tuple[str, ...]] = {
     HermesParser: ("<tool_call>", '<tool_call>{"name": "f", "arguments": {'),
-    Qwen3CoderParser: ("<tool_call>", "<function=", "<function=f>", "<function=f><parameter=a>", "<parameter=a>"),
+    Qwen3CoderParser: (
+        *("<tool_call>", "<function=", "<function=f>", "<parameter=a>"),
+        *("<function=f><parameter=a>", "<function=f><parameter=x>", "<function=f><parameter=x>>"),
+    ),
     Glm45Parser: ("<tool_call>", "<tool_call>f<arg_key>", "<tool_call>f<arg_key>a</arg_key><arg_value>"),
     Llama3JsonParser: ("<|python_tag|>", '{"name":', '{"name": "f", "parameters": {'),
     PythonTagParser: ("<|python_tag|>", "<|python_tag|>f(", "<|python_tag|>f(x=["),

@@ -131,6 +131,35 @@ def test_published_forms_are_read(parser, text, calls, content):
     assert parsed.content == content and parsed.errors == ()
 
 
+A_IS_1 = json.dumps({"a": 1})
+FORMS = [
+    (HermesParser, f'<tool_call>{{"name": "NAME", "arguments": {A_IS_1}}}</tool_call>'),
+    (Qwen3CoderParser, "<tool_call><function=NAME><parameter=a>1</parameter></function></tool_call>"),
+    (Glm45Parser, "<tool_call>NAME<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"),
+    (Llama3JsonParser, f'{{"name": "NAME", "parameters": {A_IS_1}}}'),
+    (PythonTagParser, "<|python_tag|>NAME.call(a=1)"),
+    (PythonTagParser, "<|python_tag|>NAME(a=1)"),
+    (MistralParser, f"[TOOL_CALLS]NAME[ARGS]{A_IS_1}"),
+    (GptOssParser, f"<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{A_IS_1}<|call|>"),
+    (GptOssParser, f"<|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{A_IS_1}<|call|>"),
+    (DeepSeekParser, f"<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{A_IS_1}<｜tool▁call▁end｜>"),
+]
+
+
+@pytest.mark.parametrize(("parser", "form"), FORMS)
+def test_tools_of_servers_have_names_that_are_no_names_of_python(parser, form):
+    for name in ("get-weather", "a.b", "repo/read", "a:b", "ünï", "9x", "a.call"):
+        parsed = parser().parse(form.replace("NAME", name), [tool(name, "Does it.", a="integer"), PYTHON])
+        assert [(call.name, call.arguments) for call in parsed.tool_calls] == [(name, {"a": 1})], name
+        assert parsed.content == ""
+
+
+def test_python_that_calls_no_tool_is_a_program():
+    for code in ('frame.sort(by="a")', "print(end=1)", "1if 2else 3"):
+        [call] = PythonTagParser().parse(f"<|python_tag|>{code}", [WEATHER, PYTHON]).tool_calls
+        assert (call.name, call.arguments) == ("python", {"code": code})
+
+
 NESTED = {"d": [{"e": '} ] </tool_call> " {'}]}
 OBJECT = json.dumps({"where": NESTED})
 CALLS = {

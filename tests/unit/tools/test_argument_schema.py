@@ -14,6 +14,8 @@ DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 DRAFT_4 = {"$schema": "http://json-schema.org/draft-04/schema#"}
 NEWEST = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
 PAIR = [{"type": "number"}, {"type": "string"}]
+ITEM = {"$id": "item", "properties": {"v": {"$ref": "#/$defs/k"}}, "$defs": {"k": {"type": "integer"}}}
+"""A part with a name of its own, to which its references are relative."""
 YEAR = r"^(?<year>\d{4})$"
 
 
@@ -45,6 +47,20 @@ def of(wanted: Any, **more: Any) -> ArgumentSchema:
             {"b": "text"},
         ),
         ({"type": "object", "properties": {"pattern": {"type": "string"}}}, {}, {"pattern": YEAR}, {"pattern": 1}),
+        ({"type": "array", "items": {"type": "string", "nullable": True}}, {}, [None, "a"], [1]),
+        ({"$ref": "#/$defs/n", "nullable": True}, {"$defs": {"n": {"type": "integer"}}}, None, "a"),
+        ({"type": "string", "enum": ["a"], "nullable": True}, {}, None, "b"),
+        ({"type": "integer", "description": None, "minimum": None}, {"required": None, "$defs": None}, 1, "a"),
+        ({"type": "object", "properties": {"v": {"type": "integer"}, "w": None}}, {}, {"v": 1}, {"v": "a"}),
+        ({"type": "integer", "default": None}, DRAFT_4 | {"required": []}, 1, "a"),
+        ({"type": "number", "multipleOf": 0.01}, {}, 0.07, 0.075),
+        ({"type": "number", "multipleOf": 0.1}, {}, 10**400, 0.25),
+        ({"type": "array", "items": PAIR}, {"$schema": "https://json-schema.org/draft-07/schema"}, [1, "a"], ["a", 1]),
+        ({"type": "integer"}, {"$schema": 7}, 1, "a"),
+        ({"$ref": "item"}, {"$defs": {"i": ITEM}}, {"v": 1}, {"v": "a"}),
+        ({"$ref": "#/$defs/a~1b%25"}, {"$defs": {"a/b%": {"type": "integer"}}}, 1, "a"),
+        ({"$ref": "#"}, {}, {"x": {"x": {}}}, {"x": 1}),
+        ({"enum": [1, "1", None, {"a": 1}]}, {}, None, True),
     ],
 )
 def test_a_schema_is_read_in_its_own_dialect(wanted: Any, more: dict[str, Any], right: Any, wrong: Any) -> None:
@@ -75,9 +91,37 @@ def test_a_schema_that_is_none_in_its_dialect_is_refused(wanted: Any, more: dict
         of(wanted, **more)
 
 
-def test_a_schema_that_leads_back_to_itself_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\$ref"):
-        ArgumentSchema("toy", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, r"\$ref"),
+        (deep(900), "nest it less"),
+        ({"properties": {"x": {"type": "dict"}}}, r"properties\.x\.type is 'dict'.*object"),
+        ({"properties": {"x": {"type": ["STRING", "null"]}}}, r"properties\.x\.type is \['STRING', 'null'\].*string"),
+        ({"properties": {"x": {"required": True}}}, r"properties\.x\.required"),
+    ],
+)
+def test_a_wrong_schema_is_refused_with_its_place(schema: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ArgumentSchema("toy", schema)
+
+
+def test_arguments_that_are_nested_deeply_are_checked_or_refused() -> None:
+    schema = of({"$ref": "#"})
+    nested: dict[str, Any] = {}
+    for _ in range(90):
+        nested = {"x": nested}
+    assert schema.problem_of(nested) == ""
+    for _ in range(300):
+        nested = {"x": nested}
+    assert "nested" in schema.problem_of(nested)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +129,7 @@ def test_a_schema_that_leads_back_to_itself_is_refused() -> None:
     [
         {"type": "string", "pattern": YEAR},
         {"type": "array", "items": {"type": "string", "pattern": r"\p{Lu}"}},
+        {"type": "string", "pattern": r"[\uD800-\uDBFF][\uDC00-\uDFFF]"},
         {"type": "object", "patternProperties": {YEAR: {"type": "integer"}}},
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from turnwise.tools.mcp_messages import with_known_parts
 from turnwise.tools.mcp_result import text_of
 
 BLOB = base64.b64encode(b"12345").decode()
@@ -38,6 +39,11 @@ def resource(**contents: Any) -> dict[str, Any]:
         ([text("1")], {"result": [1]}, "1"),
         ([text("Genève")], {"city": "Genève"}, 'Genève\n{"city": "Genève"}'),
         ([resource(text='{"a": 1}')], {"a": 1}, '{"a": 1}'),
+        ([], {"result": []}, '{"result": []}'),
+        ([text("[]")], {"result": []}, "[]"),
+        ([], {}, "{}"),
+        ([text("note"), text('{"a":1}')], {"a": 1}, 'note\n{"a":1}'),
+        ([text('{"a":1}'), {"type": "resource_link", "name": "n", "uri": "x://n"}], {"a": 1}, '{"a":1}\nn (x://n)'),
     ],
 )
 def test_text_and_structured_content(content: list[dict[str, Any]], structured: Any, shown: str) -> None:
@@ -63,3 +69,22 @@ def test_what_is_no_text_is_named(part: dict[str, Any], named: list[str]) -> Non
     types = pytest.importorskip("mcp").types
     shown = text_of(types.CallToolResult.model_validate({"content": [part]}))
     assert all(word in shown for word in named), shown
+
+
+@pytest.mark.parametrize(
+    ("result", "readable"),
+    [
+        ({"content": None}, {"content": []}),
+        ({"structuredContent": {"a": 1}}, {"structuredContent": {"a": 1}, "content": []}),
+        (
+            {"content": [text("a"), {"type": "text"}, 5]},
+            {"content": [text("a"), text(""), text("[part left out: unknown type]")]},
+        ),
+        ({"tools": [{"name": "f"}]}, {"tools": [{"name": "f", "inputSchema": {"type": "object"}}]}),
+        ({"tools": [{"name": "f", "inputSchema": {"type": "array"}}, {"inputSchema": {}}, 5]}, {"tools": []}),
+        ({"protocolVersion": "1"}, {"protocolVersion": "1"}),
+    ],
+)
+def test_a_message_gets_the_protocol_s_form(result: dict[str, Any], readable: dict[str, Any]) -> None:
+    types = pytest.importorskip("mcp").types
+    assert with_known_parts(result, types) == readable

@@ -97,6 +97,15 @@ def test_a_tool_with_a_wrong_schema_is_left_out_and_named(stdio):
         _of_entry(ToolEntry(class_name="mcp", config=stdio | {"tools": ["add", "misshapen"]}), "class_name", [])
 
 
+def test_messages_that_are_not_quite_in_the_form_are_read(stdio, caplog):
+    crude = {"command": [sys.executable, str(PROGRAM.with_name("crude_mcp.py"))]}
+    assert [tool.name for tool in McpServer(crude, None)] == ["latin", "film", "bare"]
+    assert "listed" in caplog.text and "'array'" in caplog.text
+    assert answer(crude, "latin", timeout_s=20) == ("caf\ufffd", False)
+    assert answer(crude, "film", k="v") == ("seen\n[video left out: video/mp4]", False)
+    assert answer(crude, "bare") == ('{"result": []}', False)
+
+
 def test_a_call_has_a_deadline_and_others_go_on(config):
     with pytest.raises(ToolFault, match="timeout_s of the tool"):
         answer(config, "slow", timeout_s=0.3)

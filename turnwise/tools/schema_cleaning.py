@@ -1,0 +1,76 @@
+"""Makes a tool's schema one that Python can check: other programs write more than JSON schema has, and patterns that only other
+languages read."""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import regex
+
+logger = logging.getLogger(__name__)
+
+BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+"""Keywords whose value maps names to schemas."""
+DATA = {"const", "default", "enum", "example", "examples"}
+"""Keywords whose value is no schema."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_RESTRICTING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const"}
+"""Keywords besides `type` that may forbid null."""
+
+
+def cleaned(schema: Any, what: str) -> Any:
+    """The schema of `what` without keywords and properties that are null (tables pad with them), without an empty `required`
+    (draft-04 has none), and without patterns that Python can't read, each of which a warning names. Where it says `nullable`,
+    which validators of JSON schemas ignore, null is allowed."""
+    if isinstance(schema, Sequence) and not isinstance(schema, str):
+        return [cleaned(part, what) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in DATA:
+            kept[key] = value
+        elif value is None or (key == "required" and value == []):
+            continue
+        elif key == "pattern" and isinstance(value, str):
+            if _is_readable(value, what):
+                kept[key] = value
+        elif key in BY_NAME and isinstance(value, Mapping):
+            names = [name for name in value if value[name] is not None]
+            if key == "patternProperties":
+                names = [name for name in names if _is_readable(name, what)]
+            kept[key] = {name: cleaned(value[name], what) for name in names}
+        else:
+            kept[key] = cleaned(value, what)
+    return _with_null(kept)
+
+
+@lru_cache(maxsize=256)
+def compiled(pattern: str) -> Any:
+    return regex.compile(pattern)
+
+
+def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("nullable") is not True:
+        return schema
+    if "type" not in schema or schema.keys() & (_RESTRICTING - {"enum"}):
+        return {"anyOf": [schema, {"type": "null"}]} if schema.keys() & _RESTRICTING else schema
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    with_null = {**schema, "type": [*types, *(["null"] if "null" not in types else [])]}
+    if isinstance(schema.get("enum"), list) and None not in schema["enum"]:
+        with_null["enum"] = [*schema["enum"], None]
+    return with_null
+
+
+def _is_readable(pattern: str, what: str) -> bool:
+    problem = "half a character of UTF-16" if _SURROGATE.search(pattern) else ""
+    try:
+        re.compile(pattern)
+        compiled(pattern)
+    except (re.error, regex.error, OverflowError, RecursionError) as fault:
+        problem = str(fault)
+    if problem:
+        logger.warning("%s", f"{what}: Python can't read the pattern {pattern!r} ({problem}); it isn't checked")
+    return not problem
