@@ -36,6 +36,7 @@ from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.placement import place
 from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.examine.examined import examine
 from turnwise.models.make import make_model as make_tiny_model
 from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.pipelines.roles import BatchPlan, ModelRole
@@ -145,9 +146,9 @@ def replicas(rounds: int) -> tuple[dict[int, list[float]], dict[int, float]]:
             values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) | {"pretrain": folder, "num_gpus_per_node": size}
             values["actor_infer"] = values.get("actor_infer", {}) | {"device_mapping": list(range(size))}
             config = parse_config(values, AgenticConfig)[0]
-            policy = open_served_policy(config)
+            policy = open_served_policy(examine(config))
             ends.callback(policy.close)
-            schedulers[size] = policy, build_scheduler(config, policy, "train")
+            schedulers[size] = policy, build_scheduler(examine(config), policy, "train")
         for number in range(rounds + 1):
             for size, (policy, scheduler) in schedulers.items():
                 watch = policy.event_loop.stopwatch

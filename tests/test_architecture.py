@@ -41,6 +41,7 @@ LAYERS: list[set[str]] = [
     {"envs", "tools"},
     {"agents", "inference", "training"},
     {"rollout"},
+    {"examine"},
     {"pipelines"},
     {"build"},
     {"trainer"},
@@ -82,7 +83,7 @@ ONLY: dict[str, set[str]] = {
 NEVER: dict[str, set[str]] = {"training": {"algorithms"}, "rollout": {"agents", "inference"}}
 """Lower rooms that a room may not import: it is handed a loss, or protocols, instead."""
 
-READS_CONFIG = {"pipelines", "build", "cli", "rl_tool", "trainer"}
+READS_CONFIG = {"examine", "pipelines", "build", "cli", "rl_tool", "trainer"}
 """Every other room is told its real parameters."""
 
 HEAVY: dict[str, str] = {

@@ -29,6 +29,7 @@ from turnwise.build.sft import build_sft
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.config.problems import Problem
 from turnwise.errors import TurnwiseError
+from turnwise.examine.examined import examine
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.tracking.jsonl import read_metrics
@@ -104,7 +105,9 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
     folder = start_run(config)
     calls: list[Any] = []
     try:
-        pipeline = build_agentic(config, folder) if isinstance(config, AgenticConfig) else build_sft(config, folder)
+        pipeline = (
+            build_agentic(examine(config), folder) if isinstance(config, AgenticConfig) else build_sft(examine(config), folder)
+        )
     except TurnwiseError:
         folder.close()
         raise

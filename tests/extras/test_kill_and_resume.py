@@ -42,7 +42,7 @@ def phase(log, name):
 
 RunLog.phase = phase
 folder = start_run(config)
-run_to_end(folder, lambda: build_agentic(config, folder))
+run_to_end(folder, lambda: build_agentic(examine(config), folder))
 """
 """A run that says, in the first 40 bytes of a file, which phase it is in."""
 

@@ -20,6 +20,7 @@ from turnwise.build import agentic
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
 from turnwise.errors import ConfigError, DataError, ReplicasDeadError
+from turnwise.examine.examined import examine
 from turnwise.types import SamplingParams
 
 TWO = {"device_mapping": [0, 1]}
@@ -51,7 +52,7 @@ def count_episodes(pipeline):
 def test_two_replicas_play_what_one_plays_each_a_fair_share_and_follow_the_trainer(make_config):
     one = run_small(make_config("one"))
     config = make_config("two", actor_infer=TWO)
-    with closing(build_agentic(config, start_run(config))) as two:
+    with closing(build_agentic(examine(config), start_run(config))) as two:
         served = count_episodes(two)
         two.run()
         two.event_loop.run(two.weight_transfer.update(3))

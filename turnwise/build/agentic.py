@@ -2,29 +2,27 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from turnwise.algorithms.kl import KLController
-from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand, RewardNormalization
 from turnwise.build.cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
 from turnwise.build.health import build_health
 from turnwise.build.parity import build_parity_gate
 from turnwise.build.placement import FreeForTransfer, build_placement, sampling_device, share_devices
 from turnwise.build.prepare import prepare_run
 from turnwise.build.roles import batch_plan, reference_strategy, trained_strategy
-from turnwise.build.rollouts import Policy, ServedPolicy, build_pictures, build_scheduler, check_rollouts, open_policy, serve
-from turnwise.build.rows import build_tasks, call_models
+from turnwise.build.rollouts import Policy, ServedPolicy, build_pictures, build_scheduler, open_policy, say_warnings, serve
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, log_settings, settings_table
 from turnwise.build.servers import require_abilities
 from turnwise.build.source import build_source, num_planned_steps
+from turnwise.build.tasks import build_tasks
 from turnwise.cluster.shared_tensors import Written
 from turnwise.config import AgenticConfig, require, unavailable
-from turnwise.entry_points import load_class
-from turnwise.errors import ConfigError
+from turnwise.examine.algorithm import make_algorithm
+from turnwise.examine.examined import Examined
+from turnwise.examine.models import call_models
 from turnwise.inference.server_manager import ManagerTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.by_validation import ByValidation
@@ -32,14 +30,13 @@ from turnwise.pipelines.checkpoints import Contents
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import RunFolder
-from turnwise.protocols import Algorithm, Cluster, Stateful, StreamsStep
+from turnwise.protocols import Algorithm, Cluster, Stateful
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.source import RolloutSource
 from turnwise.rollout.turn_journal import TurnJournal
-from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.rank import launched
 from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.spec import ESTIMATORS, OldLogProbs
+from turnwise.spec import OldLogProbs
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.timeline import Timeline
@@ -47,7 +44,7 @@ from turnwise.training.state import GlobalRandomState
 
 
 def build_agentic(
-    config: AgenticConfig,
+    examined: Examined,
     folder: RunFolder,
     is_quiet: bool = False,
     rollouts: Path | None = None,
@@ -56,13 +53,14 @@ def build_agentic(
 ) -> AgenticPipeline:
     """The pipeline of one run of `turnwise train`. With `rollouts` it trains on the episodes of that file. With `replay` it
     repeats the schedule of the asynchronous run in that folder. With `is_profiled` it writes `timeline.json` at its close."""
+    config = examined.config
     require(unavailable(config))
-    check_rollouts(config)
+    say_warnings(examined)
     if rollouts is None or config.uses_validation:
-        call_models(config)
+        call_models(examined)
     set_profile(config)
     kl_ctrl = KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)
-    algorithm = build_algorithm(config, kl_ctrl)
+    algorithm = make_algorithm(config, kl_ctrl)
     is_asynchronous = config.plays_ahead and rollouts is None
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
     replay_log = build_replay_log(config, folder, is_asynchronous, replay)
@@ -74,26 +72,26 @@ def build_agentic(
     if config.turn_journal_mb and rollouts is None:
         turn_journal = TurnJournal(folder.turns, config.turn_journal_mb * 1_000_000)
         folder.log.callback(turn_journal.close)
-    policy = open_policy(config, stopwatch=stopwatch, replay_log=replay_log, turn_journal=turn_journal)
+    policy = open_policy(examined, stopwatch=stopwatch, replay_log=replay_log, turn_journal=turn_journal)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
-        tasks = build_tasks(config, "train", policy.template) if rollouts is None else None
+        tasks = build_tasks(examined, "train", policy.template) if rollouts is None else None
         if num_steps := num_planned_steps(config, tasks):
             config.fill(max_steps=num_steps)
         cluster = build_cluster(config, placement, policy.event_loop)
         on_error.callback(cluster.shutdown)
         check_losses(config, algorithm, cluster)
         roles = _roles(config, folder, policy, cluster, algorithm)
-        served = serve(config, policy, algorithm.needs, cluster.neighbours)
+        served = serve(examined, policy, algorithm.needs, cluster.neighbours)
         on_error.callback(lambda: policy.event_loop.run(served.servers.close()))
         require_abilities(config, served.servers.info())
         if replay_log is not None:
             begin_replay_log(replay_log, config, served, device)
         freeing = share_devices(config, placement, served, roles)
-        source, num_steps = build_source(config, served, algorithm.needs, rollouts, tasks)
+        source, num_steps = build_source(examined, served, algorithm.needs, rollouts, tasks)
         trackers = build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, stopwatch)
         log = RunLog(trackers, stopwatch, build_health(config, is_playing=rollouts is None))
-        pipeline = _assemble(config, folder, served, cluster, roles, algorithm, kl_ctrl, source, num_steps, log, freeing)
+        pipeline = _assemble(examined, folder, served, cluster, roles, algorithm, kl_ctrl, source, num_steps, log, freeing)
         policy.event_loop.watchdog.start()  # a checkpoint is loaded before the event loop's first iteration
         begin(config, folder, pipeline)
         on_error.pop_all()
@@ -125,7 +123,7 @@ def _roles(
 
 
 def _assemble(
-    config: AgenticConfig,
+    examined: Examined,
     folder: RunFolder,
     policy: ServedPolicy,
     cluster: Cluster,
@@ -137,6 +135,7 @@ def _assemble(
     log: RunLog,
     freeing: FreeForTransfer,
 ) -> AgenticPipeline:
+    config = examined.config
     actor_train, critic = roles["actor_train"], roles.get("critic")
     weights = partial(actor_train.call_full_model, "weights")
     pictures, by_validation = build_pictures(config, folder.path.name), ByValidation(config, folder.best)
@@ -153,7 +152,7 @@ def _assemble(
         reference=roles.get("reference"),
         critic=critic,
         train_rollout_scheduler=source,
-        val_rollout_scheduler=build_scheduler(config, policy, "val", pictures=pictures) if config.uses_validation else None,
+        val_rollout_scheduler=build_scheduler(examined, policy, "val", pictures=pictures) if config.uses_validation else None,
         algorithm=algorithm,
         kl_ctrl=kl_ctrl,
         tokenizer=policy.tokenizer,
@@ -166,7 +165,7 @@ def _assemble(
             watchdog=policy.event_loop.watchdog,
             timeout_s=config.deadlines.weights_s,
         ),
-        parity_gate=build_parity_gate(config, policy, actor_train, lambda: weights().result()),
+        parity_gate=build_parity_gate(examined, policy, actor_train, lambda: weights().result()),
         event_loop=policy.event_loop,
         cluster=cluster,
         log=log,
@@ -176,56 +175,4 @@ def _assemble(
         checkpoints=build_checkpoints(config, folder, num_steps, contents),
         interrupts=Interrupts(),
         by_validation=by_validation,
-    )
-
-
-def build_algorithm(config: AgenticConfig, kl_ctrl: KLController | None = None) -> Algorithm:
-    """The algorithm that `adv_estimator` names. Raises TurnwiseError if it can't be made, or lacks what the config needs."""
-    kl_ctrl = kl_ctrl or KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)
-    name = config.adv_estimator
-    found = load_class(ESTIMATORS[name].entry if name in ESTIMATORS else name, "adv_estimator", ConfigError)
-    with Foreign(f"adv_estimator {name}: making it", "at the start", are_faults=True):
-        algorithm: Algorithm = found(algorithm_settings(config), kl_ctrl)
-    lacking = [part for part in (*Algorithm.__annotations__, "credit") if not hasattr(algorithm, part)]
-    if lacking:
-        raise ConfigError(f"adv_estimator {name} has no {', '.join(lacking)}; see Algorithm in turnwise/protocols.py")
-    if ("values" in algorithm.needs) != (algorithm.value_loss is not None):
-        raise ConfigError(
-            f"adv_estimator {name} needs {', '.join(sorted(algorithm.needs)) or 'nothing'}, and its value_loss is "
-            f"{algorithm.value_loss}; a critic gives the values and value_loss trains it: have both, or neither"
-        )
-    whole = "trains a critic" if algorithm.value_loss else "keeps running statistics" if algorithm.running else ""
-    if config.is_streamed and (whole or not isinstance(algorithm.loss, StreamsStep)):
-        reason = (
-            whole
-            or f"has a loss, {type(algorithm.loss).__name__}, without the methods divisor and whole (protocols.StreamsStep)"
-        )
-        raise ConfigError(f"stream_training: true trains on a step's groups as they end, but {name} {reason}; leave it out")
-    return algorithm
-
-
-def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:
-    """The algorithm's settings, from the config's keys of the same names. If a user's own class is the estimator, the keys of
-    `reward_normalization` that the config doesn't set are left None, and the class decides their defaults."""
-    is_built_in = config.adv_estimator in ESTIMATORS
-    normalization = {
-        f.name: getattr(config.reward_normalization, f.name)
-        for f in fields(RewardNormalization)
-        if is_built_in or config.is_set(f"reward_normalization.{f.name}")
-    }
-    own: dict[str, Any] = {"train_infer_correction": correction_settings(config)}
-    own["reward_normalization"] = RewardNormalization(**normalization)
-    values = {f.name: getattr(config, f.name) for f in fields(AlgorithmSettings) if f.name not in own}
-    return AlgorithmSettings(**values, **own)
-
-
-def correction_settings(config: AgenticConfig) -> Correction:
-    """The enabled weights and filters of `train_infer_correction`."""
-    asked = config.train_infer_correction
-    if asked is None:
-        return Correction()
-    weight = asked.is_weight
-    return Correction(
-        ImportanceWeight(weight.weight_type, weight.upper_bound) if weight is not None and weight.enabled else None,
-        tuple(RatioBand(band.agg_type, band.ratio_low, band.ratio_high) for band in asked.filters if band.enabled),
     )

@@ -16,17 +16,20 @@ from turnwise.agents.demonstrations import (
     scripted,
 )
 from turnwise.agents.env_agent import EnvAgentSettings
-from turnwise.build.envs import agent_settings, env_factory
+from turnwise.build.agents import build_row_agent
 from turnwise.build.play_policies import OPENAI, model_at, random_player, scripted_player
 from turnwise.build.rewards import build_reward_manager
 from turnwise.build.rollouts import sampling_params
-from turnwise.build.rows import build_row_agent, row_tasks
+from turnwise.build.tasks import row_tasks
 from turnwise.chat.conversation import TextConversation
 from turnwise.chat.rendering import Tools
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
 from turnwise.envs.players import Acting, ErringPlayer, Player
 from turnwise.errors import ConfigError, RolloutError
+from turnwise.examine.agents import agent_settings
+from turnwise.examine.envs import env_factory
+from turnwise.examine.examined import Examined
 from turnwise.protocols import Env
 from turnwise.rollout.tasks import SeededTasks, sibling_sampling
 from turnwise.runtime.event_loop import WatchedRunner
@@ -54,13 +57,14 @@ class Demonstrator:
 
 
 def demonstrate(
-    config: AgenticConfig, tag: str, demonstrator: Demonstrator, num_episodes: int, split: Split = "train"
+    examined: Examined, tag: str, demonstrator: Demonstrator, num_episodes: int, split: Split = "train"
 ) -> Iterator[Episode]:
     """Plays the first `num_episodes` tasks of a tag in a split, and yields the episodes in order. With the tag `ROWS_TAG`, the
     tasks are the split's first rows, and a model at a URL answers them. Raises ConfigError if the policy can't play the tag."""
     if tag == ROWS_TAG:
-        yield from _of_rows(config, demonstrator, num_episodes, split)
+        yield from _of_rows(examined, demonstrator, num_episodes, split)
         return
+    config = examined.config
     settings, is_asked = agent_settings(config, tag, split), demonstrator.policy.startswith(OPENAI)
     converse = _asked(config, demonstrator, split) if is_asked else _scripted(demonstrator, settings)
     yield from episodes(
@@ -80,17 +84,18 @@ def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) 
     return [source.task(index) for index in range(num_tasks)]
 
 
-def _of_rows(config: AgenticConfig, demonstrator: Demonstrator, num_rows: int, split: Split) -> Iterator[Episode]:
+def _of_rows(examined: Examined, demonstrator: Demonstrator, num_rows: int, split: Split) -> Iterator[Episode]:
     if not demonstrator.policy.startswith(OPENAI):
         raise ConfigError(
             f"--policy {demonstrator.policy} chooses actions of an environment, and this config plays rows of "
             f"data.{split}_files; name a model that answers them, {OPENAI}URL"
         )
+    config = examined.config
     converse, sampling = _asked(config, demonstrator, split), sampling_params(config, split)
-    tasks = row_tasks(config, split)[:num_rows]
+    tasks = row_tasks(examined, split)[:num_rows]
     with WatchedRunner() as runner:
-        score = build_reward_manager(config, None, runner)
-        agents = {name: build_row_agent(config, split, name, runner) for name in {task.agent for task in tasks}}
+        score = build_reward_manager(examined, None, runner)
+        agents = {name: build_row_agent(examined, split, name, runner) for name in {task.agent for task in tasks}}
 
         async def answered(task: Task) -> Episode:
             contexts = OpenedContexts(converse(None, task))

@@ -3,10 +3,10 @@
 from functools import partial
 from statistics import fmean
 
-from turnwise.build.envs import env_factory
 from turnwise.build.rollouts import seeded_tasks
 from turnwise.config import AgenticConfig
 from turnwise.envs.checks.luck import random_outcomes
+from turnwise.examine.envs import env_factory
 from turnwise.tracking.health import LENGTH_KEY, Health, Outcomes
 from turnwise.training.state import GlobalRandomState
 

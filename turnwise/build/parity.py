@@ -6,9 +6,11 @@ from functools import partial
 
 from torch import Tensor
 
-from turnwise.build.envs import agent_settings, build_agent
+from turnwise.build.agents import build_agent
 from turnwise.build.rollouts import ServedPolicy, sampling_params
 from turnwise.config import AgenticConfig
+from turnwise.examine.agents import agent_settings
+from turnwise.examine.examined import Examined
 from turnwise.models.load import base_folder, load_model_config
 from turnwise.pipelines.parity import TOKENS_PER_TURN, ParityGate, Prompt, first_prompts
 from turnwise.pipelines.parity_diagnosis import Suspects
@@ -21,12 +23,13 @@ _PLAIN_PROMPT: Prompt = [{"role": "user", "content": "Hello"}]
 
 
 def build_parity_gate(
-    config: AgenticConfig, policy: ServedPolicy, actor_train: ModelRole, weights: Callable[[], Iterable[tuple[str, Tensor]]]
+    examined: Examined, policy: ServedPolicy, actor_train: ModelRole, weights: Callable[[], Iterable[tuple[str, Tensor]]]
 ) -> ParityGate:
     """The parity gate of a run. `weights` returns the trainer's weights with their Hugging Face names."""
+    config = examined.config
     manager, sampling = config.train_env_manager, sampling_params(config, "train")
     settings = {tag: agent_settings(config, tag, "train", policy.event_loop.watchdog) for tag in manager.env_tags}
-    agents = {tag: build_agent(config, tag, "train", settings=settings[tag]) for tag in manager.env_tags}
+    agents = {tag: build_agent(examined, tag, "train", settings=settings[tag]) for tag in manager.env_tags}
     heard = policy.event_loop.run(first_prompts(agents, config.seed, sampling, config.sequence_length))
     room = config.sequence_length - TOKENS_PER_TURN
     prompts = [prompt for prompt in heard.values() if len(policy.template.start(prompt)) <= room] or [_PLAIN_PROMPT]

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.build.envs import agent_settings, build_agent, env_factory
+from turnwise.build.agents import build_agent, build_row_agent
 from turnwise.build.play import EpisodePrinter, PlayedEpisode, play_episode
 from turnwise.build.play_policies import (
     OPENAI,
@@ -23,12 +23,15 @@ from turnwise.build.play_policies import (
 )
 from turnwise.build.rewards import build_reward_manager
 from turnwise.build.rollouts import open_served_policy, parser_of, sampling_params
-from turnwise.build.rows import build_row_agent, row_tasks
+from turnwise.build.tasks import row_tasks
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, require, unavailable_to_play
 from turnwise.envs.players import actions_of
 from turnwise.errors import ConfigError, DataError
+from turnwise.examine.agents import agent_settings
+from turnwise.examine.envs import env_factory
+from turnwise.examine.examined import Examined
 from turnwise.hub import local_path, looks_like_hub_name
 from turnwise.models.load import load_tokenizer
 from turnwise.protocols import AgentLoop, Env
@@ -105,7 +108,7 @@ class EpisodeSetup:
         self.policy.close()
 
 
-def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
+def set_up(examined: Examined, tag: str, choices: Choices) -> EpisodeSetup:
     """The setup of one episode of a tag. With the tag `ROWS_TAG`, the task is row `choices.seed` (from 0) of the split."""
     of_player, of_url = choices.policy in PLAYERS, choices.policy.startswith(OPENAI)
     make = _player_policy if of_player else _url_policy if of_url else _model_policy
@@ -116,27 +119,29 @@ def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
         )
     task = Task(id=f"{choices.split}/{tag}/seed-{choices.seed}", tag=tag, split=choices.split, seed=choices.seed)
     if tag == ROWS_TAG:
-        tasks = row_tasks(config, choices.split)
+        tasks = row_tasks(examined, choices.split)
         if not 0 <= choices.seed < len(tasks):
             raise DataError(f"data.{choices.split}_files: no row {choices.seed}; --seed takes 0 to {len(tasks) - 1}")
         task = tasks[choices.seed]
     with ExitStack() as on_error:
-        policy = make(config, task, choices)
+        policy = make(examined, task, choices)
         on_error.callback(policy.close)
         build = _of_environment if task.row is None else _of_row
-        setup = build(config, task, policy, sampling_params(config, task.split))
+        setup = build(examined, task, policy, sampling_params(examined.config, task.split))
         on_error.pop_all()
     return setup
 
 
-def _of_row(config: AgenticConfig, task: Task, policy: PlayPolicy, sampling: SamplingParams) -> EpisodeSetup:
-    agent = build_row_agent(config, task.split, task.agent, policy.event_loop)
-    score = build_reward_manager(config, None, policy.event_loop)
+def _of_row(examined: Examined, task: Task, policy: PlayPolicy, sampling: SamplingParams) -> EpisodeSetup:
+    config = examined.config
+    agent = build_row_agent(examined, task.split, task.agent, policy.event_loop)
+    score = build_reward_manager(examined, None, policy.event_loop)
     limits = config.agent.max_assistant_turns, config.max_new_tokens(task.split, ROWS_TAG)
     return EpisodeSetup(task, policy, agent, *limits, task.agent, sampling, config.sequence_length, score)
 
 
-def _of_environment(config: AgenticConfig, task: Task, policy: PlayPolicy, sampling: SamplingParams) -> EpisodeSetup:
+def _of_environment(examined: Examined, task: Task, policy: PlayPolicy, sampling: SamplingParams) -> EpisodeSetup:
+    config = examined.config
     settings = agent_settings(config, task.tag, task.split, policy.event_loop.watchdog)
     if policy.is_patient:
         settings = replace(settings, episode_timeout_s=None)
@@ -147,7 +152,7 @@ def _of_environment(config: AgenticConfig, task: Task, policy: PlayPolicy, sampl
         policy.set_env(env)
         return env
 
-    agent = build_agent(config, task.tag, task.split, make_env=make_env, settings=settings)
+    agent = build_agent(examined, task.tag, task.split, make_env=make_env, settings=settings)
     limits = settings.max_steps, settings.max_tokens_per_step
     return EpisodeSetup(task, policy, agent, *limits, settings.mode, sampling, config.sequence_length)
 
@@ -158,8 +163,9 @@ def _over_tokens(config: AgenticConfig, task: Task, server: Any, template: ChatT
     return lambda printer: printer.over_tokens(server, template, max_length, task.id, parser_of(config, template))
 
 
-def _player_policy(config: AgenticConfig, task: Task, choices: Choices) -> PlayPolicy:
+def _player_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolicy:
     """A player, who answers in tokens if there is a tokenizer, else in text."""
+    config = examined.config
     tokenizer = load_tokenizer(choices.tokenizer) if choices.tokenizer else None
     pattern = config.custom_envs[task.tag].action_pattern if task.row is None else None
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs)) if tokenizer else None
@@ -188,19 +194,20 @@ def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> 
     return player(automatic.act, pattern)
 
 
-def _url_policy(config: AgenticConfig, task: Task, choices: Choices) -> PlayPolicy:
-    chat, event_loop = model_at(choices.policy, choices.model_name, config), WatchedRunner()
+def _url_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolicy:
+    chat, event_loop = model_at(choices.policy, choices.model_name, examined.config), WatchedRunner()
     note = f"{chat.url} answers in text: there are no token ids to show, and nothing here could be trained on"
     return PlayPolicy(event_loop, lambda printer: printer.over_text(chat.complete), event_loop.close, note=note)
 
 
-def _model_policy(config: AgenticConfig, task: Task, choices: Choices) -> PlayPolicy:
+def _model_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolicy:
     if not local_path(choices.policy).is_dir() and not looks_like_hub_name(choices.policy):
         known: Sequence[str] = (*PLAYERS, f"{OPENAI}URL")
         raise ConfigError(
             f"--policy {choices.policy!r} isn't one of {', '.join(known)}, a model folder, or a name on the hub (ORG/NAME)"
         )
+    config = examined.config
     require(unavailable_to_play(config, choices.split))
-    served = open_served_policy(config, choices.policy)
+    served = open_served_policy(examined, choices.policy)
     prepare = _over_tokens(config, task, served.servers, served.template)
     return PlayPolicy(served.event_loop, prepare, served.close, served.tokenizer, has_logprobs=True)

@@ -17,10 +17,11 @@ from turnwise.data.reward_scores import RewardFault
 from turnwise.data.rewards import messages_of, runs_of
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError, ModelError
+from turnwise.examine.reward_role import NO_HEAD
 from turnwise.inference.served_chat import ServedChat
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.load import load_model_config, load_tokenizer, parse_dtype, policy_info
-from turnwise.models.value_head import load_value_model, num_labels_here, value_head
+from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import RewardResult
 from turnwise.runtime.event_loop import WatchedRunner
@@ -28,8 +29,6 @@ from turnwise.runtime.rank import RankContext
 from turnwise.spec import STRATEGIES
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Group, Message, Sample
-
-_NO_HEAD = "has no score head, so it would give every response the same score; name a sequence classifier with one label"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +60,6 @@ class ModelReward:
         return Sample(np.array(ids, np.int64), mask, np.zeros(len(ids), np.float32), ())
 
 
-def check_reward_role(config: AgenticConfig) -> None:
-    """Checks the tokenizer, chat template and score head of the reward role's model without loading its weights. The model's
-    folder must be on this machine. Raises ModelError or ChatTemplateError for a fault."""
-    arguments = config.reward.model_args
-    path, trust = arguments.model_name_or_path, arguments.trust
-    template = tried(ChatTemplate(load_tokenizer(path, trust)))
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    is_scored = any(asked.name == "reward_model" for asked in config.data.reward)
-    template.renderer.render(said if is_scored else said[:1], opens_answer=not is_scored)
-    num_labels = num_labels_here(path, trust) if is_scored else None
-    if num_labels not in (1, None):
-        fault = f"its score head has {num_labels} labels; name a classifier with one label" if num_labels else _NO_HEAD
-        raise ModelError(f"reward_pretrain {path}: {fault}")
-
-
 def build_reward_model(config: AgenticConfig, event_loop: WatchedRunner) -> ModelReward:
     """The reward role's model, a classifier with one label. Raises ModelError if its score head is missing or all zeros."""
     arguments = config.reward.model_args
@@ -85,7 +69,7 @@ def build_reward_model(config: AgenticConfig, event_loop: WatchedRunner) -> Mode
         model = load_role(load_value_model, arguments, rank)
         head = value_head(model)
         if head is None or not head.weight.any():
-            raise ModelError(f"reward_pretrain {path}: {_NO_HEAD}")
+            raise ModelError(f"reward_pretrain {path}: {NO_HEAD}")
         return TorchStrategy(model, dtype=parse_dtype(arguments.dtype), rank=rank)
 
     stopwatch, device = event_loop.stopwatch, str(sampling_device(config))

@@ -1,113 +1,59 @@
-"""Builds the rewards that a config's `data.reward` names."""
+"""Builds the manager of the rewards that a config's `data.reward` names."""
 
-import inspect
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from copy import copy
+from dataclasses import replace
 
-from turnwise.build.envs import named_parameters
 from turnwise.build.reward_model import build_judge, build_reward_model
 from turnwise.chat.template import ChatTemplate
-from turnwise.config import AgenticConfig
-from turnwise.config.environments import RewardFunction
-from turnwise.data.reward_calls import parameters_of
 from turnwise.data.reward_functions import FunctionReward
-from turnwise.data.rewards import DecodeCompletion, GroupReward, RewardManager, WeightedReward
-from turnwise.data.tables import TableRow
-from turnwise.entry_points import load_object
-from turnwise.errors import ConfigError, nearest
+from turnwise.data.rewards import DecodeCompletion, RewardManager, WeightedReward
+from turnwise.examine.examined import Examined
+from turnwise.examine.rewards import judges_of
 from turnwise.inference.judge import Judge
-from turnwise.protocols import Reward
+from turnwise.inference.served_chat import ServedChat
 from turnwise.runtime.event_loop import WatchedRunner
-from turnwise.runtime.foreign import Foreign
-from turnwise.spec import CHECKED_REWARDS, REWARDS
 from turnwise.types import Trajectory
 
 
-def load_rewards(config: AgenticConfig, template: ChatTemplate | None = None) -> list[WeightedReward]:
-    """The entries of `data.reward` except the reward model, in the config's order. The name `module:function` is shortened to
-    `function` if no other reward has that name. `template` decodes the responses; without it their recorded texts are used."""
-    brief = [asked.name.rpartition(":")[2] for asked in config.data.reward]
-    loaded: list[WeightedReward] = []
-    for asked, name in zip(config.data.reward, brief, strict=True):
-        if asked.name != "reward_model":
-            name = name if brief.count(name) == 1 else asked.name
-            loaded.append(WeightedReward(name, asked.weight, _reward(config, asked, name, response_reader(template))))
-    return loaded
-
-
-def judges_of(rewards: Sequence[WeightedReward]) -> list[Judge]:
-    """The language models among the rewards."""
-    called = [weighted.reward.function for weighted in rewards if isinstance(weighted.reward, FunctionReward)]
-    return [function for function in called if isinstance(function, Judge)]
-
-
-def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion: DecodeCompletion) -> Reward:
-    found, arguments = load_object(REWARDS.get(asked.name) or asked.name, "data.reward", ConfigError), asked.args
-    if isinstance(found, type):
-        _check_arguments(asked, found)
-        with Foreign(f"data.reward {asked.name}: making it", "at the start", are_faults=True):
-            found, arguments = found(**arguments), {}
-    if not callable(found):
-        kind = type(found).__name__
-        raise ConfigError(
-            f"data.reward {asked.name} is a {kind}, which can't be called; a reward is a function, or a class with `__call__`"
-        )
-    if asked.name in CHECKED_REWARDS:
-        arguments = {"checker": config.data.checker, **arguments}
-    if "group" in parameters_of(found, asked.name):
-        _check_arguments(asked.model_copy(update={"args": {"group": None, **arguments}}), found)
-        if asked.form is not None:
-            raise ConfigError(f"data.reward {asked.name}: it gets a whole group, and `form` is for functions of completions")
-        return GroupReward(name, partial(found, **arguments) if arguments else found)
-    form = asked.form or ("messages" if _is_of_trl(found) else "text")
-    function = FunctionReward(name, found, completion, config.data.prompt_key, arguments, form)
-    if config.train_env_manager.env_tags:
-        function.check([TableRow("environments have no columns", {})])
-    return function
-
-
-def _is_of_trl(function: Callable[..., Any]) -> bool:
-    """Whether it is one of `trl.rewards`, whose completions are lists of messages."""
-    while isinstance(function, partial):
-        function = function.func
-    module = str(inspect.unwrap(function).__module__)
-    return f"{module}.".startswith("trl.rewards.")
-
-
-def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters_of(called, asked.name).values())
-    named = {p.name: p for p in named_parameters(called)}
-    what = f"data.reward {asked.name}: args"
-    if not takes_any and (unknown := [key for key in asked.args if key not in named]):
-        hint = nearest(unknown[0], named)
-        raise ConfigError(f"{what}.{unknown[0]} isn't a parameter; it has {', '.join(named) or 'none'}.{hint}")
-    if missing := [name for name, p in named.items() if p.default is p.empty and name not in asked.args]:
-        raise ConfigError(f"{what}.{missing[0]} is needed: give {{name: {asked.name}, args: {{{missing[0]}: …}}}}")
-
-
-def build_reward_manager(
-    config: AgenticConfig, template: ChatTemplate | None, event_loop: WatchedRunner
-) -> RewardManager | None:
+def build_reward_manager(examined: Examined, template: ChatTemplate | None, event_loop: WatchedRunner) -> RewardManager | None:
     """A manager that scores by `data.reward`; None if that is unset. `template` is None if episodes have no tokens."""
+    config = examined.config
     if not config.data.reward:
         return None
-    rewards = load_rewards(config, template)
-    if judges := [judge for judge in judges_of(rewards) if judge.chat is None]:
+    rewards = list(examined.rewards)
+    if template is not None:
+        rewards = [_decoding(weighted, response_reader(template)) for weighted in rewards]
+    if any(judge.chat is None for judge in judges_of(rewards)):
         chat = build_judge(config, event_loop)
-        for judge in judges:
-            judge.chat = chat
-    for place, asked in enumerate(config.data.reward):
-        if asked.name == "reward_model":
-            rewards.insert(place, WeightedReward(asked.name, asked.weight, build_reward_model(config, event_loop)))
+        rewards = [_served(weighted, chat) for weighted in rewards]
+    for place, entry in enumerate(config.data.reward):
+        if entry.name == "reward_model":
+            rewards.insert(place, WeightedReward(entry.name, entry.weight, build_reward_model(config, event_loop)))
     return RewardManager(rewards, config.data.reward_timeout_s, event_loop.watchdog)
 
 
-def response_reader(template: ChatTemplate | None) -> DecodeCompletion:
-    """A function that returns the text of a trajectory's last response. With a template, the text has none of the tokens that
-    begin or end a turn there."""
-    if template is None:
-        return lambda trajectory: trajectory.turns[-1].text
+def _decoding(weighted: WeightedReward, completion: DecodeCompletion) -> WeightedReward:
+    """The reward, which reads responses by `completion` if it is a function of them."""
+    reward = weighted.reward
+    if not isinstance(reward, FunctionReward):
+        return weighted
+    return replace(weighted, reward=reward.reading(completion))
+
+
+def _served(weighted: WeightedReward, chat: ServedChat) -> WeightedReward:
+    """The reward; if it is a judge without a model, a copy that asks `chat`, which ends with this run."""
+    reward = weighted.reward
+    if not isinstance(reward, FunctionReward) or not isinstance(reward.function, Judge) or reward.function.chat is not None:
+        return weighted
+    judge = copy(reward.function)
+    judge.chat = chat
+    reward = copy(reward)
+    reward.function = judge
+    return replace(weighted, reward=reward)
+
+
+def response_reader(template: ChatTemplate) -> DecodeCompletion:
+    """A function that returns the text of a trajectory's last response, without the tokens that begin or end a turn."""
 
     def read(trajectory: Trajectory) -> str:
         turn = trajectory.turns[-1]

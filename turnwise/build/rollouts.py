@@ -10,24 +10,24 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.build.envs import agent_settings, build_agent, env_factory, plug_ins
+from turnwise.build.agents import build_agent, build_row_agent
 from turnwise.build.rewards import build_reward_manager
-from turnwise.build.rows import build_row_agent, build_tasks, say_shared_prompts
 from turnwise.build.servers import build_servers
+from turnwise.build.tasks import build_tasks, say_shared_prompts
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
-from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
 from turnwise.data.rewards import RewardManager
 from turnwise.envs.registry import takes_split
 from turnwise.errors import ConfigError
+from turnwise.examine.agents import agent_settings
+from turnwise.examine.envs import env_factory
+from turnwise.examine.examined import Examined
 from turnwise.inference.server_manager import LLMServerManager
-from turnwise.models.load import load_tokenizer, policy_info
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures
 from turnwise.protocols import AgentLoop, ToolCallParser
 from turnwise.replay_log import ReplayLog
-from turnwise.rollout.group_filter import load_group_filter
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.tasks import SeededTasks, TaskSource
@@ -78,29 +78,25 @@ class ServedPolicy(Policy):
 
 
 def open_policy(
-    config: AgenticConfig,
+    examined: Examined,
     model_path: str | None = None,
     stopwatch: Stopwatch | None = None,
     replay_log: ReplayLog | None = None,
     turn_journal: TurnJournal | None = None,
 ) -> Policy:
     """The config's policy, or the one at `model_path` (a folder or hub name), without its weights."""
-    arguments = config.actor_train.model_args
-    path = model_path or arguments.model_name_or_path
-    tokenizer = load_tokenizer(path, arguments.trust)
-    dtype, attention = config.actor_infer.model_args.dtype, arguments.attn_implementation
-    info = policy_info(path, dtype, config.sequence_length, attention, arguments.trust)
-    template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=info.stop_token_ids))
-    event_loop = WatchedRunner(iteration_s=config.deadlines.env_s, stopwatch=stopwatch)
-    return Policy(info, tokenizer, template, event_loop, replay_log or ReplayLog(), turn_journal)
+    files = examined.policy(model_path)
+    event_loop = WatchedRunner(iteration_s=examined.config.deadlines.env_s, stopwatch=stopwatch)
+    return Policy(files.info, files.tokenizer, files.template, event_loop, replay_log or ReplayLog(), turn_journal)
 
 
 def serve(
-    config: AgenticConfig, policy: Policy, needs: frozenset[str] = frozenset(), neighbours: Mapping[str, Any] | None = None
+    examined: Examined, policy: Policy, needs: frozenset[str] = frozenset(), neighbours: Mapping[str, Any] | None = None
 ) -> ServedPolicy:
     """The policy with its inference servers. `needs` is `Algorithm.needs`. `neighbours` are this process's workers by role. A
     server in this process reads the trainer's own parameters if the trainer runs here too, both have the same dtype,
     `model_update_frequency` is 1 and there is no adapter. Otherwise the server loads a copy in the dtype of actor_infer."""
+    config = examined.config
     settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
     num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
     is_shared = config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
@@ -114,24 +110,22 @@ def serve(
         neighbours=neighbours if neighbours and is_shared else {},
     )
     manager = LLMServerManager(servers, request_s=config.deadlines.request_s, watchdog=policy.event_loop.watchdog)
-    score = build_reward_manager(config, policy.template, policy.event_loop)
+    score = build_reward_manager(examined, policy.template, policy.event_loop)
     return ServedPolicy(**vars(policy), servers=manager, score=score)
 
 
-def open_served_policy(
-    config: AgenticConfig, model_path: str | None = None, needs: frozenset[str] = frozenset()
-) -> ServedPolicy:
+def open_served_policy(examined: Examined, model_path: str | None = None, needs: frozenset[str] = frozenset()) -> ServedPolicy:
     """The policy of the config, or the one in the folder `model_path`, with its servers but without a trainer."""
-    policy = open_policy(config, model_path)
+    policy = open_policy(examined, model_path)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
-        served = serve(config, policy, needs)
+        served = serve(examined, policy, needs)
         on_error.pop_all()
     return served
 
 
 def build_scheduler(
-    config: AgenticConfig,
+    examined: Examined,
     policy: ServedPolicy,
     split: Split,
     tasks: TaskSource | None = None,
@@ -141,11 +135,12 @@ def build_scheduler(
 ) -> RolloutScheduler:
     """The scheduler of a split's rollouts. Validation plays the same tasks every time. `tasks`, `settings` and `sampling`
     replace `build_tasks`, `scheduler_settings` and `sampling_params` of the split."""
-    agents = agents_of(config, split, policy, pictures)
+    config = examined.config
+    agents = agents_of(examined, split, policy, pictures)
     is_alone = split == "val" and not config.plays_ahead
     return RolloutScheduler(
         run_async=policy.run_apart if is_alone else policy.event_loop.run,
-        tasks=tasks or build_tasks(config, split, policy.template),
+        tasks=tasks or build_tasks(examined, split, policy.template),
         agents=policy.turn_journal.noted(agents) if policy.turn_journal else agents,
         contexts=partial(
             TokenContexts, policy.template, policy.servers, config.sequence_length, parser=parser_of(config, policy.template)
@@ -153,7 +148,7 @@ def build_scheduler(
         sampling=sampling or sampling_params(config, split),
         settings=settings or scheduler_settings(config, split),
         is_fixed=split == "val",
-        keep=load_group_filter(config.group_filter) if split == "train" else None,
+        keep=examined.group_filter if split == "train" else None,
         score=policy.score,
         replay_log=policy.replay_log,
         stopwatch=policy.event_loop.stopwatch,
@@ -168,17 +163,17 @@ def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser |
 
 
 def agents_of(
-    config: AgenticConfig, split: Split, policy: Policy, pictures: Pictures | None = None
+    examined: Examined, split: Split, policy: Policy, pictures: Pictures | None = None
 ) -> Callable[[Task], AgentLoop]:
     """A function that returns a task's agent. Agents of rows are made when they are first asked for, the others at once."""
-    event_loop = policy.event_loop
+    config, event_loop = examined.config, policy.event_loop
     of_environments: dict[tuple[str, str], AgentLoop] = {}
     for tag in config.env_manager(split).env_tags:
         settings = agent_settings(config, tag, split, event_loop.watchdog, event_loop.stopwatch)
-        build = partial(build_agent, config, tag, split, settings=settings)
+        build = partial(build_agent, examined, tag, split, settings=settings)
         agent = build() if pictures is None else pictures.recorded(build, env_factory(config, tag, split))
         of_environments[tag, config.custom_envs[tag].agent_name] = agent
-    of_rows = cache(lambda name: build_row_agent(config, split, name, event_loop))
+    of_rows = cache(lambda name: build_row_agent(examined, split, name, event_loop))
 
     def agent_of(task: Task) -> AgentLoop:
         key = (task.tag, task.agent)
@@ -216,12 +211,13 @@ def build_pictures(config: AgenticConfig, run: str) -> Pictures:
     return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)
 
 
-def check_rollouts(config: AgenticConfig) -> None:
-    """Checks the plug-ins of a config before a model is loaded, unless they were checked when the config was read. Warns if
-    training and validation share prompts, or if an environment may give both the same tasks because it takes no `split`."""
-    for _, check in () if config.is_examined else plug_ins(config):
-        check()
-    say_shared_prompts(config)
+def say_warnings(examined: Examined) -> None:
+    """Warns, at the start of a run, of what is left out of the config's tools, of prompts that training and validation share,
+    and of environments that may give both the same tasks because they take no `split`."""
+    config = examined.config
+    for note in examined.notes:
+        logger.warning("%s", note)
+    say_shared_prompts(examined)
     for tag in config.env_manager("val").env_tags if config.uses_validation else ():
         if not takes_split(config.custom_envs[tag].env_type):
             logger.warning("custom_envs.%s takes no `split`: its validation tasks differ from training by seed only", tag)

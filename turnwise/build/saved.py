@@ -6,25 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from turnwise.build.agentic import build_algorithm
 from turnwise.build.rollouts import (
     ServedPolicy,
     agents_of,
     build_pictures,
     build_scheduler,
-    check_rollouts,
     open_policy,
     open_served_policy,
     parser_of,
     sampling_params,
+    say_warnings,
     scheduler_settings,
 )
-from turnwise.build.rows import call_models
 from turnwise.build.run_table import log_settings, play_table
 from turnwise.chat.conversation import TokenContexts
 from turnwise.config import AgenticConfig, SettingsTable, require, unavailable_to_play
 from turnwise.config.describe import most_sampled, sampling
 from turnwise.errors import DataError
+from turnwise.examine.algorithm import make_algorithm
+from turnwise.examine.examined import Examined
+from turnwise.examine.models import call_models
 from turnwise.pipelines.collect import Collection
 from turnwise.pipelines.evaluate import Evaluation, evaluate
 from turnwise.protocols import PolicyServer
@@ -45,17 +46,17 @@ def validation_mode(config: AgenticConfig) -> Mode:
 
 
 def evaluate_model(
-    config: AgenticConfig, model_path: str | None = None, num_tasks: int | None = None, on_start: OnStart = log_settings
+    examined: Examined, model_path: str | None = None, num_tasks: int | None = None, on_start: OnStart = log_settings
 ) -> Evaluation:
     """Plays the config's validation tasks, or the first `num_tasks`, with its model or the one at `model_path`. `on_start` gets
     the table of settings. Tasks, seeds and schedule are those of validation in training: the same weights give the same
     result."""
-    [(_, evaluation)] = evaluate_modes(config, [validation_mode(config)], num_tasks, None, model_path, on_start)
+    [(_, evaluation)] = evaluate_modes(examined, [validation_mode(examined.config)], num_tasks, None, model_path, on_start)
     return evaluation
 
 
 def evaluate_modes(
-    config: AgenticConfig,
+    examined: Examined,
     modes: Sequence[Mode],
     num_tasks: int | None = None,
     num_samples: int | None = None,
@@ -63,14 +64,15 @@ def evaluate_modes(
     on_start: OnStart = log_settings,
 ) -> Iterator[tuple[Mode, Evaluation]]:
     """Like `evaluate_model`, once per mode. Plays each task `num_samples` times (default: group size), but once if greedy."""
+    config = examined.config
     name = Path(model_path or config.actor_train.model_args.model_name_or_path).name
     num_tasks = num_tasks or config.val_batch_size // config.val_env_manager.group_size
-    with _saved_policy(config, "val", model_path) as policy:
+    with _saved_policy(examined, "val", model_path) as policy:
         for mode in modes:
             pictures = build_pictures(config, "eval")
             settings = _evaluation_settings(config, num_samples, mode)
             drawn = _evaluation_sampling(config, mode)
-            scheduler = build_scheduler(config, policy, "val", pictures=pictures, settings=settings, sampling=drawn)
+            scheduler = build_scheduler(examined, policy, "val", pictures=pictures, settings=settings, sampling=drawn)
             if mode == modes[0]:
                 how = ", then ".join(_how(config, mode) for mode in modes)
                 on_start(play_table(config, policy.servers, scheduler, "val", how))
@@ -102,7 +104,7 @@ def _how(config: AgenticConfig, mode: Mode) -> str:
 
 
 def collect_rollouts(
-    config: AgenticConfig,
+    examined: Examined,
     collection: Collection,
     split: Split = "train",
     num_batches: int = 1,
@@ -111,22 +113,24 @@ def collect_rollouts(
 ) -> None:
     """Plays batches of a split with a saved model, like the first steps of training or a validation, and writes them to the
     collection. After an error or Ctrl-C, the collection has the groups that ended before it."""
-    needs = build_algorithm(config).needs if split == "train" else frozenset[str]()
+    config = examined.config
+    needs = make_algorithm(config).needs if split == "train" else frozenset[str]()
     size = config.rollout_batch_size if split == "train" else config.val_batch_size
-    with _saved_policy(config, split, model_path, needs) as policy:
-        scheduler = build_scheduler(config, policy, split, settings=scheduler_settings(config, split, needs))
+    with _saved_policy(examined, split, model_path, needs) as policy:
+        scheduler = build_scheduler(examined, policy, split, settings=scheduler_settings(config, split, needs))
         on_start(play_table(config, policy.servers, scheduler, split, sampling(config, split)))
         with progress_on_terminal(policy.event_loop.stopwatch, most_sampled(config)) as begin_phase:
             collection.play(scheduler, num_batches, size, begin_phase)
 
 
 def replay_rollouts(
-    config: AgenticConfig, path: Path, split: Split = "train", model_path: str | None = None
+    examined: Examined, path: Path, split: Split = "train", model_path: str | None = None
 ) -> tuple[int, list[str]]:
     """Replays the trajectories of a `rollouts.jsonl`, or a split's episodes of a `turns.jsonl`, through their agents with the
     recorded tokens and no model. Leaves out failed trajectories. Returns the number of trajectories, and sentences about lost
     turns and errors after the last recorded turn. Raises RolloutError at the first difference from the recording."""
-    check_rollouts(config)
+    config = examined.config
+    say_warnings(examined)
     is_whole, lost = not is_turn_journal(path), list[str]()
     if is_whole:
         recorded = [trajectory for _, trajectory in read_journal(path) if trajectory.status != "failed"]
@@ -135,8 +139,8 @@ def replay_rollouts(
         recorded = [trajectory for trajectory in episodes if trajectory.task.split == split]
         if not recorded:
             raise DataError("; ".join([f"{path} holds no turn of the split {split} (--split)", *lost]))
-    with closing(open_policy(config, model_path)) as policy:
-        template, agents = policy.template, agents_of(config, split, policy)
+    with closing(open_policy(examined, model_path)) as policy:
+        template, agents = policy.template, agents_of(examined, split, policy)
 
         def contexts(server: PolicyServer, episode_id: str) -> TokenContexts:
             return TokenContexts(template, server, config.sequence_length, episode_id, parser_of(config, template))
@@ -148,9 +152,9 @@ def replay_rollouts(
 
 
 def _saved_policy(
-    config: AgenticConfig, split: Split, model_path: str | None, needs: frozenset[str] = frozenset()
+    examined: Examined, split: Split, model_path: str | None, needs: frozenset[str] = frozenset()
 ) -> closing[ServedPolicy]:
-    require(unavailable_to_play(config, split))
-    check_rollouts(config)
-    call_models(config)
-    return closing(open_served_policy(config, model_path, needs))
+    require(unavailable_to_play(examined.config, split))
+    say_warnings(examined)
+    call_models(examined)
+    return closing(open_served_policy(examined, model_path, needs))

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 from turnwise.build.cluster import build_cluster
-from turnwise.build.demonstration_rows import read_samples
 from turnwise.build.placement import build_placement
 from turnwise.build.prepare import prepare_run
 from turnwise.build.roles import trained_strategy
@@ -15,6 +14,8 @@ from turnwise.build.whole_run import whole_run
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import SFTConfig, require, unavailable
+from turnwise.examine.demonstrations import encode_all
+from turnwise.examine.examined import ExaminedSFT
 from turnwise.models.load import load_tokenizer
 from turnwise.pipelines.by_validation import ByValidation
 from turnwise.pipelines.checkpoints import Contents, Fingerprint
@@ -29,8 +30,9 @@ from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.state import GlobalRandomState
 
 
-def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> SFTPipeline:
+def build_sft(examined: ExaminedSFT, folder: RunFolder, is_quiet: bool = False) -> SFTPipeline:
     """The pipeline of one run of `turnwise sft`."""
+    config = examined.config
     require(unavailable(config))
     set_profile(config)
     placement = build_placement(config)
@@ -38,8 +40,8 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     path, trust = arguments.model_name_or_path, arguments.trust
     tokenizer = load_tokenizer(path, trust)
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs))
-    train_samples = read_samples(config, template, "train_files")
-    val_samples = read_samples(config, template, "val_files")
+    train_samples = encode_all(config, template, "train_files", examined.demonstrations("train_files"))
+    val_samples = encode_all(config, template, "val_files", examined.demonstrations("val_files"))
     num_steps = config.num_epochs * -(-len(train_samples) // config.samples_per_optimizer_step)
     total_steps = min(num_steps, config.max_steps or num_steps)
     event_loop = WatchedRunner()
@@ -84,9 +86,9 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     return pipeline
 
 
-def fine_tune(config: SFTConfig, is_quiet: bool = False) -> Path:
+def fine_tune(examined: ExaminedSFT, is_quiet: bool = False) -> Path:
     """Runs supervised fine-tuning from start to end, and returns the folder of the model."""
-    with whole_run(config, lambda folder: build_sft(config, folder, is_quiet), is_quiet) as pipeline:
+    with whole_run(examined.config, lambda folder: build_sft(examined, folder, is_quiet), is_quiet) as pipeline:
         pipeline.run()
     model = pipeline.checkpoints.newest
     assert model is not None, "a run that ends well saves after its last step"

@@ -8,7 +8,7 @@ from pathlib import Path
 from turnwise.build.rollouts import Policy, ServedPolicy, build_scheduler, scheduler_settings
 from turnwise.config import AgenticConfig
 from turnwise.errors import DataError
-from turnwise.rollout.group_filter import load_group_filter
+from turnwise.examine.examined import Examined
 from turnwise.rollout.journal import read_groups
 from turnwise.rollout.replay import RolloutReplay
 from turnwise.rollout.source import RolloutSource, played_of
@@ -22,13 +22,14 @@ _NUM_DECODED = 256  # number of turns that are decoded to see whether this token
 
 
 def build_source(
-    config: AgenticConfig,
+    examined: Examined,
     policy: ServedPolicy,
     needs: frozenset[str],
     rollouts: Path | None = None,
     tasks: TaskSource | None = None,
 ) -> tuple[RolloutSource, int]:
     """The source of batches, which plays `tasks` or reads `rollouts`, and how many steps it can fill, at most `max_steps`."""
+    config = examined.config
     if rollouts is None:
         settings = replace(
             scheduler_settings(config, "train", needs),
@@ -37,9 +38,9 @@ def build_source(
             is_ordered=config.deterministic,
             num_batches=config.max_steps,
         )
-        source = build_scheduler(config, policy, "train", tasks=tasks, settings=settings)
+        source = build_scheduler(examined, policy, "train", tasks=tasks, settings=settings)
         return source, min(config.max_steps, num_planned_steps(config, tasks) or config.max_steps)
-    replay = build_replay(config, policy, needs, rollouts)
+    replay = build_replay(examined, policy, needs, rollouts)
     return replay, min(config.max_steps, replay.num_batches(config.rollout_batch_size))
 
 
@@ -50,12 +51,13 @@ def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | 
     return -(-tasks.num_tasks // (config.rollout_batch_size // config.train_env_manager.group_size))
 
 
-def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[str], path: Path) -> RolloutReplay:
+def build_replay(examined: Examined, policy: ServedPolicy, needs: frozenset[str], path: Path) -> RolloutReplay:
     """The training batches of a file. Raises DataError if its groups don't fit the config, or too few are left to train on."""
+    config = examined.config
     recording = read_groups(path, config.sampling("train").temperature)
     for sentence in recording.lost:
         logger.warning("%s: %s", path, sentence)
-    keep = load_group_filter(config.group_filter)
+    keep = examined.group_filter
     whole = [group for group in recording.groups if not group.rejected and all(t.status != "failed" for t in played_of(group))]
     groups = [group for group in whole if keep is None or keep(group)]
     num_rejected, num_filtered = len(recording.groups) - len(whole), len(whole) - len(groups)

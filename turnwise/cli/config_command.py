@@ -4,12 +4,15 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 
-from turnwise.build.prepare import lacking_here, problems_here
+from turnwise.build.prepare import lacking_here
 from turnwise.cluster.placement import place
-from turnwise.config import AgenticConfig, SFTConfig, describe, load_any_config
+from turnwise.config import AgenticConfig, SFTConfig, describe
 from turnwise.config.dump import dump_yaml, resolved_values
 from turnwise.config.problems import Problem
 from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.examine.examined import Examined, ExaminedSFT
+from turnwise.examine.problems import problems
+from turnwise.examine.read import load_any_examined
 from turnwise.pipelines.interrupt import ends_at_once
 
 
@@ -18,18 +21,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the resolved config, the settings in force, and where roles run. Returns 0 even if the config can't run here."""
     missing = list[str]()
 
-    def examine(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+    def find(examined: Examined | ExaminedSFT) -> Iterator[Problem]:
         try:
-            yield from problems_here(config)
+            yield from problems(examined, may_miss=True)
         except NotAvailableError as error:
             missing.append(str(error))
 
     try:
-        config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=examine)
+        examined, notes = load_any_examined(arguments.config, arguments.overrides, arguments.strict, find)
     except ConfigError as error:
         if arguments.all:
             raise ConfigError(error.complete) from None
         raise
+    config = examined.config
     table = describe(config)
     table.missing.extend([*missing, *lacking_here(config)])
     notes = [note for note in notes if note not in table.warnings]

@@ -7,6 +7,7 @@ from contextlib import closing
 from turnwise.build.play_policies import OPENAI, PLAYERS
 from turnwise.cli.env_target import NO_MODEL, given_actions, read_target
 from turnwise.cli.options import check_policy
+from turnwise.examine.examined import examine
 from turnwise.hub import local_path, looks_like_hub_name
 from turnwise.model_folder import folder_here
 from turnwise.pipelines.interrupt import ends_at_once
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         read=reader(console, sys.stdin),
         show=lambda text: console.print(text, style="dim", markup=False),
     )
-    with closing(set_up(target.config, target.tag, choices)) as setup:
+    with closing(set_up(examine(target.config), target.tag, choices)) as setup:
         screen = PlayScreen(console, setup, shows_ids=options.ids)
         screen.begin(policy)
         if policy == "human":

@@ -4,15 +4,15 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from turnwise.build.prepare import prepare_run, problems_here
-from turnwise.cli.options import read_config
-from turnwise.config import AgenticConfig, SFTConfig, not_here, require, unavailable
+from turnwise.build.prepare import prepare_run
+from turnwise.cli.options import print_notes, read_examined
+from turnwise.config import not_here, require, unavailable
 from turnwise.config.dump import RESUMED
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError
+from turnwise.examine.problems import problems
+from turnwise.examine.read import load_examined_sft
 from turnwise.pipelines.interrupt import ends_at_once
-
-_EXAMINE = partial(problems_here, may_miss=False)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -22,7 +22,8 @@ def run(options: argparse.Namespace) -> int:
     if file is None:
         raise ConfigError("train needs a config: turnwise train FILE [KEY=VALUE ...], or --replay RUN with the folder of a run")
     options.config, options.overrides = file, overrides
-    config = read_config(options, AgenticConfig, _EXAMINE)
+    examined = read_examined(options, find=problems)
+    config = examined.config
     # Before torch is imported, to refuse at once what can't run here.
     require([*unavailable(config), *not_here(config)])
     rollouts = Path(options.from_rollouts) if options.from_rollouts else None
@@ -35,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         from turnwise.build.whole_run import whole_run
 
     build = partial(
-        build_agentic, config, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay
+        build_agentic, examined, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay
     )
     with whole_run(config, build, options.quiet) as pipeline:
         pipeline.run()
@@ -46,10 +47,12 @@ def run(options: argparse.Namespace) -> int:
 
 def run_sft(options: argparse.Namespace) -> int:
     """Trains on demonstrations, and prints where the model is."""
-    config = read_config(options, SFTConfig, _EXAMINE)
+    with ends_at_once():
+        examined, notes = load_examined_sft(options.config, options.overrides, options.strict, problems)
+    print_notes(notes)
     with ends_at_once():
         from turnwise.build.sft import fine_tune
-    fine_tune(config, is_quiet=options.quiet)
+    fine_tune(examined, is_quiet=options.quiet)
     return 0
 
 

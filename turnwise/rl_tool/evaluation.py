@@ -16,6 +16,7 @@ from turnwise.data.checkers import are_correct, check_checker
 from turnwise.data.math_rewards import has_format, num_steps
 from turnwise.data.quantities import TOLERANCE
 from turnwise.errors import ConfigError, DataError
+from turnwise.examine.examined import examine
 from turnwise.hub import local_path
 from turnwise.model_folder import base_of_adapter, check_model
 from turnwise.rl_tool import rows as data
@@ -132,7 +133,7 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[G
             self.groups = scheduler.get_batch(num_trajectories)
 
     collected = CollectedGroups(Path("rollouts.jsonl"))
-    collect_rollouts(trainer.config, collected, "val")
+    collect_rollouts(examine(trainer.config), collected, "val")
     return collected.groups
 
 

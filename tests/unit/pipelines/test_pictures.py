@@ -16,6 +16,7 @@ from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.build.saved import evaluate_model
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.recording import View
+from turnwise.examine.examined import examine
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures, frames
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import Group, SamplingParams, Task, Trajectory, Turn
@@ -143,7 +144,7 @@ def test_a_run_writes_them_at_each_validation_and_measures_the_same(tiny_model, 
 
 
 def test_an_evaluation_writes_them_too_and_measures_the_same(tiny_model, tmp_path):
-    plain = evaluate_model(config_of(tiny_model, tmp_path, "plain"))
-    recorded = evaluate_model(config_of(tiny_model, tmp_path, "seen", render_save_dir=str(tmp_path / "pictures")))
+    plain = evaluate_model(examine(config_of(tiny_model, tmp_path, "plain")))
+    recorded = evaluate_model(examine(config_of(tiny_model, tmp_path, "seen", render_save_dir=str(tmp_path / "pictures"))))
     assert recorded == plain
     assert len(list((tmp_path / "pictures" / "seen" / "eval" / tiny_model.name).glob("Lake-*.gif"))) == NUM_RECORDED

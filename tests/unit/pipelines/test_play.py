@@ -19,6 +19,7 @@ from turnwise.chat.conversation import TextAnswer
 from turnwise.config import parse_config
 from turnwise.envs.parsing import as_answer
 from turnwise.errors import ConfigError, RolloutError
+from turnwise.examine.examined import examine
 from turnwise.models.load import load_tokenizer
 from turnwise.rollout.tasks import SeededTasks
 from turnwise.types import SamplingParams, Task
@@ -57,7 +58,7 @@ def config_of(tiny_model, **changes):
 
 def played(config, choices):
     notes = Notes()
-    with closing(set_up(config, "Lake", choices)) as setup:
+    with closing(set_up(examine(config), "Lake", choices)) as setup:
         return notes, setup.play(EpisodePrinter(notes)), setup
 
 
@@ -88,8 +89,8 @@ def test_a_model_plays_what_it_plays_in_a_run(tiny_model):
     config = config_of(tiny_model)
     task = SeededTasks(config.seed, "val", ("Lake",), (1,)).task(0)
     notes, result, _ = played(config, Choices(str(tiny_model), split="val", seed=task.seed))
-    with closing(open_served_policy(config)) as policy:
-        [group] = build_scheduler(config, policy, "val").get_batch(1)
+    with closing(open_served_policy(examine(config))) as policy:
+        [group] = build_scheduler(examine(config), policy, "val").get_batch(1)
     expected = group.trajectories[0]
     assert group.task.seed == task.seed
     for ours, theirs, answer in zip(result.trajectory.turns, expected.turns, notes.answers, strict=True):
@@ -165,7 +166,7 @@ def test_a_policy_known_by_its_words_has_no_tokens(tiny_model):
         asked.append(list(messages))
         return TextAnswer("<answer>Right</answer>", "stop")
 
-    setup = set_up(config, "Lake", Choices("openai:http://localhost:1/v1", model_name="small"))
+    setup = set_up(examine(config), "Lake", Choices("openai:http://localhost:1/v1", model_name="small"))
     setup = replace(setup, policy=replace(setup.policy, prepare=lambda printer: printer.over_text(complete)))
     with closing(setup):
         result = setup.play(EpisodePrinter(notes))

@@ -1,8 +1,7 @@
-"""Builds tools and simulated users from the files that a config names."""
+"""Makes the tools and simulated users that a config names, and checks whether rows fit them."""
 
 import importlib.util
 import inspect
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,30 +16,29 @@ from turnwise.errors import ConfigError, DataError, nearest
 from turnwise.hub import local_path
 from turnwise.protocols import ChecksRows, Interaction, Tool
 from turnwise.runtime.foreign import Foreign
-from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import AGENT_ALIASES, INTERACTIONS, ROW_AGENTS, TOOLS
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.mcp_server import McpServer
 from turnwise.tools.session import Interactions, OfferedTool, ToolBox, interaction_kwargs
 
-logger = logging.getLogger(__name__)
 
-
-def build_tools(config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None) -> ToolBox:
-    """The tools of `agent.tools`, `agent.tool_config_path` and `agent.function_tool_path`. Raises TurnwiseError if one can't be
-    made."""
+def make_tools(config: AgenticConfig, notes: list[str]) -> ToolBox:
+    """The tools of `agent.tools`, `agent.tool_config_path` and `agent.function_tool_path`. Appends to `notes` why a function or
+    a server's tool is left out. Raises TurnwiseError if a tool can't be made."""
     agent = config.agent
     key = f"class_name of {agent.tool_config_path}"
     entries = read_tool_file(agent.tool_config_path) if agent.tool_config_path else []
-    tools = [offered for name in agent.tools for offered in _of_entry(ToolEntry(class_name=name), "agent.tools")]
-    tools += [offered for entry in entries for offered in _of_entry(entry, key)]
+    tools: list[OfferedTool] = []
+    for name in agent.tools:
+        tools += _of_entry(ToolEntry(class_name=name), "agent.tools", notes)
+    for entry in entries:
+        tools += _of_entry(entry, key, notes)
     if agent.function_tool_path:
-        tools += [OfferedTool(FunctionTool(function)) for function in _functions(agent.function_tool_path)]
-    return ToolBox(tools, agent.tool_timeout_s, watchdog or Watchdog(), stopwatch or Stopwatch())
+        tools += [OfferedTool(FunctionTool(function)) for function in _functions(agent.function_tool_path, notes)]
+    return ToolBox(tools, agent.tool_timeout_s)
 
 
-def _of_entry(entry: ToolEntry, key: str) -> list[OfferedTool]:
+def _of_entry(entry: ToolEntry, key: str, notes: list[str]) -> list[OfferedTool]:
     found = load_object(TOOLS.get(entry.class_name) or entry.class_name, key, ConfigError)
     make: Callable[[], Tool | McpServer]
     if isinstance(found, type):
@@ -59,12 +57,12 @@ def _of_entry(entry: ToolEntry, key: str) -> list[OfferedTool]:
     with Foreign(f"{key} {entry.class_name}: making it", "at the start", are_faults=True):
         made = make()
     if isinstance(made, McpServer):
-        return _of_server(made, entry)
+        return _of_server(made, entry, notes)
     return [OfferedTool(_checked(made, f"{key} {entry.class_name}"), entry.timeout_s, entry.max_concurrency)]
 
 
-def _of_server(server: McpServer, entry: ToolEntry) -> list[OfferedTool]:
-    """The tools of a server. One whose schema is wrong is left out with a warning, unless `config.tools` names it. Raises
+def _of_server(server: McpServer, entry: ToolEntry, notes: list[str]) -> list[OfferedTool]:
+    """The tools of a server. One whose schema is wrong is left out, which `notes` says, unless `config.tools` names it. Raises
     ConfigError if none is left."""
     offered: list[OfferedTool] = []
     problems: list[str] = []
@@ -75,7 +73,7 @@ def _of_server(server: McpServer, entry: ToolEntry) -> list[OfferedTool]:
             if "tools" in entry.config:
                 raise ConfigError(f"mcp: {fault}; config.tools names it: leave it out there") from fault
             problems.append(str(fault))
-            logger.warning("mcp: the tool %s is left out: %s", tool.name, fault)
+            notes.append(f"mcp: the tool {tool.name} is left out: {fault}")
     if problems and not offered:
         raise ConfigError(f"mcp: the server has no tool that can be called: {'; '.join(problems)}")
     return offered
@@ -94,7 +92,7 @@ def _checked(tool: Tool, what: str) -> Tool:
     return tool
 
 
-def _functions(path: str) -> Sequence[Callable[..., Any]]:
+def _functions(path: str, notes: list[str]) -> Sequence[Callable[..., Any]]:
     """The public functions that a Python file describes, in the file's order. Imports the file as a module of its own."""
     file, key = local_path(path), f"agent.function_tool_path {path}"
     name = f"turnwise_functions_{file.stem}"
@@ -111,8 +109,7 @@ def _functions(path: str) -> Sequence[Callable[..., Any]]:
         raise ConfigError(f"{key} defines no public function{lacking}; each public function of that file is a tool")
     for function in functions:
         if function not in tools:
-            why = "it has no docstring, or is a generator"
-            logger.warning("%s: the function %s isn't a tool, since %s", key, function.__name__, why)
+            notes.append(f"{key}: the function {function.__name__} isn't a tool, since it has no docstring, or is a generator")
     return tools
 
 
@@ -134,9 +131,7 @@ def _is_helper(function: FunctionType, module: ModuleType) -> bool:
     return is_generator or not inspect.getdoc(function)
 
 
-def build_interactions(
-    config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None
-) -> Interactions:
+def make_users(config: AgenticConfig) -> Interactions:
     """The simulated users of `agent.interaction_config_path`, if it is set. Raises TurnwiseError if one can't be made."""
     path, users = config.agent.interaction_config_path, dict[str, Interaction]()
     for entry in read_interaction_file(path) if path else []:
@@ -152,7 +147,7 @@ def build_interactions(
         if not isinstance(user, Interaction):
             raise ConfigError(f"{key}: {entry.class_name} lacks a method of Interaction in turnwise/tool_protocols.py")
         users[entry.name] = user
-    return Interactions(users, config.agent.tool_timeout_s, watchdog or Watchdog(), stopwatch or Stopwatch())
+    return Interactions(users, config.agent.tool_timeout_s)
 
 
 def agent_name(config: AgenticConfig, row: TableRow) -> str:
@@ -161,9 +156,8 @@ def agent_name(config: AgenticConfig, row: TableRow) -> str:
     return AGENT_ALIASES.get(name, name)
 
 
-def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
+def check_users_of_rows(config: AgenticConfig, users: Mapping[str, Interaction], rows: Sequence[TableRow]) -> None:
     """Raises DataError for an unknown user, wrong arguments or, if there are users, a built-in agent's row that names none."""
-    users = build_interactions(config).by_name
     names = list(users)
     for row in rows:
         name = interaction_kwargs(row.columns).get("name")
@@ -184,9 +178,9 @@ def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
                 raise DataError(f"{row.place}: {what} ({method.__name__}: {fault})") from fault
 
 
-def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
+def check_tools_of_rows(config: AgenticConfig, box: ToolBox, rows: Sequence[TableRow]) -> None:
     """Raises DataError if a row names a missing tool, lacks a tool's columns, or has an agent that doesn't fit the tools."""
-    box, data, path = build_tools(config), config.data, config.agent.tool_config_path
+    data, path = config.data, config.agent.tool_config_path
     names = box.names
     for row in rows:
         if names and not row.columns.get(data.agent_name_key) and not data.is_set("default_agent"):

@@ -2,58 +2,65 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from turnwise.build.prompt_check import warn_of_turn_tokens_in
 from turnwise.chat.demonstration import TooLongError, check_demonstration, check_row_flags, encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import SFTConfig
 from turnwise.data.bad_rows import SKIP_HINT, BadRows
 from turnwise.data.demonstrations import DemonstrationRow, read_rows
 from turnwise.errors import ChatTemplateError, DataError, counted
+from turnwise.examine.prompts import warn_of_turn_tokens_in
 from turnwise.types import Sample
 
 logger = logging.getLogger(__name__)
 
 
-def check_source(config: SFTConfig, key: str, name: str) -> None:
+@dataclass(slots=True)
+class Demonstrations:
+    """Rows of demonstrations, and those that are left out because they have the wrong shape."""
+
+    rows: list[DemonstrationRow] = field(default_factory=list)
+    bad: BadRows = field(default_factory=BadRows)
+
+    def extend(self, more: "Demonstrations") -> None:
+        """Adds the rows of another source at the end."""
+        self.rows += more.rows
+        for sentence in more.bad.sentences:
+            self.bad.add(sentence)
+
+
+def read_demonstrations(config: SFTConfig, key: str, name: str) -> Demonstrations:
     """Reads one source of `train_files` or `val_files`. Raises DataError if it can't be read, if it holds rows of the wrong
     shape that aren't skipped, or if no row is left."""
-    bad = BadRows()
-    rows = _checked(config, key, [name], bad)
-    if config.data.on_bad_row == "error":
-        bad.refuse()
-    elif not rows:
-        bad.leave_out(f"{key} {name}", len(bad.sentences))
-
-
-def read_samples(config: SFTConfig, template: ChatTemplate, key: str) -> list[Sample]:
-    """The rows of `train_files` or `val_files` as training samples. Rows that are too long are left out with a warning, and so
-    are those of the wrong shape under `data.on_bad_row: skip`. Raises DataError if those aren't skipped, or none is left."""
-    names = (config.train_files if key == "train_files" else config.val_files) or []
-    if not names:
-        return []
-    bad = BadRows()
-    rows = _checked(config, key, names, bad)
-    num_rows = len(rows) + len(bad.sentences)
-    samples = encode_demonstrations(template, rows, config.sequence_length, key, bad)
-    warn_of_turn_tokens_in([(row.place, row.messages) for row in rows], template, key)
-    if config.data.on_bad_row == "error":
-        bad.refuse()
-    bad.leave_out(key, num_rows)
-    return samples
-
-
-def _checked(config: SFTConfig, key: str, names: list[str], bad: BadRows) -> list[DemonstrationRow]:
-    rows = []
-    for row in read_rows(names, key, config.data.format, bad):
+    read = Demonstrations()
+    for row in read_rows([name], key, config.data.format, read.bad):
         try:
             check_row_flags(row.columns)
             check_demonstration(row.messages)
         except DataError as error:
-            bad.add(f"{row.place}: {error}")
+            read.bad.add(f"{row.place}: {error}")
         else:
-            rows.append(row)
-    return rows
+            read.rows.append(row)
+    if config.data.on_bad_row == "error":
+        read.bad.refuse()
+    elif not read.rows:
+        read.bad.leave_out(f"{key} {name}", len(read.bad.sentences))
+    return read
+
+
+def encode_all(config: SFTConfig, template: ChatTemplate, key: str, read: Demonstrations) -> list[Sample]:
+    """The demonstrations of `key` as training samples. Rows that are too long are left out with a warning, and so are those of
+    the wrong shape under `data.on_bad_row: skip`. Raises DataError if those aren't skipped, or none is left."""
+    if not read.rows and not read.bad.sentences:
+        return []
+    num_rows = len(read.rows) + len(read.bad.sentences)
+    samples = encode_demonstrations(template, read.rows, config.sequence_length, key, read.bad)
+    warn_of_turn_tokens_in([(row.place, row.messages) for row in read.rows], template, key)
+    if config.data.on_bad_row == "error":
+        read.bad.refuse()
+    read.bad.leave_out(key, num_rows)
+    return samples
 
 
 def encode_demonstrations(
