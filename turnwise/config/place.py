@@ -51,7 +51,8 @@ def described(config: AnyConfig) -> Machine:
     last = max(device for named in devices.values() for device in named)
     num_launched = 1
     if config.cluster.name == "launched" or any(_unsharded(roles, devices)):
-        num_launched = max(2, last + 1)
+        num_named = len({device for named in devices.values() for device in named})
+        num_launched = num_named if next(iter(roles.values())).device_mapping else max(2, last + 1)
     if isinstance(config, AgenticConfig):
         last = max([last, *(config.actor_infer.device_mapping or ())])
     return Machine((Node(max(last + 1, num_launched), "cuda"),), num_launched)
@@ -59,6 +60,10 @@ def described(config: AnyConfig) -> Machine:
 
 def contradictions(config: AnyConfig) -> Iterator[Problem]:
     """What is wrong with a config about devices and processes, whatever the machine."""
+    if config.cluster.name == "ray":
+        message = "ray isn't in this version; take process for the devices of one machine"
+        yield Problem.at("cluster.name", f"{message}, or launched for processes that torchrun or accelerate started there")
+        return
     roles = _training_roles(config)
     devices = _devices_of(roles, _HERE)
     numbers = {device for named in devices.values() for device in named}
