@@ -12,8 +12,7 @@ from turnwise.algorithms.settings import AlgorithmSettings, Correction, Importan
 from turnwise.build.cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
 from turnwise.build.health import build_health
 from turnwise.build.parity import build_parity_gate
-from turnwise.build.placement import FreeForTransfer, place_here, share_devices
-from turnwise.build.prepare import prepare_run
+from turnwise.build.placement import FreeForTransfer, place_here, prepare_run, share_devices
 from turnwise.build.roles import batch_plan, reference_strategy, trained_strategy
 from turnwise.build.rollouts import Policy, ServedPolicy, build_pictures, build_scheduler, check_rollouts, open_policy, serve
 from turnwise.build.rows import build_tasks, call_models
@@ -88,8 +87,8 @@ def build_agentic(
         on_error.callback(lambda: policy.event_loop.run(served.servers.close()))
         require_abilities(config, served.servers.info())
         if replay_log is not None:
-            begin_replay_log(replay_log, config, placement, served)
-        freeing = share_devices(config, placement, served, roles)
+            begin_replay_log(replay_log, config, placement, served.servers.info().engine)
+        freeing = share_devices(config, placement, served.servers, policy.event_loop, roles)
         source, num_steps = build_source(config, served, algorithm.needs, rollouts, tasks)
         trackers = build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, stopwatch)
         log = RunLog(trackers, stopwatch, build_health(config, is_playing=rollouts is None))

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from turnwise.build.placement import cpu_threads, set_torch_threads
-from turnwise.build.rollouts import ServedPolicy
 from turnwise.build.run import seed_process
 from turnwise.cluster.launched import LaunchedCluster
 from turnwise.cluster.local import LocalCluster
@@ -73,7 +72,7 @@ def build_replay_log(
     return replay_log
 
 
-def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, placement: Placement, policy: ServedPolicy) -> None:
+def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, placement: Placement, engine: str) -> None:
     """Records torch's version, device, processor, threads, kernels and engine. Raises DataError if the recorded ones differ."""
     threads = cpu_threads(config, torch.get_num_threads())
     replay_log.begin(
@@ -83,7 +82,7 @@ def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, placement: Pl
             "processor": torch.backends.cpu.get_cpu_capability(),
             "threads": f"{threads.train} to train and {threads.rollout} to play",
             "kernels": "torch's" if load_kernels() is None else "the library's",
-            "engine": policy.servers.info().engine,
+            "engine": engine,
         }
     )
 

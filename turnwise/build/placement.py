@@ -3,20 +3,18 @@ after the other. `turnwise config` uses this module, so torch is imported only w
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
+from turnwise.cluster.fork_server import prepare_processes
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.place import place
+from turnwise.inference.server_manager import LLMServerManager
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.shared_devices import Resident, SharedDevices
 from turnwise.protocols import MemoryKind
+from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.machine import find_machine
 from turnwise.runtime.placement import CpuThreads, Placement
 from turnwise.spec import STRATEGIES
-
-if TYPE_CHECKING:
-    from turnwise.build.rollouts import ServedPolicy
-
 
 FreeForTransfer = Callable[[], Awaitable[None]] | None
 """Frees device memory for a weight transfer; None if the roles don't share devices."""
@@ -31,6 +29,17 @@ def placed_rewards(config: AgenticConfig) -> Placement:
     """The placement of the reward role's model where nothing is trained or served. A config without such a model may name
     devices that this machine lacks."""
     return place_here(config) if config.needs_reward_role else Placement("local")
+
+
+def prepare_run(placement: Placement) -> None:
+    """Starts the fork server now if training or servers will need it. It then imports libraries while this process does."""
+    modules: list[str] = []
+    if placement.cluster == "process" or placement.num_servers > 1:
+        modules.append("turnwise.build.roles")
+    if placement.num_servers > 1:
+        modules.append("turnwise.build.servers")
+    if modules:
+        prepare_processes(modules)
 
 
 def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
@@ -53,7 +62,11 @@ def set_torch_threads(num_threads: int) -> None:
 
 
 def share_devices(
-    config: AgenticConfig, placement: Placement, policy: "ServedPolicy", roles: Mapping[str, ModelRole]
+    config: AgenticConfig,
+    placement: Placement,
+    servers: LLMServerManager,
+    event_loop: WatchedRunner,
+    roles: Mapping[str, ModelRole],
 ) -> FreeForTransfer:
     """Makes the roles of a synchronous run share device memory. Returns the function that frees memory for a weight transfer;
     None on a CPU, and in asynchronous runs, whose roles compute at the same time."""
@@ -66,19 +79,18 @@ def share_devices(
         kinds: set[MemoryKind] = {"weights"}
         if STRATEGIES[config.roles[name].strategy_args.strategy_name].kind == "train":
             kinds.add("optimizer")
-        if name == "actor_train" and not policy.servers.info().needs_weights:
+        if name == "actor_train" and not servers.info().needs_weights:
             kinds.remove("weights")  # the server reads these very tensors
         offload, onload = (partial(role.workers.call, method) for method in ("offload", "onload"))
         residents[name] = Resident(frozenset(placement.roles[name].devices), frozenset(kinds), offload, onload)
     devices = frozenset(placement.of("actor_infer").devices)
-    servers = policy.servers
     residents["actor_infer"] = Resident(devices, servers.info().sleeps, servers.sleep, servers.wake)
     shared = SharedDevices(residents)
 
     def claim_devices(role: str, kinds: Collection[MemoryKind] | None) -> None:
-        policy.event_loop.run(shared.claim(role, kinds))
+        event_loop.run(shared.claim(role, kinds))
 
     for role in roles.values():
         role.claim_devices = claim_devices
-    policy.servers.claim_devices = lambda: shared.claim("actor_infer")
+    servers.claim_devices = lambda: shared.claim("actor_infer")
     return shared.free_for_transfer

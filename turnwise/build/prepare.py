@@ -1,4 +1,4 @@
-"""Checks a run before torch is imported, and starts the imports of its other processes early."""
+"""Checks a run before torch is imported."""
 
 import os
 from collections.abc import Iterator
@@ -16,18 +16,7 @@ from turnwise.config.problems import Problem
 from turnwise.errors import ChatTemplateError, CheckpointError, ConfigError, DataError, NotAvailableError, TurnwiseError
 from turnwise.model_folder import base_of_adapter, folder_here, has_tokenizer
 from turnwise.runtime.machine import Machine, find_machine
-from turnwise.runtime.placement import Placement
 from turnwise.runtime.rank import launched
-
-
-def prepare_run(placement: Placement) -> None:
-    """Starts the fork server now if training or servers will need it. It then imports libraries while this process does."""
-    has_replicas = placement.num_servers > 1
-    if placement.cluster != "process" and not has_replicas:
-        return
-    from turnwise.cluster.fork_server import prepare_processes
-
-    prepare_processes(["turnwise.build.roles", *(["turnwise.build.servers"] if has_replicas else [])])
 
 
 def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from turnwise.build.cluster import build_cluster
 from turnwise.build.demonstration_rows import read_samples
-from turnwise.build.placement import place_here
-from turnwise.build.prepare import prepare_run
+from turnwise.build.placement import place_here, prepare_run
 from turnwise.build.roles import trained_strategy
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, log_settings, settings_table

@@ -4,7 +4,8 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from turnwise.build.prepare import prepare_run, problems_here
+from turnwise.build.placement import prepare_run
+from turnwise.build.prepare import problems_here
 from turnwise.cli.options import read_config
 from turnwise.config import AgenticConfig, SFTConfig, not_here, require, unavailable
 from turnwise.config.dump import RESUMED

@@ -19,7 +19,7 @@ from turnwise.runtime.machine import Machine, Node
 
 CLUSTERS = ("auto", "local", "process", "launched")
 STRATEGIES = (("torch_train", "torch_train"), ("deepspeed_train", "torch_train"), ("torch_train", "deepspeed_train"))
-"""Of the policy and of the critic."""
+"""The strategies of the policy and of the critic."""
 TRAINED_ON = (None, [0], [0, 1], [2, 3])
 CRITIC_ON = (None, [1], [0, 1])
 SERVED_ON = (None, [1], [0, 1])
@@ -59,7 +59,7 @@ class Case:
         return len(self.served_on or ()) > 1
 
     def devices(self, num_launched: int) -> tuple[set[int], set[int]]:
-        """Those of the policy and of the critic."""
+        """The devices of the policy, and those of the critic."""
         policy = set(self.trained_on or range(num_launched))
         return policy, set(self.critic_on or policy)
 
