@@ -11,7 +11,7 @@ from turnwise.chat.folder_tokenizer import FolderTokenizer
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, SFTConfig, not_here
-from turnwise.config.place import described, place
+from turnwise.config.place import place, smallest_machine
 from turnwise.config.problems import Problem
 from turnwise.errors import ChatTemplateError, CheckpointError, ConfigError, DataError, NotAvailableError, TurnwiseError
 from turnwise.model_folder import base_of_adapter, folder_here, has_tokenizer
@@ -108,7 +108,7 @@ def lacking_devices(config: AgenticConfig | SFTConfig, machine: Machine) -> Iter
 
 def _fits_everywhere(config: AgenticConfig | SFTConfig) -> bool:
     """Whether every machine has what the placement needs: the first device, and no launcher."""
-    machine = described(config)
+    machine = smallest_machine(config)
     return machine.num_devices == 1 and launched() == (0, 1)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from turnwise.build.prepare import lacking_here, problems_here
 from turnwise.config import AgenticConfig, SFTConfig, describe, load_any_config
 from turnwise.config.dump import dump_yaml, resolved_values
-from turnwise.config.place import described, place
+from turnwise.config.place import place, smallest_machine
 from turnwise.config.problems import Problem
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.pipelines.interrupt import ends_at_once
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.all:
             raise ConfigError(error.complete) from None
         raise
-    placement = place(config, described(config))  # this machine needn't have its devices
+    placement = place(config, smallest_machine(config))  # this machine needn't have its devices
     table = describe(config, placement)
     table.missing.extend([*missing, *lacking_here(config)])
     notes = [note for note in notes if note not in table.warnings]

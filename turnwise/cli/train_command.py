@@ -9,7 +9,7 @@ from turnwise.build.prepare import problems_here
 from turnwise.cli.options import read_config
 from turnwise.config import AgenticConfig, SFTConfig, not_here, require, unavailable
 from turnwise.config.dump import RESUMED
-from turnwise.config.place import described, place
+from turnwise.config.place import place, smallest_machine
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError
 from turnwise.pipelines.interrupt import ends_at_once
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     with ends_at_once():
         if rollouts is None and launched() == (0, 1):
             # Not the placement on this machine: its accelerators are found by torch, which the fork server imports meanwhile.
-            prepare_run(place(config, described(config)))
+            prepare_run(place(config, smallest_machine(config)))
         from turnwise.build.agentic import build_agentic
         from turnwise.build.whole_run import whole_run
 

@@ -13,7 +13,7 @@ from turnwise.config.algorithm import TrainInferCorrection
 from turnwise.config.environments import EnvManager
 from turnwise.config.missing import unavailable
 from turnwise.config.model_shape import ModelShape
-from turnwise.config.place import described, place
+from turnwise.config.place import place, smallest_machine
 from turnwise.config.roles import Role, TrainingArgs
 from turnwise.config.rules import phrases
 from turnwise.config.schema import AgenticConfig
@@ -66,7 +66,7 @@ def describe(
     if isinstance(config, SFTConfig):
         rows = dict(_sft_rows(config))
     else:
-        rows = dict(_agentic_rows(config, placement or place(config, described(config))))
+        rows = dict(_agentic_rows(config, placement or place(config, smallest_machine(config))))
     if built is not None:
         return SettingsTable([(name, text) for name, text in (rows | built).items() if text], ineffective(config))
     return SettingsTable([*rows.items()], [*ineffective(config), *_unknown_environments(config)], unavailable(config))

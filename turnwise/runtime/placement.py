@@ -1,7 +1,8 @@
 """Where the roles of a run live, as a value that is printed, handed down and asked. `config.place` computes it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 from turnwise.errors import counted
@@ -10,6 +11,16 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 
 ClusterName = Literal["local", "process", "launched"]
+_HOMES: Mapping[ClusterName, str] = {
+    "local": "in this process",
+    "process": "a process for each",
+    "launched": "the launcher's processes",
+}
+_TRAINING: Mapping[ClusterName, str] = {
+    "local": "training in this process",
+    "process": "a process for each training device",
+    "launched": "training in the launcher's processes, one for each training device",
+}
 BESIDE_TRAINERS = -1
 """Stands for the run's own process where training has other processes."""
 
@@ -42,7 +53,8 @@ class RolePlacement:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        return tuple(device for devices in self.ranks for device in devices)
+        """All devices of the role, in the order of its ranks."""
+        return tuple(chain.from_iterable(self.ranks))
 
     @property
     def num_replicas(self) -> int:
@@ -90,21 +102,28 @@ class Placement:
     @property
     def num_servers(self) -> int:
         """Number of inference servers. A single one is in the run's process, several have processes of their own."""
-        return self.served["actor_infer"].size if "actor_infer" in self.served else 0
+        servers = self.served.get("actor_infer")
+        return servers.size if servers else 0
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
         """The processes of each role that is on several processes but not on all, without duplicates."""
-        several = dict.fromkeys(placed.processes for placed in self.roles.values() if placed.size > 1)
-        return [processes for processes in several if len(processes) < self.num_processes]
+        groups: list[tuple[int, ...]] = []
+        for placed in self.roles.values():
+            is_part = 1 < placed.size < self.num_processes
+            if is_part and placed.processes not in groups:
+                groups.append(placed.processes)
+        return groups
 
     def of(self, role: str) -> RolePlacement:
         """The placement of a role. A role without one has one rank, on the first training device."""
-        return self.roles.get(role) or self.served.get(role) or RolePlacement((self.devices[:1],), (0,))
+        placed = self._all.get(role)
+        return placed or RolePlacement((self.devices[:1],), (0,))
 
     def devices_of(self, role: str, rank: int = 0) -> tuple[str, ...]:
         """Torch's names for all devices of a rank."""
-        return tuple(map(self.machine.device_name, self.of(role).ranks[rank]))
+        devices = self.of(role).ranks[rank]
+        return tuple(map(self.machine.device_name, devices))
 
     def device_of(self, role: str, rank: int = 0) -> str:
         """Torch's name for the first device of a rank."""
@@ -112,18 +131,21 @@ class Placement:
 
     def ranks_on(self, device: int) -> dict[str, int]:
         """The roles that share a device, each with its rank there."""
-        return {
-            role: rank for role, placed in self._all.items() for rank, devices in enumerate(placed.ranks) if device in devices
-        }
+        sharing: dict[str, int] = {}
+        for role, placed in self._all.items():
+            for rank, devices in enumerate(placed.ranks):
+                if device in devices:
+                    sharing[role] = rank
+        return sharing
 
     def neighbours(self, role: str, rank: int = 0) -> dict[str, int]:
         """The other roles whose workers this rank can reach as objects of its process, each with its rank there."""
-        home = self.of(role).processes[rank]
-        return {
-            name: placed.processes.index(home)
-            for name, placed in self._reachable(role).items()
-            if name != role and home in placed.processes
-        }
+        process = self.of(role).processes[rank]
+        neighbours: dict[str, int] = {}
+        for name, placed in self._reachable(role).items():
+            if name != role and process in placed.processes:
+                neighbours[name] = placed.processes.index(process)
+        return neighbours
 
     def _reachable(self, role: str) -> Mapping[str, RolePlacement]:
         if self.cluster == "local":
@@ -146,12 +168,12 @@ class Placement:
     def describe(self) -> str:
         """One line for people: the devices of every training role, and the kind of processes."""
         noun = "device" if self.accelerator else "slot"
-        where = {"local": "in this process", "process": "a process for each", "launched": "the launcher's processes"}
-        roles = [
-            f"{name} on {noun}{'s' if placed.size > 1 else ''} {', '.join(map(str, placed.devices))}"
-            for name, placed in self.roles.items()
-        ]
-        return f"{'; '.join(roles)} ({where[self.cluster]})"
+        texts: list[str] = []
+        for name, placed in self.roles.items():
+            plural = "s" if placed.size > 1 else ""
+            numbers = ", ".join(map(str, placed.devices))
+            texts.append(f"{name} on {noun}{plural} {numbers}")
+        return f"{'; '.join(texts)} ({_HOMES[self.cluster]})"
 
     def table(self) -> str:
         """A table with a line per device: the ranks of the training roles on it, and the replicas of served roles. The last
@@ -168,29 +190,22 @@ class Placement:
         columns = [_column("rank", placed) for placed in self.roles.values()]
         columns += [_column("replica", placed) for placed in self.served.values()]
         rows = [["device", *self._all]]
-        for device in sorted({device for column in columns for device in column}):
-            rows.append([str(device), *(column.get(device, "-") for column in columns)])
-        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([*(line.rstrip() for line in lines), f"({self._processes()})"])
+        for device in sorted(set(chain.from_iterable(columns))):
+            cells = [column.get(device, "-") for column in columns]
+            rows.append([str(device), *cells])
+        return f"{_aligned(rows)}\n({self._processes()})"
 
     @property
     def _all(self) -> dict[str, RolePlacement]:
         return {**self.roles, **self.served}
 
     def _processes(self) -> str:
-        parts = [
-            {
-                "local": "training in this process",
-                "process": "a process for each training device",
-                "launched": "training in the launcher's processes, one for each training device",
-            }[self.cluster]
-        ]
+        training = _TRAINING[self.cluster]
+        if not self.num_servers:
+            return training
         if self.num_servers == 1:
-            parts.append("sampling in this process")
-        elif self.num_servers:
-            parts.append(counted(self.num_servers, "inference process"))
-        return "; ".join(parts)
+            return f"{training}; sampling in this process"
+        return f"{training}; {counted(self.num_servers, 'inference process')}"
 
 
 def _column(noun: str, placed: RolePlacement) -> dict[int, str]:
@@ -200,3 +215,13 @@ def _column(noun: str, placed: RolePlacement) -> dict[int, str]:
         for device in devices:
             ranks.setdefault(device, []).append(f"{noun} {rank}")
     return {device: ", ".join(texts) for device, texts in ranks.items()}
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """The rows in lines, with cells of a column below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines: list[str] = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -12,7 +12,7 @@ from small_configs import SFT, config_of
 
 from turnwise.cli.main import main
 from turnwise.config import SFTConfig, describe, parse_config
-from turnwise.config.place import described, place
+from turnwise.config.place import place, smallest_machine
 from turnwise.errors import ConfigError
 from turnwise.inference.visible_devices import only_visible
 from turnwise.runtime.machine import Machine, Node
@@ -138,7 +138,7 @@ def test_slots_are_as_many_as_the_config_says_and_accelerators_as_there_are():
 )
 def test_what_a_machine_lacks_says_what_to_change(keys, machine, message):
     config = config_of(**keys)
-    assert place(config, described(config)), "it isn't wrong"
+    assert place(config, smallest_machine(config)), "it isn't wrong"
     with pytest.raises(ConfigError, match=message):
         place(config, machine)
 
@@ -236,7 +236,7 @@ def test_a_replica_is_on_its_part_of_the_device_mapping(
 ) -> None:
     strategy = {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": size}}
     config = config_of(actor_infer={"strategy_args": strategy, "device_mapping": named})
-    placement = place(config, described(config))
+    placement = place(config, smallest_machine(config))
     assert placement.of("actor_infer").ranks == tuple(map(tuple, expected or [[0]]))
     lines = [line.split() for line in placement.table().splitlines()[1:-1]]
     shown = {int(line[0]): " ".join(line[-2:]) for line in lines}

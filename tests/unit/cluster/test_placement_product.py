@@ -13,7 +13,7 @@ from small_configs import config_of, values_of
 
 from turnwise.build.prepare import lacking_devices
 from turnwise.config import AgenticConfig, require, unavailable
-from turnwise.config.place import contradictions, described, place
+from turnwise.config.place import contradictions, place, smallest_machine
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.runtime.machine import Machine, Node
 
@@ -118,7 +118,7 @@ def test_config_and_train_refuse_the_same_with_the_same_sentence(cluster: str) -
             continue
         config = AgenticConfig.model_validate(values_of(**case.keys))
         assert not any(contradictions(config))
-        assert place(config, described(config)).table(), "what `config` prints"
+        assert place(config, smallest_machine(config)).table(), "what `config` prints"
         for machine in MACHINES:
             sentence = refusal(config, machine)
             assert list(lacking_devices(config, machine)) == ([sentence] if sentence else [])
