@@ -9,10 +9,10 @@ from itertools import product
 from typing import Any
 
 import pytest
-from small_configs import config_of, values_of
+from small_configs import SFT, config_of, values_of
 
 from turnwise.build.prepare import lacking_devices
-from turnwise.config import AgenticConfig, require, unavailable
+from turnwise.config import AgenticConfig, SFTConfig, parse_config, require, unavailable
 from turnwise.config.place import contradictions, place, smallest_machine
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.runtime.machine import Machine, Node
@@ -98,7 +98,7 @@ LARGE = [Machine((Node(8, "cuda"),), num_launched) for num_launched in range(1, 
 """Every config of the product that isn't wrong runs on one of them."""
 
 
-def refusal(config: AgenticConfig, machine: Machine) -> str:
+def refusal(config: AgenticConfig | SFTConfig, machine: Machine) -> str:
     """With what sentence `train` refuses to place a config; empty if it doesn't."""
     try:
         place(config, machine)
@@ -153,6 +153,26 @@ def cause(case: Case) -> str:
     if case.cluster == "launched" and case.has_replicas:
         return "servers"
     return "deepspeed_train shards over all"
+
+
+@pytest.mark.parametrize("strategy", ["torch_train", "deepspeed_train"])
+def test_fine_tuning_is_refused_alike(strategy: str) -> None:
+    for cluster, devices in product(CLUSTERS, TRAINED_ON):
+        values = SFT | {"cluster": {"name": cluster}, "strategy_args": {"strategy_name": strategy}, "device_mapping": devices}
+        num_devices = len(devices or ())
+        is_wrong = (cluster == "local" and num_devices > 1) or (cluster == "launched" and num_devices == 1)
+        if is_wrong:
+            with pytest.raises(
+                ConfigError, match=f"cluster.name: {cluster} can't hold this run: the roles have {num_devices} "
+            ):
+                parse_config(values, SFTConfig)
+            continue
+        config, _ = parse_config(values, SFTConfig)
+        assert place(config, smallest_machine(config)).of("sft").size == max(num_devices, 1 + (cluster == "launched"))
+        for machine in MACHINES:
+            sentence = refusal(config, machine)
+            assert list(lacking_devices(config, machine)) == ([sentence] if sentence else [])
+            assert sentence or machine.num_devices > max(devices or [machine.num_launched - 1])
 
 
 def test_a_missing_engine_is_said_in_the_words_that_refuse_it() -> None:
