@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.build.agents import build_agent, build_row_agent
+from turnwise.build.placement import placed_rewards
 from turnwise.build.play import EpisodePrinter, PlayedEpisode, play_episode
 from turnwise.build.play_policies import (
     OPENAI,
@@ -135,7 +136,7 @@ def set_up(examined: Examined, tag: str, choices: Choices) -> EpisodeSetup:
 def _of_row(examined: Examined, task: Task, policy: PlayPolicy, sampling: SamplingParams) -> EpisodeSetup:
     config = examined.config
     agent = build_row_agent(examined, task.split, task.agent, policy.event_loop)
-    score = build_reward_manager(examined, None, policy.event_loop)
+    score = build_reward_manager(examined, placed_rewards(config), None, policy.event_loop)
     limits = config.agent.max_assistant_turns, config.max_new_tokens(task.split, ROWS_TAG)
     return EpisodeSetup(task, policy, agent, *limits, task.agent, sampling, config.sequence_length, score)
 

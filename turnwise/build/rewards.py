@@ -12,10 +12,13 @@ from turnwise.examine.rewards import judges_of
 from turnwise.inference.judge import Judge
 from turnwise.inference.served_chat import ServedChat
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import Placement
 from turnwise.types import Trajectory
 
 
-def build_reward_manager(examined: Examined, template: ChatTemplate | None, event_loop: WatchedRunner) -> RewardManager | None:
+def build_reward_manager(
+    examined: Examined, placement: Placement, template: ChatTemplate | None, event_loop: WatchedRunner
+) -> RewardManager | None:
     """A manager that scores by `data.reward`; None if that is unset. `template` is None if episodes have no tokens."""
     config = examined.config
     if not config.data.reward:
@@ -24,11 +27,12 @@ def build_reward_manager(examined: Examined, template: ChatTemplate | None, even
     if template is not None:
         rewards = [_decoding(weighted, response_reader(template)) for weighted in rewards]
     if any(judge.chat is None for judge in judges_of(rewards)):
-        chat = build_judge(config, event_loop)
+        chat = build_judge(config, placement, event_loop)
         rewards = [_served(weighted, chat) for weighted in rewards]
-    for place, entry in enumerate(config.data.reward):
+    for position, entry in enumerate(config.data.reward):
         if entry.name == "reward_model":
-            rewards.insert(place, WeightedReward(entry.name, entry.weight, build_reward_model(config, event_loop)))
+            model = build_reward_model(config, placement, event_loop)
+            rewards.insert(position, WeightedReward(entry.name, entry.weight, model))
     return RewardManager(rewards, config.data.reward_timeout_s, event_loop.watchdog)
 
 

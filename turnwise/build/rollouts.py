@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.build.agents import build_agent, build_row_agent
+from turnwise.build.placement import place_here
 from turnwise.build.rewards import build_reward_manager
 from turnwise.build.servers import build_servers
 from turnwise.build.tasks import build_tasks, say_shared_prompts
@@ -33,6 +34,7 @@ from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.tasks import SeededTasks, TaskSource
 from turnwise.rollout.turn_journal import TurnJournal
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import Placement
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime_info import PolicyInfo
 from turnwise.types import SamplingParams, Split, Task
@@ -91,7 +93,11 @@ def open_policy(
 
 
 def serve(
-    examined: Examined, policy: Policy, needs: frozenset[str] = frozenset(), neighbours: Mapping[str, Any] | None = None
+    examined: Examined,
+    placement: Placement,
+    policy: Policy,
+    needs: frozenset[str] = frozenset(),
+    neighbours: Mapping[str, Any] | None = None,
 ) -> ServedPolicy:
     """The policy with its inference servers. `needs` is `Algorithm.needs`. `neighbours` are this process's workers by role. A
     server in this process reads the trainer's own parameters if the trainer runs here too, both have the same dtype,
@@ -102,6 +108,7 @@ def serve(
     is_shared = config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
     servers = build_servers(
         config,
+        placement,
         policy.info,
         policy.event_loop,
         policy.replay_log,
@@ -110,7 +117,7 @@ def serve(
         neighbours=neighbours if neighbours and is_shared else {},
     )
     manager = LLMServerManager(servers, request_s=config.deadlines.request_s, watchdog=policy.event_loop.watchdog)
-    score = build_reward_manager(examined, policy.template, policy.event_loop)
+    score = build_reward_manager(examined, placement, policy.template, policy.event_loop)
     return ServedPolicy(**vars(policy), servers=manager, score=score)
 
 
@@ -119,7 +126,7 @@ def open_served_policy(examined: Examined, model_path: str | None = None, needs:
     policy = open_policy(examined, model_path)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
-        served = serve(examined, policy, needs)
+        served = serve(examined, place_here(examined.config), policy, needs)
         on_error.pop_all()
     return served
 

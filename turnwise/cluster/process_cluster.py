@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from turnwise.cluster.messages import Command, SetUp
-from turnwise.cluster.placement import CpuThreads, Placement
 from turnwise.cluster.process import ForkedProcess, RunAsync, Started, TrainerProcess
 from turnwise.errors import WorkerError
 from turnwise.protocols import Route
+from turnwise.runtime.placement import CpuThreads, Placement
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
@@ -116,7 +116,7 @@ class ProcessCluster:
     ) -> None:
         self.num_threads = num_threads
         self._set_num_threads = set_num_threads
-        self.placement = placement or Placement("process", "", (0,), {})
+        self.placement = placement or Placement("process")
         self._processes: list[TrainerProcess] = []
         with ExitStack() as on_error:
             on_error.callback(self._end)
@@ -138,7 +138,7 @@ class ProcessCluster:
             self._folder = TemporaryDirectory(prefix="turnwise-")
             rendezvous = f"{self._folder.name}/rendezvous"
             joins = [
-                (rendezvous, rank, size, self.placement.device(device), self.placement.groups)
+                (rendezvous, rank, size, self.placement.machine.device_name(device), self.placement.groups)
                 for rank, device in enumerate(self.placement.devices)
             ]
             self._send("joining the ranks", [Command("join", join) for join in joins])

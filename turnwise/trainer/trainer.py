@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -140,7 +141,7 @@ class Trainer:
             from turnwise.build.agentic import build_agentic
             from turnwise.build.whole_run import whole_run
 
-            with whole_run(config, lambda folder: build_agentic(examined, folder, self.is_quiet), self.is_quiet) as pipeline:
+            with whole_run(config, partial(build_agentic, examined, is_quiet=self.is_quiet), self.is_quiet) as pipeline:
                 self.config = config
                 self.run_folder = pipeline.folder.path
                 for report in pipeline.steps():
