@@ -25,6 +25,7 @@ from turnwise.errors import CheckpointError, ConfigError, DataError, RolloutErro
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.protocols import RewardResult
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import Placement
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import Group, Task, Trajectory, Turn
 
@@ -137,7 +138,7 @@ def test_the_completions_of_rewards_have_no_special_tokens(make_config, tiny_mod
     task = Task("train/data/0", "data", "train", 1, payload={"prompt": "one"}, row=0)
     group = Group(task, [Trajectory(task, 0, [turn])])
     with WatchedRunner() as runner:
-        assert runner.run(build_reward_manager(make_config(), ChatTemplate(tokenizer), runner)(group)) == []
+        assert runner.run(build_reward_manager(make_config(), Placement("local"), ChatTemplate(tokenizer), runner)(group)) == []
     assert group.trajectories[0].score == pytest.approx(len("one twoone two") / 10)
 
 
@@ -152,7 +153,7 @@ def test_the_first_reward_that_is_named_decides_what_a_success_is(make_config, t
     group = Group(task, [Trajectory(task, 0, [Turn(np.array([1]), np.array([2]), np.zeros(1, np.float32), text="a" * 99)])])
     config = make_config({"reward": ["reward_model", "toy_rewards:length"]}, reward_pretrain=str(tiny_model))
     with WatchedRunner() as runner:
-        assert runner.run(build_rewards.build_reward_manager(config, None, runner)(group)) == []
+        assert runner.run(build_rewards.build_reward_manager(config, Placement("local"), None, runner)(group)) == []
     assert group.trajectories[0].outcome_rewards == {"reward_model": 0.0, "length": 9.9}
     assert group.trajectories[0].metrics["success"] == 0.0
 
