@@ -26,6 +26,7 @@ from turnwise.examine.problems import object_problems
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.protocols import RewardResult
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import Placement
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import Group, Task, Trajectory, Turn
 
@@ -138,7 +139,8 @@ def test_the_completions_of_rewards_have_no_special_tokens(make_config, tiny_mod
     task = Task("train/data/0", "data", "train", 1, payload={"prompt": "one"}, row=0)
     group = Group(task, [Trajectory(task, 0, [turn])])
     with WatchedRunner() as runner:
-        assert runner.run(build_reward_manager(examine(make_config()), ChatTemplate(tokenizer), runner)(group)) == []
+        manager = build_reward_manager(examine(make_config()), Placement("local"), ChatTemplate(tokenizer), runner)
+        assert runner.run(manager(group)) == []
     assert group.trajectories[0].score == pytest.approx(len("one twoone two") / 10)
 
 
@@ -153,7 +155,8 @@ def test_the_first_reward_that_is_named_decides_what_a_success_is(make_config, t
     group = Group(task, [Trajectory(task, 0, [Turn(np.array([1]), np.array([2]), np.zeros(1, np.float32), text="a" * 99)])])
     config = make_config({"reward": ["reward_model", "toy_rewards:length"]}, reward_pretrain=str(tiny_model))
     with WatchedRunner() as runner:
-        assert runner.run(build_rewards.build_reward_manager(examine(config), None, runner)(group)) == []
+        manager = build_rewards.build_reward_manager(examine(config), Placement("local"), None, runner)
+        assert runner.run(manager(group)) == []
     assert group.trajectories[0].outcome_rewards == {"reward_model": 0.0, "length": 9.9}
     assert group.trajectories[0].metrics["success"] == 0.0
 
