@@ -25,6 +25,7 @@ from turnwise.inference.sglang_server import SGLangServer
 from turnwise.models.load import policy_info
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import PolicyInfo
+from turnwise.transfer.live import manifest_of
 from turnwise.types import SamplingParams, VersionRun
 
 CHECKS = [c for c in contract.CHECKS if c not in (contract.stop_strings_need_text, contract.penalties_match_a_forward_pass)]
@@ -134,10 +135,11 @@ def test_what_the_server_refuses_or_answers_otherwise_fails_alone(serve, model, 
         with pytest.raises(ServerError, match="answered something else than SGLang"):
             await server.generate([1], SamplingParams(2), "other")
         weights = dict(model.state_dict())
-        with pytest.raises(ModelError, match=r"model.norm.weight isn't among the trainer's"):
-            await server.receive((name, tensor) for name, tensor in weights.items() if name != "model.norm.weight")
-        with pytest.raises(ModelError, match=r"model.norm.weight doesn't fit"):
-            await server.receive((weights | {"model.norm.weight": weights["model.norm.weight"][:3]}).items())
+        norm = weights.pop("model.norm.weight")
+        with pytest.raises(ModelError, match=r"gave no values .* such as model.norm.weight"):
+            await server.begin_update(manifest_of(weights.items()))
+        with pytest.raises(ModelError, match=r"model.norm.weight .* doesn't fit"):
+            await server.begin_update(manifest_of([*weights.items(), ("model.norm.weight", norm[:3])]))
 
     asyncio.run(main())
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import ServerError
 from turnwise.protocols import InferenceServer
+from turnwise.transfer.live import LiveWeights
 from turnwise.types import Completion, IntArray, SamplingParams, VersionRun
 
 ServerFactory = Callable[..., InferenceServer]
@@ -423,7 +424,9 @@ async def _let_it_sample(server: InferenceServer) -> None:
 async def _update(server: InferenceServer, model: PreTrainedModel, version: int) -> None:
     """Brings the model's weights to a suspended server."""
     if server.info().needs_weights:
-        assert await server.receive(model.state_dict().items()) > 0
+        weights = LiveWeights.of(lambda: model.state_dict().items())
+        await server.begin_update(weights.manifest)
+        assert await server.receive(weights) > 0
     await server.resume(version)
 
 

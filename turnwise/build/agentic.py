@@ -21,11 +21,10 @@ from turnwise.build.run import begin, build_checkpoints, build_trackers, set_pro
 from turnwise.build.run_table import info_of, log_settings, settings_table
 from turnwise.build.servers import require_abilities
 from turnwise.build.source import build_source, num_planned_steps
-from turnwise.cluster.shared_tensors import Written
+from turnwise.build.weights import build_senders, build_transfer
 from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
-from turnwise.inference.server_manager import ManagerTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.by_validation import ByValidation
 from turnwise.pipelines.checkpoints import Contents
@@ -138,7 +137,7 @@ def _assemble(
     freeing: FreeForTransfer,
 ) -> AgenticPipeline:
     actor_train, critic = roles["actor_train"], roles.get("critic")
-    weights = partial(actor_train.call_full_model, "weights")
+    senders = build_senders(config, cluster, actor_train)
     pictures, by_validation = build_pictures(config, folder.path.name), ByValidation(config, folder.best)
     parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
     parts["by_validation"] = by_validation
@@ -157,16 +156,8 @@ def _assemble(
         algorithm=algorithm,
         kl_ctrl=kl_ctrl,
         tokenizer=policy.tokenizer,
-        weight_transfer=ManagerTransfer(
-            policy.servers,
-            weights,
-            free_for_transfer=freeing,
-            share=Written().share if config.num_replicas > 1 else None,
-            on_weight_update=config.on_weight_update,
-            watchdog=policy.event_loop.watchdog,
-            timeout_s=config.deadlines.weights_s,
-        ),
-        parity_gate=build_parity_gate(config, policy, actor_train, lambda: weights().result()),
+        weight_transfer=build_transfer(config, policy, senders, freeing),
+        parity_gate=build_parity_gate(config, policy, actor_train, lambda: senders.publish().result()),
         event_loop=policy.event_loop,
         cluster=cluster,
         log=log,

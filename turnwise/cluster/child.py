@@ -7,15 +7,13 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any
 
 from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, dumps, loads
-from turnwise.cluster.shared_tensors import SharedTensors, Written
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch, TokenCounts
@@ -97,18 +95,14 @@ class RoleWorkers:
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.workers: dict[str, Any] = {}
         self._stopwatch = stopwatch
-        self._written: dict[tuple[str, str], Written] = {}
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
         """Makes the worker of a role."""
         self.workers[context.role] = factory(replace(context, neighbours=dict(self.workers), stopwatch=self._stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of a role's worker and returns the result. If the method yields named tensors, writes them to shared
-        memory without delay: iterating may gather sharded tensors, and then all processes of the role must iterate together."""
-        call = partial(getattr(self.workers[role], method), *args, **kwargs)
-        value = call()
-        return self._written.setdefault((role, method), Written())(call) if isinstance(value, Iterator) else value
+        """Calls a method of a role's worker and returns the result."""
+        return getattr(self.workers[role], method)(*args, **kwargs)
 
 
 class Child(RoleWorkers):
@@ -148,10 +142,6 @@ class Child(RoleWorkers):
         """Joins the processes that meet through the file `rendezvous`, and forms groups, so that ranks can compute together."""
         join_processes(rendezvous, rank, world_size, device)
         form_groups(groups)
-
-    def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = super().ask(role, method, args, kwargs)
-        return value.shared if isinstance(value, SharedTensors) else value
 
     def check_sendable(self, value: Any) -> None:
         """Does nothing: a call arrives only if its value can be pickled and unpickled."""

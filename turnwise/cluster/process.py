@@ -18,7 +18,6 @@ from typing import Any
 
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.messages import DONE, RECORD, Command, Reply, dumps, loads
-from turnwise.cluster.shared_tensors import Shared, opened_once
 from turnwise.errors import DeadlineError, WorkerError
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.threads import DaemonThread
@@ -116,7 +115,6 @@ class ConnectedProcess(TrainerProcess):
         super().__init__(*talk)
         self._connection = connection
         self._id = process_id
-        self._open = opened_once()
 
     def _end(self) -> None:
         self._thread.end()
@@ -154,7 +152,7 @@ class ConnectedProcess(TrainerProcess):
         self._note(reply)
         if reply.error is not None:
             raise reply.error
-        return self._open(reply.value) if isinstance(reply.value, Shared) else reply.value
+        return reply.value
 
     def _note(self, reply: Reply) -> None:
         """Adds what the process's stopwatch noted to the run's stopwatch."""

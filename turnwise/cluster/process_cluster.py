@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from tempfile import TemporaryDirectory
@@ -16,6 +16,7 @@ from typing import Any
 from turnwise.cluster.messages import Command, SetUp
 from turnwise.cluster.placement import CpuThreads, Placement
 from turnwise.cluster.process import ForkedProcess, RunAsync, Started, TrainerProcess
+from turnwise.cluster.ranks import require_rank
 from turnwise.errors import WorkerError
 from turnwise.protocols import Route
 from turnwise.runtime.rank import RankContext
@@ -74,12 +75,26 @@ class ProcessWorkers:
         shares = [args] * self.size
         if route == "split" and self.size > 1:
             shares = [tuple(_share(argument, rank, self.size) for argument in args) for rank in range(self.size)]
-        name, asked = f"{self._role}.{method}", self._processes[: 1 if route == "rank0" else None]
-        calls = [
-            process.start(name, Command("ask", (self._role, method, share, kwargs)))
-            for process, share in zip(asked, shares, strict=False)
-        ]
-        return calls[0] if len(calls) == 1 else StartedAll(calls, partial(sum, start=[]) if route == "split" else itemgetter(0))
+        num_called = 1 if route == "rank0" else self.size
+        calls = [self.at(rank).call(method, *shares[rank], **kwargs) for rank in range(num_called)]
+        if len(calls) == 1:
+            return calls[0]
+        return StartedAll(calls, partial(sum, start=[]) if route == "split" else itemgetter(0))
+
+    def at(self, rank: int) -> "ProcessRank":
+        require_rank(self._role, self.size, rank)
+        return ProcessRank(self._role, self._processes[rank])
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRank:
+    """One rank of a role in its process, as a `protocols.RankCalls`."""
+
+    role: str
+    process: TrainerProcess
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Started:
+        return self.process.start(f"{self.role}.{method}", Command("ask", (self.role, method, args, kwargs)))
 
 
 def _share(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
@@ -92,9 +107,8 @@ def _share(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
 class ProcessCluster:
     """Spawns each role in the processes of its placement, one per device. A rank's methods run in the order of the calls.
 
-    Arguments and results are pickled. An iterator of `(name, tensor)` pairs comes back as `SharedTensors`, which the next call
-    of the same method overwrites; the first call goes through the pairs twice. The processes' log records are logged in this
-    process, and their stopwatches report to `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
+    Arguments and results are pickled. The processes' log records are logged in this process, and their stopwatches report to
+    `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
 
     `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets how many threads torch's operators use:
     until `shutdown` this process uses `num_threads.rollout`, and the spawned processes share `num_threads.train`. Each spawned
@@ -143,10 +157,11 @@ class ProcessCluster:
             ]
             self._send("joining the ranks", [Command("join", join) for join in joins])
 
-    def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> ProcessWorkers:
-        placed = self.placement.roles.get(role)
+    def spawn(self, role: str, factory: Callable[[RankContext], Any], *, beside: str = "") -> ProcessWorkers:
+        host_role = beside or role
+        placed = self.placement.roles.get(host_role)
         hosts = placed.processes if placed else (0,)
-        contexts = [self.placement.context(role, rank) for rank in range(len(hosts))]
+        contexts = [replace(self.placement.context(host_role, rank), role=role) for rank in range(len(hosts))]
         processes = [self._processes[host] for host in hosts]
         self._send(f"making {role}", [Command("make", (factory, context)) for context in contexts], processes)
         return ProcessWorkers(role, processes)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from turnwise.cluster.child import Child, Wire, begin, portable
 from turnwise.cluster.messages import Reply, dumps, loads
-from turnwise.cluster.shared_tensors import Shared, opened_once
 from turnwise.runtime.stopwatch import TokenCounts
 
 
@@ -41,7 +40,6 @@ class _Calls:
         self._server = server
         self._stopwatch = child.stopwatch
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._open = opened_once()
 
     async def answer_all(self) -> None:
         loop = asyncio.get_running_loop()
@@ -65,8 +63,7 @@ class _Calls:
 
     async def _answer(self, call: ServerCall) -> None:
         try:
-            args = [self._open(value) if isinstance(value, Shared) else value for value in call.args]
-            value = getattr(self._server, call.method)(*args)
+            value = getattr(self._server, call.method)(*call.args)
             pickled = self._pickled(call, Reply(await value if inspect.isawaitable(value) else value))
         except asyncio.CancelledError:
             return

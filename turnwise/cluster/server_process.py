@@ -9,11 +9,11 @@ from typing import Any
 from turnwise.cluster.messages import Command, Reply, SetUp, dumps, loads
 from turnwise.cluster.process import ForkedProcess, Started
 from turnwise.cluster.server_child import ServerCall
-from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import ServerError
-from turnwise.protocols import MemoryKind, NamedTensors, Suspension
+from turnwise.protocols import MemoryKind, Suspension, WeightSource
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import ServerInfo
+from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Completion, Media, SamplingParams
 
 
@@ -64,10 +64,12 @@ class ServerProcess(ForkedProcess):
     async def suspend(self, how: Suspension = "finish") -> None:
         await self._call("suspend", how)
 
-    async def receive(self, weights: NamedTensors) -> int:
-        """See `InferenceServer`. `weights` must be SharedTensors."""
-        assert isinstance(weights, SharedTensors), "the transfer shares them"
-        num_bytes: int = await self._call("receive", weights.shared)
+    async def begin_update(self, manifest: WeightManifest) -> None:
+        await self._call("begin_update", manifest)
+
+    async def receive(self, weights: WeightSource) -> int:
+        """See `InferenceServer`. `weights` must have a form that can be sent, such as `SharedWeights`."""
+        num_bytes: int = await self._call("receive", weights)
         return num_bytes
 
     async def resume(self, version: int) -> None:

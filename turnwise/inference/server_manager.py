@@ -1,19 +1,18 @@
-"""Several replicas behind the interface of one server, and the transfer of the trainer's weights to them."""
+"""Several replicas behind the interface of one server."""
 
 import asyncio
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError, counted
 from turnwise.inference.request import join
-from turnwise.protocols import InferenceServer, MemoryKind, NamedTensors, OnWeightUpdate, Suspension
+from turnwise.protocols import InferenceServer, MemoryKind, OnWeightUpdate, Suspension, WeightSource
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.runtime_info import ServerInfo
-from turnwise.types import Completion, Media, Metric, SamplingParams
+from turnwise.transfer.manifest import WeightManifest
+from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -126,8 +125,12 @@ class LLMServerManager:
             self._interruption = on_weight_update
         await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(how))
 
-    async def receive(self, weights: NamedTensors) -> int:
-        """Sends weights to all replicas; each iterates over `weights` once. Returns the number of bytes written in all."""
+    async def begin_update(self, manifest: WeightManifest) -> None:
+        """Prepares all replicas for weights. Raises ModelError if the weights don't fit the model of one of them."""
+        await self._ask_all("a weight update", "check the weights", lambda server: server.begin_update(manifest))
+
+    async def receive(self, weights: WeightSource) -> int:
+        """Sends weights to all replicas; each reads them once. Returns the number of bytes written in all."""
         asked = self._ask_all("a weight update", "receive the weights", lambda server: server.receive(weights))
         return sum(num_bytes or 0 for num_bytes in await asked)
 
@@ -209,42 +212,3 @@ class LLMServerManager:
 
 AsyncLLMServerManager = LLMServerManager
 AsyncServer = InferenceServer
-
-
-@dataclass(frozen=True)
-class ManagerTransfer:
-    """A `protocols.WeightTransfer` from the trainer to all replicas of a manager.
-
-    `weights` returns the trainer's named tensors, or an awaitable of them if the trainer is in another process. Servers that
-    read the trainer's own parameters are only suspended and resumed: they drop their caches and renew their reordered copies of
-    the weights. Other servers receive the tensors. `share` brings the tensors into a form that several servers, or other
-    processes, can read. `free_for_transfer` is awaited first, if roles share devices. An update may take `timeout_s` seconds.
-    """
-
-    servers: LLMServerManager
-    weights: Callable[[], NamedTensors | Awaitable[NamedTensors]]
-    _: KW_ONLY
-    share: Callable[[NamedTensors], NamedTensors] | None = None
-    free_for_transfer: Callable[[], Awaitable[None]] | None = None
-    on_weight_update: OnWeightUpdate = "finish"
-    watchdog: Watchdog = field(default_factory=Watchdog)
-    timeout_s: float | None = None
-
-    async def update(self, version: int) -> list[Metric]:
-        """Suspends the servers, transfers the weights, and resumes the servers with `version`. Raises ModelError if the names
-        or shapes don't fit a server's model; DeadlineError past `timeout_s`."""
-        started = time.perf_counter()
-        awaited = f"the weights of version {version} to reach the inference servers"
-        async with self.watchdog.waiting("the pipeline", awaited, self.timeout_s, "deadlines.weights_s"):
-            if self.free_for_transfer is not None:
-                await self.free_for_transfer()
-            weights = self.weights() if self.servers.info().needs_weights else None
-            if isinstance(weights, Awaitable):
-                weights = await weights
-            await self.servers.suspend(self.on_weight_update)
-            if weights is not None and self.share is not None:
-                weights = self.share(weights)
-            num_bytes = await self.servers.receive(weights) if weights is not None else 0
-            await self.servers.resume(version)
-        elapsed = time.perf_counter() - started
-        return [Metric("time/weight_update_s", elapsed, "sum"), Metric("weights/copied_bytes", num_bytes, "sum")]

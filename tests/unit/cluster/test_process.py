@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import re
@@ -27,7 +26,7 @@ from turnwise.cluster.messages import dumps, loads
 from turnwise.cluster.placement import CpuThreads
 from turnwise.cluster.process_cluster import ProcessCluster, _share
 from turnwise.cluster.server_child import ServerCall, _Calls
-from turnwise.cluster.shared_tensors import SharedTensors
+from turnwise.cluster.weight_senders import spawn_senders
 from turnwise.errors import DataError, DeadlineError, WorkerError
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stopwatch import Stopwatch
@@ -41,7 +40,6 @@ class Worker:
 
     def __init__(self, rank):
         self.stopwatch = rank.stopwatch
-        self.num_iterations = 0
         self.parameters = [("a", torch.zeros(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
 
     def process(self):
@@ -115,20 +113,24 @@ class Worker:
     def weights(self):
         return ((name, tensor) for name, tensor in self.parameters)
 
-    def breaking_weights(self):
-        """Breaks when it is iterated for the second time, which is for writing."""
-        self.num_iterations += 1
-        yield self.parameters[0]
-        if self.num_iterations == 2:
-            raise DataError("half")
-        yield self.parameters[1]
-
     def train(self):
         for _, tensor in self.parameters:
             tensor += 1
 
     def unsendable(self):
         return threading.Lock()
+
+
+class BreaksOnce(Worker):
+    num_iterations = 0
+
+    def weights(self):
+        """Breaks when it is iterated for the second time, which is for writing."""
+        self.num_iterations += 1
+        yield self.parameters[0]
+        if self.num_iterations == 2:
+            raise DataError("half")
+        yield self.parameters[1]
 
 
 def set_up():
@@ -207,6 +209,11 @@ def cluster(runner):
 @pytest.fixture(scope="module")
 def workers(cluster):
     return cluster.spawn("actor_train", Worker)
+
+
+@pytest.fixture(scope="module")
+def senders(cluster, workers):
+    return spawn_senders(cluster, "actor_train", is_shared=True, is_sharded=False)
 
 
 @pytest.fixture
@@ -320,11 +327,11 @@ def test_logs_and_times_arrive(make_cluster, caplog):
     assert (track, name, details) == ("trainer", "work", {"samples": 3}) and seconds >= 0.01
 
 
-def test_weights_are_written_where_both_sides_see_them(workers):
-    first = workers.call("weights").result()
+def test_weights_are_written_where_both_sides_see_them(workers, senders):
+    first = senders.publish().result()
     assert {name: tensor.unique().tolist() for name, tensor in first} == {"a": [0.0], "b": [0.0]}
     workers.call("train").result()
-    second = workers.call("weights").result()
+    second = senders.publish().result()
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in second} == {
         "a": (torch.Size([2, 3]), torch.float32),
         "b": (torch.Size([1]), torch.bfloat16),
@@ -333,24 +340,25 @@ def test_weights_are_written_where_both_sides_see_them(workers):
     assert [tensor.unique().tolist() for _, tensor in first] == [[1.0], [1.0]]
 
 
-def test_nothing_is_kept_open_by_answers_and_weights(workers):
+def test_nothing_is_kept_open_by_answers_and_weights(workers, senders):
     def num_open():
         return len(os.listdir("/proc/self/fd")), workers.call("num_files").result()
 
-    workers.call("weights").result()
+    list(senders.publish().result())
     before = num_open()
     for _ in range(20):
         assert [value.item() for value in workers.call("measure").result()] == list(range(18))
-        workers.call("weights").result()
+        list(senders.publish().result())
     # Fewer are left if files of earlier tests are closed meanwhile.
     assert all(now <= then for now, then in zip(num_open(), before, strict=True))
 
 
-def test_weights_that_fail_once_are_there_the_next_time(workers):
+def test_weights_that_fail_once_are_there_the_next_time(cluster):
+    cluster.spawn("critic", BreaksOnce)
+    senders = spawn_senders(cluster, "critic", is_shared=True, is_sharded=False)
     with pytest.raises(DataError, match="half"):
-        workers.call("breaking_weights").result()
-    assert [name for name, _ in workers.call("breaking_weights").result()] == ["a", "b"]
-    assert workers.call("process").result()
+        senders.publish().result()
+    assert [name for name, _ in senders.publish().result()] == ["a", "b"]
 
 
 def test_arguments_are_copies(workers):
@@ -390,7 +398,8 @@ def test_a_thread_that_logs_does_not_disturb_the_first_weights(own_cluster):
     for number in range(4):
         workers = own_cluster.spawn(f"role {number}", Worker)
         workers.call("log_in_a_thread").result()
-        assert [name for name, _ in workers.call("weights").result()] == ["a", "b"]
+        senders = spawn_senders(own_cluster, f"role {number}", is_shared=True, is_sharded=False)
+        assert [name for name, _ in senders.publish().result()] == ["a", "b"]
 
 
 def test_a_call_in_progress_is_not_waited_for_at_the_end(own_cluster, own_workers):
@@ -557,33 +566,9 @@ def test_several_threads_may_ask_how_a_process_ended(small_fork_server):
     assert small_fork_server.is_alive and small_fork_server.reap(second) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(
-    ("tensors", "message"),
-    [
-        ([("a", torch.zeros(2))], r"a is torch.float32 \[2\] now, but it was torch.float32 \[2, 3\]"),
-        ([("a", torch.zeros(2, 3, dtype=torch.float64))], r"a is torch.float64 \[2, 3\] now"),
-        ([("c", torch.zeros(2))], "c is .* now, but it was unknown"),
-        ([], "a is missing, but it was among the tensors"),
-    ],
-)
-def test_other_tensors_than_the_first_are_refused(tensors, message):
-    shared = SharedTensors.of([("a", torch.zeros(2, 3))])
-    with pytest.raises(WorkerError, match=message):
-        shared.write(tensors)
-
-
 def test_batches_that_ranks_can_not_share_are_refused():
     with pytest.raises(WorkerError, match="3 batches can't be dealt to 2 ranks: each needs the same number of them"):
         _share([1, 2, 3], 0, 2)
-
-
-def test_memory_that_can_not_be_had_is_told_before_anything_is_written(monkeypatch):
-    def too_small(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", too_small)
-    with pytest.raises(WorkerError, match=r"the 4 MB that bring the weights to other processes can't be had: No space left"):
-        SharedTensors.of([("a", torch.zeros(2**20))])
 
 
 @pytest.mark.parametrize(
