@@ -116,8 +116,10 @@ CALLS_C = {"cli/guard.py", "runtime/threads.py", "runtime/time_limit.py", "tools
 """Files that call the C library or Python's own C. Our own C is called from `models/cpu` alone."""
 
 BROAD_EXCEPT = {
+    "cluster/channel.py",
     "cluster/child.py",
     "cluster/fork_server.py",
+    "cluster/messages.py",
     "cluster/process.py",
     "cluster/server_child.py",
     "data/reward_calls.py",

@@ -123,7 +123,7 @@ def test_ranks_have_the_same_weights_before_and_after_steps(make_role):
 def test_a_loss_that_is_not_finite_on_one_rank_skips_the_step_of_all(make_role):
     role = make_role(FULL, 2)
     start = of_each_rank(role)
-    metrics = role.optimizer_step(toy_samples(8), InfiniteOnce(role.workers._processes[1]._id), position=0)
+    metrics = role.optimizer_step(toy_samples(8), InfiniteOnce(role.workers._processes[1].process.life.process_id), position=0)
     assert [metric.value for metric in metrics if metric.name == "actor/skipped_steps"] == [1.0]
     np.testing.assert_equal(of_each_rank(role), start)
 
@@ -139,7 +139,7 @@ def test_fp16_scales_the_loss_alike_on_all_ranks(make_role):
     assert distance(*(ask(role, "last_gradient") for role in (one, two))) <= 1e-2
     start, [scale, _] = of_each_rank(two), of_each_rank(two, "loss_scale")
     assert scale == ask(one, "loss_scale") > 1
-    two.optimizer_step(toy_samples(8), InfiniteOnce(two.workers._processes[1]._id), position=STEPS)
+    two.optimizer_step(toy_samples(8), InfiniteOnce(two.workers._processes[1].process.life.process_id), position=STEPS)
     assert of_each_rank(two, "loss_scale") == [scale / 2, scale / 2]
     np.testing.assert_equal(of_each_rank(two), start)
 
@@ -181,7 +181,7 @@ def test_ranks_may_have_nothing_to_do(make_role):
 
 def test_a_killed_rank_is_named_as_the_first_cause(make_role):
     role = make_role(FULL, 2)
-    os.kill(role.workers._processes[1]._id, signal.SIGKILL)
+    os.kill(role.workers._processes[1].process.life.process_id, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"train_step: the trainer's process of rank 1 has ended: .*SIGKILL"):
         role.optimizer_step(toy_samples(8), WeightedLoss(), position=0)
 
@@ -189,6 +189,6 @@ def test_a_killed_rank_is_named_as_the_first_cause(make_role):
 def test_an_error_of_one_rank_is_raised_while_the_other_waits_for_it(make_role, monkeypatch):
     monkeypatch.setattr(process_cluster, "_OTHERS_S", 0.5)
     role = make_role(FULL, 2)
-    process = role.workers._processes[1]._id
+    process = role.workers._processes[1].process.life.process_id
     with pytest.raises(ArithmeticError, match="the loss of one rank"):
         role.optimizer_step(toy_samples(8), RaisesOnce(process), position=0)

@@ -45,7 +45,7 @@ class SharingProcess(ServerProcess):
 
 def server_in_a_process(model: PreTrainedModel, **options: Any) -> SharingProcess:
     """An embedded server with a copy of the model."""
-    process = SharingProcess(_run_elsewhere, Watchdog(), Stopwatch(), None, "the replica")
+    process = SharingProcess("the replica", _run_elsewhere, Watchdog(), Stopwatch())
     set_up = SetUp(dict(os.environ), list(sys.path), os.getcwd(), {}, partial(set_torch_threads, 1))
     process.begin(set_up, partial(_make, model, options), RankContext("actor_infer"))
     process.wait_until_ready()

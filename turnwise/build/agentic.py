@@ -137,7 +137,7 @@ def _assemble(
     freeing: FreeForTransfer,
 ) -> AgenticPipeline:
     actor_train, critic = roles["actor_train"], roles.get("critic")
-    senders = build_senders(config, cluster, actor_train)
+    senders = build_senders(policy, cluster, actor_train)
     pictures, by_validation = build_pictures(config, folder.path.name), ByValidation(config, folder.best)
     parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
     parts["by_validation"] = by_validation

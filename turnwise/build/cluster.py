@@ -12,8 +12,8 @@ from turnwise.build.rollouts import ServedPolicy
 from turnwise.build.run import seed_process
 from turnwise.cluster.launched import LaunchedCluster
 from turnwise.cluster.local import LocalCluster
+from turnwise.cluster.messages import unsendable_part
 from turnwise.cluster.placement import Placement
-from turnwise.cluster.process import unsendable_part
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.errors import ConfigError, DataError, WorkerError

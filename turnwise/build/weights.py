@@ -9,9 +9,10 @@ from turnwise.protocols import Cluster
 from turnwise.transfer.policy_transfer import PolicyTransfer
 
 
-def build_senders(config: AgenticConfig, cluster: Cluster, actor_train: ModelRole) -> SendingRanks:
-    """The senders of the trainer's weights. They use shared memory unless trainer and server are both in this process."""
-    is_here = actor_train.name in cluster.neighbours and config.num_replicas == 1
+def build_senders(policy: ServedPolicy, cluster: Cluster, actor_train: ModelRole) -> SendingRanks:
+    """The senders of the trainer's weights. They use shared memory unless trainer and server are both in this process, where a
+    single server always is."""
+    is_here = actor_train.name in cluster.neighbours and len(policy.servers.servers) == 1
     return spawn_senders(cluster, actor_train.name, is_shared=not is_here, is_sharded=actor_train.is_sharded)
 
 

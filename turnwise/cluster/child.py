@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, dumps, loads
+from turnwise.cluster.wire import Wire
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch, TokenCounts
@@ -33,21 +33,6 @@ class BufferedStopwatch(Stopwatch):
 
     def did_batch(self, num_tokens: int) -> None:
         self._send(DONE + b"%d" % num_tokens)
-
-
-class Wire:
-    """The connection to the calling process, usable from any thread."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-
-    def receive(self) -> bytes:
-        return self._connection.recv_bytes()
-
-    def send(self, pickled: bytes) -> None:
-        with self._lock:
-            self._connection.send_bytes(pickled)
 
 
 class SentRecords(QueueHandler):

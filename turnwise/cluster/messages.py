@@ -3,7 +3,7 @@
 import io
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -72,6 +72,24 @@ def dumps(value: Any) -> bytes:
 
 
 loads = pickle.loads
+
+
+def unsendable_part(value: Any, name: str, depth: int = 5) -> str:
+    """The part of a value that can't be pickled, as `name.attribute`, at most `depth` attributes deep, with its type."""
+    for part, inner in _parts(value).items() if depth else ():
+        try:
+            dumps(inner)
+        except Exception:  # boundary: a user's object defines how it is pickled
+            return unsendable_part(inner, f"{name}.{part}", depth - 1)
+    return f"{name} ({type(value).__name__})"
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    is_plain = is_dataclass(value) and not isinstance(value, type)
+    parts = {field.name: getattr(value, field.name) for field in fields(value)} if is_plain else {}
+    if "__dict__" in dir(value):
+        parts.update(vars(value))
+    return parts
 
 
 def _tensor(

@@ -15,7 +15,8 @@ from typing import Any
 
 from turnwise.cluster.messages import Command, SetUp
 from turnwise.cluster.placement import CpuThreads, Placement
-from turnwise.cluster.process import ForkedProcess, RunAsync, Started, TrainerProcess
+from turnwise.cluster.process import WorkerProcess
+from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess, RunAsync, Started
 from turnwise.cluster.ranks import require_rank
 from turnwise.errors import WorkerError
 from turnwise.protocols import Route
@@ -23,6 +24,8 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
+CHILD = "turnwise.cluster.child:serve"
+"""The function that a process of ranks runs."""
 _OTHERS_S = 5.0  # seconds to wait, after the first rank has failed, for others to fail too
 
 
@@ -66,7 +69,7 @@ class StartedAll:
 class ProcessWorkers:
     """The ranks of a role, each in its own process."""
 
-    def __init__(self, role: str, processes: Sequence[TrainerProcess]) -> None:
+    def __init__(self, role: str, processes: Sequence[RankProcess]) -> None:
         self.size = self.dp_size = len(processes)
         self._role = role
         self._processes = processes
@@ -91,7 +94,7 @@ class ProcessRank:
     """One rank of a role in its process, as a `protocols.RankCalls`."""
 
     role: str
-    process: TrainerProcess
+    process: RankProcess
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Started:
         return self.process.start(f"{self.role}.{method}", Command("ask", (self.role, method, args, kwargs)))
@@ -131,20 +134,21 @@ class ProcessCluster:
         self.num_threads = num_threads
         self._set_num_threads = set_num_threads
         self.placement = placement or Placement("process", "", (0,), {})
-        self._processes: list[TrainerProcess] = []
+        self._processes: list[RankProcess] = []
         with ExitStack() as on_error:
             on_error.callback(self._end)
             begin = partial(_begin, set_num_threads, max(1, num_threads.train // self.placement.num_processes), set_up)
-            self._start((run_async, watchdog, stopwatch, deadline_s), begin)
+            self._start(CallSettings(run_async, watchdog, stopwatch, deadline_s), begin)
             on_error.pop_all()
         set_num_threads(num_threads.rollout)
 
-    def _start(self, talk: tuple[Any, ...], begin: Callable[[], object]) -> None:
-        """Starts the processes and connects their ranks. `talk` holds the arguments of a `TrainerProcess` except its name."""
+    def _start(self, settings: CallSettings, begin: Callable[[], object]) -> None:
+        """Starts the processes and connects their ranks."""
         size = self.placement.num_processes
         for rank in range(size):
             name = "the trainer's process" if size == 1 else f"the trainer's process of rank {rank}"
-            self._processes.append(ForkedProcess(*talk, name))
+            forked = WorkerProcess.fork(name, CHILD, settings.stopwatch)
+            self._processes.append(ConnectedRanks(forked, settings))
         levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
         set_up_child = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
         self._send("setting up the trainer's process", [Command("set_up", (set_up_child,))] * size)
@@ -166,7 +170,7 @@ class ProcessCluster:
         self._send(f"making {role}", [Command("make", (factory, context)) for context in contexts], processes)
         return ProcessWorkers(role, processes)
 
-    def _send(self, name: str, commands: Sequence[Command], processes: Sequence[TrainerProcess] = ()) -> None:
+    def _send(self, name: str, commands: Sequence[Command], processes: Sequence[RankProcess] = ()) -> None:
         """Sends each process its command, and waits for all."""
         pairs = zip(processes or self._processes, commands, strict=True)
         StartedAll([process.start(name, command) for process, command in pairs], itemgetter(0)).result()

@@ -5,8 +5,9 @@ import inspect
 import threading
 from typing import Any, NamedTuple
 
-from turnwise.cluster.child import Child, Wire, begin, portable
+from turnwise.cluster.child import Child, begin, portable
 from turnwise.cluster.messages import Reply, dumps, loads
+from turnwise.cluster.wire import Wire
 from turnwise.runtime.stopwatch import TokenCounts
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -231,7 +232,8 @@ def impatient(own_cluster, own_workers):
     """Gives the workers' calls a second from now on: starting their process may take longer."""
 
     def limit():
-        own_cluster._processes[0]._deadline_s = 2.0
+        rank = own_cluster._processes[0]
+        rank.settings = replace(rank.settings, deadline_s=2.0)
         return own_workers
 
     return limit
@@ -457,7 +459,8 @@ def test_stacks_that_somebody_else_asked_for_are_not_shown(own_workers, impatien
     impatient()
     with pytest.raises(DeadlineError) as caught:
         own_workers.call("say_and_wait").result()
-    assert "in say_and_wait" in str(caught.value) and "in receive" not in str(caught.value)
+    assert "in say_and_wait" in str(caught.value)
+    assert not re.search(r"line \d+ in receive", str(caught.value)), "where the process stood before the call"
 
 
 def test_a_call_whose_wait_is_cancelled_has_others_behind_it(runner, workers):
@@ -472,7 +475,7 @@ def test_a_call_whose_wait_is_cancelled_has_others_behind_it(runner, workers):
 
 def test_a_process_that_is_gone_has_no_stack(own_cluster, own_workers):
     os.kill(own_workers.call("process").result(), signal.SIGKILL)
-    assert own_cluster._processes[0]._stack() == "it doesn't say"
+    assert own_cluster._processes[0]._stacks() == "it doesn't say"
 
 
 @pytest.mark.parametrize(
