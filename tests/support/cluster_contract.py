@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from turnwise.errors import DataError, WorkerError
 from turnwise.protocols import Cluster
 from turnwise.runtime.rank import RankContext
 
+LARGE = 2**17  # elements: more than a socket takes at once
 THREADS = CpuThreads(train=1, rollout=1, both=1)
 
 
@@ -37,7 +40,7 @@ class Worker:
     def process(self) -> int:
         return os.getpid()
 
-    def add(self, numbers: list[int], offset: int = 0) -> list[int]:
+    def add(self, numbers: list[Any], offset: int = 0) -> list[Any]:
         return [number + offset for number in numbers]
 
     def note(self, number: int) -> list[int]:
@@ -83,6 +86,14 @@ def ranks_that_are_not_there_are_named(cluster: Cluster) -> None:
             workers.at(rank)
 
 
+def large_arrays_arrive_in_both_directions(cluster: Cluster) -> None:
+    workers = cluster.spawn("actor_train", Worker)
+    arrays = [np.full(LARGE, number, np.float32) for number in range(workers.size)]
+    results = workers.call("add", arrays, route="split", offset=1).result()
+    assert [result.shape for result in results] == [(LARGE,)] * workers.size
+    assert [np.unique(result).tolist() for result in results] == [[number + 1.0] for number in range(workers.size)]
+
+
 def calls_of_a_rank_run_in_their_order(cluster: Cluster) -> None:
     workers = cluster.spawn("actor_train", Worker)
     calls = [workers.at(0).call("note", 1), workers.call("note", 2), workers.call("note", 3, route="rank0")]
@@ -124,6 +135,7 @@ CHECKS: tuple[Callable[[Cluster], None], ...] = (
     calls_reach_the_ranks_that_their_route_names,
     one_rank_is_called_alone,
     ranks_that_are_not_there_are_named,
+    large_arrays_arrive_in_both_directions,
     calls_of_a_rank_run_in_their_order,
     an_error_of_a_worker_is_raised_by_its_call,
     a_role_beside_another_has_its_ranks_and_sees_its_workers,

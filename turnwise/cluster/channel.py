@@ -3,8 +3,8 @@
 import logging
 from typing import Any
 
-from turnwise.cluster.messages import DONE, RECORD, Reply, loads
-from turnwise.cluster.wire import Wire
+from turnwise.cluster.messages import DONE, RECORD, Reply, loads, unpack
+from turnwise.cluster.wire import Message, Wire
 from turnwise.runtime.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
@@ -18,20 +18,21 @@ class Channel:
         self._wire = wire
         self._stopwatch = stopwatch
 
-    def send(self, message: bytes) -> None:
-        """Sends a pickled call. Raises OSError if the process has ended."""
+    def send(self, message: Message) -> None:
+        """Sends a packed call. Raises OSError if the process has ended."""
         self._wire.send(message)
 
     def receive(self) -> Any:
         """The next answer. Raises EOFError or OSError if the process has ended."""
         while True:
             message = self._wire.receive()
-            if message.startswith(RECORD):
-                _log(message.removeprefix(RECORD))
-            elif message.startswith(DONE):
-                self._stopwatch.did_batch(int(message.removeprefix(DONE)))
+            content = message.content
+            if content.startswith(RECORD):
+                _log(content.removeprefix(RECORD))
+            elif content.startswith(DONE):
+                self._stopwatch.did_batch(int(content.removeprefix(DONE)))
             else:
-                return loads(message)
+                return unpack(message)
 
     def value(self, reply: Reply, track_prefix: str = "") -> Any:
         """The value of an answer, or raises its error. What the process's stopwatch noted is added to the stopwatch here."""

@@ -12,8 +12,8 @@ from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any
 
-from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, dumps, loads
-from turnwise.cluster.wire import Wire
+from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, dumps, loads, pack, unpack
+from turnwise.cluster.wire import Message, Wire
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch, TokenCounts
@@ -23,7 +23,7 @@ from turnwise.runtime.torch_group import form_groups, join_processes
 class BufferedStopwatch(Stopwatch):
     """Keeps its spans for the next Reply. Reports finished micro-batches at once, through `send`."""
 
-    def __init__(self, send: Callable[[bytes], None]) -> None:
+    def __init__(self, send: Callable[[Message], None]) -> None:
         super().__init__()
         self.spans: list[tuple[str, str, float, float, dict[str, Any]]] = []
         self._send = send
@@ -32,7 +32,7 @@ class BufferedStopwatch(Stopwatch):
         self.spans.append((track, name, started, self.now() if ended is None else ended, details))
 
     def did_batch(self, num_tokens: int) -> None:
-        self._send(DONE + b"%d" % num_tokens)
+        self._send(Message(DONE + b"%d" % num_tokens))
 
 
 class SentRecords(QueueHandler):
@@ -49,7 +49,7 @@ class SentRecords(QueueHandler):
         except Exception:  # boundary: a record's `extra` may hold anything
             plain = ("name", "levelno", "levelname", "msg", "created", "pathname", "lineno", "module", "filename")
             pickled = dumps(logging.makeLogRecord({name: vars(record)[name] for name in plain}))
-        self._wire.send(RECORD + pickled)
+        self._wire.send(Message(RECORD + pickled))
 
 
 def serve(connection: Connection, stacks: Connection) -> None:
@@ -99,18 +99,18 @@ class Child(RoleWorkers):
         self.stopwatch = BufferedStopwatch(wire.send)
         super().__init__(self.stopwatch)
 
-    def answer(self, message: bytes) -> bytes:
-        """Runs the Command of a pickled message and returns the pickled Reply."""
+    def answer(self, message: Message) -> Message:
+        """Runs the Command of a packed message and returns the packed Reply."""
         reply = Reply()
         try:
-            command: Command = loads(message)
+            command: Command = unpack(message)
             reply.value = getattr(self, command.method)(*command.args)
             reply.spans, reply.tokens = self.stopwatch.spans, self.stopwatch.tokens
-            pickled = dumps(reply)
+            packed = pack(reply)
         except BaseException as error:  # boundary: the process that waits for the reply gets the exception
-            pickled = dumps(Reply(error=portable(error)))
+            packed = pack(Reply(error=portable(error)))
         self.stopwatch.spans, self.stopwatch.tokens = [], TokenCounts()
-        return pickled
+        return packed
 
     def set_up(self, set_up: SetUp) -> None:
         """Takes over the caller's current folder, `sys.path`, environment and log levels, then calls `set_up.function`."""

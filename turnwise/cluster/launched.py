@@ -26,7 +26,7 @@ from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.cluster.process_life import LaunchedLife
 from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess
-from turnwise.cluster.wire import Wire
+from turnwise.cluster.wire import Message, Wire
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext, launched
 from turnwise.runtime.torch_group import form_groups, join_processes
@@ -116,11 +116,11 @@ class _ReadAhead(Wire):
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
-        self._messages: SimpleQueue[bytes | None] = SimpleQueue()
+        self._messages: SimpleQueue[Message | None] = SimpleQueue()
         self._is_busy = False
         threading.Thread(target=self._read, name="reader", daemon=True).start()
 
-    def receive(self) -> bytes:
+    def receive(self) -> Message:
         self._is_busy = False
         message = self._messages.get()
         if message is None:

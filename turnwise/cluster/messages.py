@@ -8,15 +8,16 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import cloudpickle
-import numpy as np
 import torch
 
+from turnwise.cluster.wire import Message
 from turnwise.runtime.stopwatch import TokenCounts
 
 RECORD = b"log"
 """Prefix of a message that holds a pickled log record. A message to the caller without this prefix or `DONE` is a Reply."""
 DONE = b"did"
 """Prefix of the message about a finished micro-batch. The number of the batch's tokens follows, in decimal digits."""
+_MIN_BUFFER_BYTES = 2**16  # a smaller array costs less to copy than to send by itself
 _NUMPY_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
 
 
@@ -66,12 +67,34 @@ class _Pickler(cloudpickle.Pickler):
 def dumps(value: Any) -> bytes:
     """The pickled value; plain dense tensors become copies on the CPU. If the value can't be pickled, any Exception may be
     raised: objects define how they are pickled."""
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
-    return buffer.getvalue()
+    file = io.BytesIO()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
 
 
 loads = pickle.loads
+
+
+def pack(value: Any) -> Message:
+    """Pickles as `dumps` does, but leaves large arrays where they are: the message refers to their memory."""
+    file = io.BytesIO()
+    buffers: list[memoryview] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        """Says whether the array is pickled with the rest."""
+        array_bytes = buffer.raw()
+        if array_bytes.nbytes < _MIN_BUFFER_BYTES:
+            return True
+        buffers.append(array_bytes)
+        return False
+
+    _Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=is_small).dump(value)
+    return Message(file.getvalue(), buffers)
+
+
+def unpack(message: Message) -> Any:
+    """What was packed. Large arrays use the memory of the message's buffers."""
+    return pickle.loads(message.content, buffers=message.buffers)
 
 
 def unsendable_part(value: Any, name: str, depth: int = 5) -> str:
@@ -95,7 +118,7 @@ def _parts(value: Any) -> dict[str, Any]:
 def _tensor(
     array: Any, requires_grad: bool, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None
 ) -> torch.Tensor:
-    tensor = torch.from_numpy(np.array(array))
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     if dtype is not None and shape is not None:
         tensor = tensor.view(dtype).view(shape) if tensor.numel() else torch.empty(shape, dtype=dtype)
     return tensor.requires_grad_(requires_grad)

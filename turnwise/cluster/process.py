@@ -4,7 +4,7 @@ from textwrap import indent
 from typing import Any
 
 from turnwise.cluster.channel import Channel
-from turnwise.cluster.messages import Command, Reply, dumps
+from turnwise.cluster.messages import Command, Reply, pack
 from turnwise.cluster.process_life import ForkedLife, ProcessLife
 from turnwise.cluster.wire import Wire
 from turnwise.errors import WorkerError
@@ -33,7 +33,7 @@ class WorkerProcess:
         """Sends a command, waits for the answer and returns its value, or raises its error. `call` names the call in errors.
         Raises WorkerError if the arguments can't be sent, or the process has ended."""
         try:
-            message = dumps(command)
+            message = pack(command)
         except Exception as error:  # boundary: a user's object defines how it is pickled
             raise WorkerError(
                 f"{call}: its arguments can't be sent to {self.name}: {error}; leave out what can't be pickled "

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from turnwise.cluster.messages import Command, Reply, SetUp, dumps
+from turnwise.cluster.messages import Command, Reply, SetUp, pack
 from turnwise.cluster.process import WorkerProcess, add_stacks
 from turnwise.cluster.rank_process import RunAsync
 from turnwise.cluster.server_child import ServerCall
@@ -147,7 +147,7 @@ class ServerProcess:
             add_stacks(wait, self.name, self.process.life.stacks())
 
     def _send(self, call: ServerCall) -> None:
-        message = dumps(call)
+        message = pack(call)
         try:
             self.process.channel.send(message)
         except OSError as error:

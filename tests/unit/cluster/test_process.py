@@ -23,7 +23,7 @@ import torch
 from turnwise.build.placement import set_torch_threads
 from turnwise.cluster.child import BufferedStopwatch
 from turnwise.cluster.fork_server import ForkServer, drop_processes, prepare_processes
-from turnwise.cluster.messages import dumps, loads
+from turnwise.cluster.messages import dumps, loads, pack, unpack
 from turnwise.cluster.placement import CpuThreads
 from turnwise.cluster.process_cluster import ProcessCluster, _share
 from turnwise.cluster.server_child import ServerCall, _Calls
@@ -309,7 +309,7 @@ def test_a_result_of_a_server_that_cannot_be_sent_is_the_error_of_its_call():
 
     sent = []
     asyncio.run(main())
-    [(number, reply)] = map(loads, sent)
+    [(number, reply)] = map(unpack, sent)
     assert number == 7 and "cannot pickle" in str(reply.error)
 
 
@@ -588,7 +588,11 @@ def test_batches_that_ranks_can_not_share_are_refused():
     ],
 )
 def test_tensors_of_any_kind_can_be_sent(tensor):
-    copy = loads(dumps(tensor))
+    for copy in (loads(dumps(tensor)), unpack(pack(tensor))):
+        assert_same_tensor(copy, tensor)
+
+
+def assert_same_tensor(copy, tensor):
     assert (type(copy), copy.dtype, copy.shape, copy.layout) == (type(tensor), tensor.dtype, tensor.shape, tensor.layout)
     assert copy.requires_grad == tensor.requires_grad
     torch.testing.assert_close(copy, tensor)
