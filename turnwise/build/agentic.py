@@ -137,7 +137,7 @@ def _assemble(
     freeing: FreeForTransfer,
 ) -> AgenticPipeline:
     actor_train, critic = roles["actor_train"], roles.get("critic")
-    senders = build_senders(policy, cluster, actor_train)
+    senders = build_senders(cluster, actor_train, policy.servers)
     pictures, by_validation = build_pictures(config, folder.path.name), ByValidation(config, folder.best)
     parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
     parts["by_validation"] = by_validation
@@ -156,7 +156,7 @@ def _assemble(
         algorithm=algorithm,
         kl_ctrl=kl_ctrl,
         tokenizer=policy.tokenizer,
-        weight_transfer=build_transfer(config, policy, senders, freeing),
+        weight_transfer=build_transfer(config, senders, policy.servers, freeing, policy.event_loop.watchdog),
         parity_gate=build_parity_gate(config, policy, actor_train, lambda: senders.publish().result()),
         event_loop=policy.event_loop,
         cluster=cluster,

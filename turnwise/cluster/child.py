@@ -105,11 +105,13 @@ class Child(RoleWorkers):
         try:
             command: Command = unpack(message)
             reply.value = getattr(self, command.method)(*command.args)
-            reply.spans, reply.tokens = self.stopwatch.spans, self.stopwatch.tokens
+            reply.spans = self.stopwatch.spans
+            reply.tokens = self.stopwatch.tokens
             packed = pack(reply)
         except BaseException as error:  # boundary: the process that waits for the reply gets the exception
             packed = pack(Reply(error=portable(error)))
-        self.stopwatch.spans, self.stopwatch.tokens = [], TokenCounts()
+        self.stopwatch.spans = []
+        self.stopwatch.tokens = TokenCounts()
         return packed
 
     def set_up(self, set_up: SetUp) -> None:

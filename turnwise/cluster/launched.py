@@ -85,8 +85,8 @@ class LaunchedCluster(ProcessCluster):
             channel = Channel(Wire(connection), settings.stopwatch)
             process = WorkerProcess(f"the launched process of rank {rank}", LaunchedLife(process_id), channel)
             self._processes.append(ConnectedRanks(process, settings))
-        others = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
-        self._send("setting up the ranks", [Command("begin", (begin,)), *[Command("set_up", (others,))] * (size - 1)])
+        set_up = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
+        self._send("setting up the ranks", [Command("begin", (begin,)), *[Command("set_up", (set_up,))] * (size - 1)])
 
     def _end(self) -> None:
         super()._end()
@@ -99,9 +99,9 @@ def serve_launched() -> None:
     rank, size = launched()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
     join_processes(None, rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu")
-    found: list[Any] = [None, None, None]
-    dist.broadcast_object_list(found, src=0)
-    address, key, groups = found
+    meeting: list[Any] = [None, None, None]
+    dist.broadcast_object_list(meeting, src=0)
+    address, key, groups = meeting
     form_groups(groups)
     connection = Client(tuple(address), authkey=key)
     connection.send((rank, os.getpid(), _versions()))
@@ -150,5 +150,5 @@ def _checked(connection: Connection, greeting: tuple[int, int, dict[str, str]]) 
 
 def _versions() -> dict[str, str]:
     """Versions that must be equal in all processes, since functions are sent as code. turnwise needn't be installed."""
-    own = {"turnwise": __version__, "Python": platform.python_version()}
-    return {**own, **{name: version(name) for name in ("torch", "transformers")}}
+    libraries = {name: version(name) for name in ("torch", "transformers")}
+    return {"turnwise": __version__, "Python": platform.python_version(), **libraries}

@@ -58,7 +58,8 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized:
             return super().reducer_override(value) if isinstance(value, type | FunctionType) else NotImplemented
-        copy, is_trained = value.detach().cpu(), value.requires_grad and value.is_leaf
+        copy = value.detach().cpu()
+        is_trained = value.requires_grad and value.is_leaf
         if value.dtype in _NUMPY_DTYPES:
             return _tensor, (copy.numpy(), is_trained)
         return _tensor, (copy.reshape(-1).view(torch.uint8).numpy(), is_trained, value.dtype, value.shape)

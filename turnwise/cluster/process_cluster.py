@@ -193,11 +193,11 @@ class ProcessCluster:
         self._end()
 
     def _end(self) -> None:
-        with ExitStack() as rest:
+        with ExitStack() as endings:
             if self._folder is not None:
-                rest.callback(self._folder.cleanup)
+                endings.callback(self._folder.cleanup)
             for process in self._processes:
-                rest.callback(process.end)
+                endings.callback(process.end)
 
 
 def _begin(set_num_threads: Callable[[int], None], num_threads: int, set_up: Callable[[], object] | None) -> None:

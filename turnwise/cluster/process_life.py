@@ -96,10 +96,10 @@ class ForkedLife(ProcessLife):
         end = time.monotonic() + _STACK_S
         # The process writes line by line, so the text is complete when nothing more comes.
         while self._stacks.poll(_QUIET_S if text else max(0.0, end - time.monotonic())):
-            more = self._read_stacks()
-            if not more:
+            lines = self._read_stacks()
+            if not lines:
                 break
-            text += more
+            text += lines
         return text.decode() or "it doesn't say"
 
     def fate(self) -> str:

@@ -57,18 +57,18 @@ class Wire:
 
 def _read(connection: Connection, size: int) -> memoryview:
     # numpy's memory isn't filled with zeros first, as a bytearray's is.
-    buffer = memoryview(np.empty(size, np.uint8))
-    rest = buffer
-    while rest:
-        num_bytes = os.readv(connection.fileno(), [rest])
+    buffer = np.empty(size, np.uint8).data
+    unread = buffer
+    while unread:
+        num_bytes = os.readv(connection.fileno(), [unread])
         if not num_bytes:
             raise EOFError
-        rest = rest[num_bytes:]
+        unread = unread[num_bytes:]
     return buffer
 
 
 def _write(connection: Connection, buffer: memoryview) -> None:
-    rest = buffer
-    while rest:
-        num_bytes = os.write(connection.fileno(), rest)
-        rest = rest[num_bytes:]
+    unsent = buffer
+    while unsent:
+        num_bytes = os.write(connection.fileno(), unsent)
+        unsent = unsent[num_bytes:]

@@ -62,8 +62,8 @@ class WeightManifest:
         """Raises WorkerError if a tensor that is being sent isn't as the manifest says."""
         expected = self.tensors.get(name)
         if spec != expected:
-            before = expected or "unknown"
-            raise WorkerError(f"{name} is {spec} now, but it was {before} when the tensors were first sent")
+            first_spec = expected or "unknown"
+            raise WorkerError(f"{name} is {spec} now, but it was {first_spec} when the tensors were first sent")
 
     def _missing(self, model: "WeightManifest") -> list[str]:
         sent = set(self.tensors)
