@@ -33,13 +33,15 @@ from turnwise.batching.plan import deal
 from turnwise.build.placement import set_torch_threads
 from turnwise.build.rollouts import build_scheduler, open_served_policy
 from turnwise.cluster.fork_server import prepare_processes
-from turnwise.cluster.placement import place
-from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
+from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.config.place import place
 from turnwise.models.make import make_model as make_tiny_model
 from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.machine import Machine, Node
+from turnwise.runtime.placement import CpuThreads
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import ENGINE, Stopwatch
 from turnwise.runtime.watchdog import Watchdog
@@ -111,7 +113,9 @@ class Contender:
 
     def __init__(self, runner: WatchedRunner, size: int, vocab_size: int) -> None:
         self.size, self.stopwatch, self.seconds = size, Spans(), 0.0
-        placement = place({"actor_train": list(range(size))}, num_devices=size, accelerator="", is_apart=True)
+        values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) | {"cluster": {"name": "process"}}
+        values["actor_train"] = values.get("actor_train", {}) | {"device_mapping": list(range(size))}
+        placement = place(parse_config(values, AgenticConfig)[0], Machine((Node(size),)))
         threads = CpuThreads(THREADS, THREADS, torch.get_num_threads())
         self.cluster = ProcessCluster(
             runner.run, runner.watchdog, self.stopwatch, threads, set_torch_threads, placement=placement

@@ -73,7 +73,7 @@ ONLY: dict[str, set[str]] = {
     "server_protocols": {"runtime", "runtime_info", "transfer", "types"},
     "transfer": {"errors", "runtime", "runtime_info", "types"},
     "tool_protocols": {"types"},
-    "config": {"spec", "errors", "hub", "model_folder", "package_tables"},
+    "config": {"spec", "errors", "hub", "model_folder", "package_tables", "runtime"},
     **dict.fromkeys(SIDE_ROOMS, LAYERS[0]),
     "testing": LAYERS[0] | LAYERS[1] | LAYERS[2],
 }

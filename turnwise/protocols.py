@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from turnwise.runtime.placement import Placement
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import MemoryKind as MemoryKind, StrategyInfo
 from turnwise.server_protocols import (
@@ -308,6 +309,10 @@ class RankCalls(Protocol):
 
 class Cluster(Protocol):
     """Spawns roles, in this process or in others."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where the roles of the run are."""
 
     @property
     def neighbours(self) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from rank_workers import InfiniteOnce, Kind, RaisesOnce, distance
+from small_configs import config_of
 from strategy_contract import VALUES, WeightedLoss
 from toy_model import toy_samples
 
@@ -18,12 +19,14 @@ from turnwise.build.cluster import set_torch_threads
 from turnwise.cluster import process_cluster
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.messages import Command
-from turnwise.cluster.placement import CpuThreads, place
 from turnwise.cluster.process_cluster import ProcessCluster
+from turnwise.config.place import place
 from turnwise.errors import WorkerError
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.protocols import Loss
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.machine import Machine, Node
+from turnwise.runtime.placement import CpuThreads
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
@@ -47,7 +50,10 @@ def make_roles(runner):
 
     def make(kind: Kind, mappings: dict[str, list[int]]) -> list[ModelRole]:
         stopwatch, num_devices = Stopwatch(), max(map(max, mappings.values())) + 1
-        placement = place(mappings, num_devices=num_devices, accelerator="", is_apart=True)
+        mapped = {f"{role}.device_mapping": devices for role, devices in mappings.items()}
+        estimator = "gae" if "critic" in mappings else "grpo"
+        config = config_of(adv_estimator=estimator, **{"cluster.name": "process"}, **mapped)
+        placement = place(config, Machine((Node(num_devices),)))
         how = CpuThreads(num_devices, 1, threads), set_torch_threads
         cluster = ProcessCluster(runner.run, runner.watchdog, stopwatch, *how, deadline_s=60.0, placement=placement)
         clusters.append(cluster)

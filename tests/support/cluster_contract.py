@@ -11,20 +11,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from turnwise.cluster.placement import CpuThreads, Placement, RolePlacement
 from turnwise.cluster.weight_senders import spawn_senders
 from turnwise.errors import DataError, WorkerError
 from turnwise.protocols import Cluster
+from turnwise.runtime.machine import Machine, Node
+from turnwise.runtime.placement import ClusterName, CpuThreads, Placement, RolePlacement
 from turnwise.runtime.rank import RankContext
 
 LARGE = 2**17  # elements: more than a socket takes at once
 THREADS = CpuThreads(train=1, rollout=1, both=1)
 
 
-def placement_of(cluster: str, size: int) -> Placement:
+def placement_of(cluster: ClusterName, size: int) -> Placement:
     """`actor_train` on the slots 0 to `size` − 1."""
     numbers = tuple(range(size))
-    return Placement(cluster, "", numbers, {"actor_train": RolePlacement(numbers, numbers)})  # type: ignore[arg-type]
+    ranks = RolePlacement(tuple((number,) for number in numbers), numbers, {"dp": size})
+    return Placement(cluster, Machine((Node(size),)), numbers, {"actor_train": ranks})
 
 
 class Worker:

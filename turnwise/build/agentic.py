@@ -12,8 +12,7 @@ from turnwise.algorithms.settings import AlgorithmSettings, Correction, Importan
 from turnwise.build.cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
 from turnwise.build.health import build_health
 from turnwise.build.parity import build_parity_gate
-from turnwise.build.placement import FreeForTransfer, build_placement, sampling_device, share_devices
-from turnwise.build.prepare import prepare_run
+from turnwise.build.placement import FreeForTransfer, place_here, prepare_run, share_devices
 from turnwise.build.roles import batch_plan, reference_strategy, trained_strategy
 from turnwise.build.rollouts import Policy, ServedPolicy, build_pictures, build_scheduler, check_rollouts, open_policy, serve
 from turnwise.build.rows import build_tasks, call_models
@@ -36,7 +35,7 @@ from turnwise.rollout.journal import Journal
 from turnwise.rollout.source import RolloutSource
 from turnwise.rollout.turn_journal import TurnJournal
 from turnwise.runtime.foreign import Foreign
-from turnwise.runtime.rank import launched
+from turnwise.runtime.placement import Placement
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.spec import ESTIMATORS, OldLogProbs
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
@@ -48,14 +47,17 @@ from turnwise.training.state import GlobalRandomState
 def build_agentic(
     config: AgenticConfig,
     folder: RunFolder,
+    placement: Placement | None = None,
     is_quiet: bool = False,
     rollouts: Path | None = None,
     is_profiled: bool = False,
     replay: Path | None = None,
 ) -> AgenticPipeline:
-    """The pipeline of one run of `turnwise train`. With `rollouts` it trains on the episodes of that file. With `replay` it
-    repeats the schedule of the asynchronous run in that folder. With `is_profiled` it writes `timeline.json` at its close."""
+    """The pipeline of one run of `turnwise train`. `placement` is that on this machine, the default. With `rollouts` it
+    trains on the episodes of that file. With `replay` it repeats the schedule of the asynchronous run in that folder. With
+    `is_profiled` it writes `timeline.json` at its close."""
     require(unavailable(config))
+    placement = placement or place_here(config, plays=rollouts is None)
     check_rollouts(config)
     if rollouts is None or config.uses_validation:
         call_models(config)
@@ -64,11 +66,8 @@ def build_agentic(
     algorithm = build_algorithm(config, kl_ctrl)
     is_asynchronous = config.plays_ahead and rollouts is None
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
-    replay_log = build_replay_log(config, folder, is_asynchronous, replay)
-    is_apart = is_asynchronous or (config.actor_train.strategy_args.is_sharded and launched()[1] == 1)
-    placement, device = build_placement(config, is_apart), sampling_device(config)
-    if placement.cluster == "process" or config.num_replicas > 1:
-        prepare_run(config)
+    replay_log = build_replay_log(config, placement, folder, is_asynchronous, replay)
+    prepare_run(placement)
     turn_journal = None
     if config.turn_journal_mb and rollouts is None:
         turn_journal = TurnJournal(folder.turns, config.turn_journal_mb * 1_000_000)
@@ -83,12 +82,12 @@ def build_agentic(
         on_error.callback(cluster.shutdown)
         check_losses(config, algorithm, cluster)
         roles = _roles(config, folder, policy, cluster, algorithm)
-        served = serve(config, policy, algorithm.needs, cluster.neighbours)
+        served = serve(config, placement, policy, algorithm.needs, cluster.neighbours)
         on_error.callback(lambda: policy.event_loop.run(served.servers.close()))
         require_abilities(config, served.servers.info())
         if replay_log is not None:
-            begin_replay_log(replay_log, config, served, device)
-        freeing = share_devices(config, placement, served, roles)
+            begin_replay_log(replay_log, config, placement, served.servers.info().engine)
+        freeing = share_devices(config, placement, served.servers, policy.event_loop, roles)
         source, num_steps = build_source(config, served, algorithm.needs, rollouts, tasks)
         trackers = build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, stopwatch)
         log = RunLog(trackers, stopwatch, build_health(config, is_playing=rollouts is None))

@@ -8,12 +8,10 @@ from pathlib import Path
 import torch
 
 from turnwise.build.placement import cpu_threads, set_torch_threads
-from turnwise.build.rollouts import ServedPolicy
 from turnwise.build.run import seed_process
 from turnwise.cluster.launched import LaunchedCluster
 from turnwise.cluster.local import LocalCluster
 from turnwise.cluster.messages import unsendable_part
-from turnwise.cluster.placement import Placement
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.errors import ConfigError, DataError, WorkerError
@@ -22,6 +20,7 @@ from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster
 from turnwise.replay_log import ReplayLog
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ def build_cluster(config: AgenticConfig | SFTConfig, placement: Placement, event
     watchdog, stopwatch = event_loop.watchdog, event_loop.stopwatch
     deadline_s = config.deadlines.train_s if isinstance(config, AgenticConfig) else None
     if placement.cluster == "local":
-        return LocalCluster(stopwatch, watchdog, deadline_s, placement.device(placement.devices[0]))
+        return LocalCluster(stopwatch, watchdog, deadline_s, placement)
     num_threads = cpu_threads(config, torch.get_num_threads())
     logger.info("of %d threads, %d train and %d run rollouts", num_threads.both, num_threads.train, num_threads.rollout)
     set_up = partial(seed_process, config)
@@ -58,10 +57,12 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
             ) from error
 
 
-def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> ReplayLog | None:
+def build_replay_log(
+    config: AgenticConfig, placement: Placement, folder: RunFolder, is_asynchronous: bool, replay: Path | None
+) -> ReplayLog | None:
     """The log that records an asynchronous run's time-dependent decisions; None if the run is synchronous. With `replay`, the
     log also repeats those of the run in that folder. Raises DataError if `replay` is set and such a run can't be repeated."""
-    for problem in _no_replay(config, is_asynchronous) if replay else ():
+    for problem in _no_replay(config, placement, is_asynchronous) if replay else ():
         raise DataError(f"--replay {replay}: {problem}")
     if not is_asynchronous:
         return None
@@ -71,29 +72,29 @@ def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: 
     return replay_log
 
 
-def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, policy: ServedPolicy, device: torch.device) -> None:
+def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, placement: Placement, engine: str) -> None:
     """Records torch's version, device, processor, threads, kernels and engine. Raises DataError if the recorded ones differ."""
     threads = cpu_threads(config, torch.get_num_threads())
     replay_log.begin(
         {
             "torch": torch.__version__,
-            "device": device.type,
+            "device": torch.device(placement.device_of("actor_infer")).type,
             "processor": torch.backends.cpu.get_cpu_capability(),
             "threads": f"{threads.train} to train and {threads.rollout} to play",
             "kernels": "torch's" if load_kernels() is None else "the library's",
-            "engine": policy.servers.info().engine,
+            "engine": engine,
         }
     )
 
 
-def _no_replay(config: AgenticConfig, is_asynchronous: bool) -> Iterator[str]:
+def _no_replay(config: AgenticConfig, placement: Placement, is_asynchronous: bool) -> Iterator[str]:
     """Yields the reasons why a run of this config can't be repeated. In the texts, "it" is the recorded run."""
     if not is_asynchronous:
         yield "it trained synchronously, so its config alone repeats it; train without --replay"
     if config.train_env_manager.group_size_redundancy or config.stale_groups == "drop":
         yield "its group_size_redundancy or stale_groups: drop cancelled episodes by time, which a replay can't repeat"
-    if config.num_replicas > 1:
-        yield f"its {config.num_replicas} inference replicas sampled in their own processes, which follow no schedule"
+    if placement.num_servers > 1:
+        yield f"its {placement.num_servers} inference replicas sampled in their own processes, which follow no schedule"
     sampler = config.actor_infer.strategy_args.strategy_name
     if sampler != "embedded":
         yield f"it sampled with {sampler}, and only the embedded server follows a schedule"

@@ -17,6 +17,7 @@ from turnwise.agents.demonstrations import (
 )
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.build.envs import agent_settings, env_factory
+from turnwise.build.placement import placed_rewards
 from turnwise.build.play_policies import OPENAI, model_at, random_player, scripted_player
 from turnwise.build.rewards import build_reward_manager
 from turnwise.build.rollouts import sampling_params
@@ -89,7 +90,7 @@ def _of_rows(config: AgenticConfig, demonstrator: Demonstrator, num_rows: int, s
     converse, sampling = _asked(config, demonstrator, split), sampling_params(config, split)
     tasks = row_tasks(config, split)[:num_rows]
     with WatchedRunner() as runner:
-        score = build_reward_manager(config, None, runner)
+        score = build_reward_manager(config, placed_rewards(config), None, runner)
         agents = {name: build_row_agent(config, split, name, runner) for name in {task.agent for task in tasks}}
 
         async def answered(task: Task) -> Episode:

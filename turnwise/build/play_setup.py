@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.build.envs import agent_settings, build_agent, env_factory
+from turnwise.build.placement import placed_rewards
 from turnwise.build.play import EpisodePrinter, PlayedEpisode, play_episode
 from turnwise.build.play_policies import (
     OPENAI,
@@ -131,7 +132,7 @@ def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
 
 def _of_row(config: AgenticConfig, task: Task, policy: PlayPolicy, sampling: SamplingParams) -> EpisodeSetup:
     agent = build_row_agent(config, task.split, task.agent, policy.event_loop)
-    score = build_reward_manager(config, None, policy.event_loop)
+    score = build_reward_manager(config, placed_rewards(config), None, policy.event_loop)
     limits = config.agent.max_assistant_turns, config.max_new_tokens(task.split, ROWS_TAG)
     return EpisodeSetup(task, policy, agent, *limits, task.agent, sampling, config.sequence_length, score)
 

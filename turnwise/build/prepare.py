@@ -1,4 +1,4 @@
-"""Checks a run before torch is imported, and starts the imports of its other processes early."""
+"""Checks a run before torch is imported."""
 
 import os
 from collections.abc import Iterator
@@ -7,24 +7,16 @@ from typing import Any, cast
 
 from turnwise.build.demonstration_rows import check_source
 from turnwise.build.envs import plug_in_problems
-from turnwise.build.placement import build_placement
 from turnwise.chat.folder_tokenizer import FolderTokenizer
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, SFTConfig, not_here
+from turnwise.config.place import place, smallest_machine
 from turnwise.config.problems import Problem
 from turnwise.errors import ChatTemplateError, CheckpointError, ConfigError, DataError, NotAvailableError, TurnwiseError
 from turnwise.model_folder import base_of_adapter, folder_here, has_tokenizer
+from turnwise.runtime.machine import Machine, find_machine
 from turnwise.runtime.rank import launched
-
-
-def prepare_run(config: AgenticConfig | SFTConfig) -> None:
-    """Starts the fork server now if training or servers will need it. It then imports libraries while this process does."""
-    has_replicas = config.num_replicas > 1
-    if (config.trains_apart or has_replicas) and launched() == (0, 1):
-        from turnwise.cluster.fork_server import prepare_processes
-
-        prepare_processes(["turnwise.build.roles", *(["turnwise.build.servers"] if has_replicas else [])])
 
 
 def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:
@@ -94,12 +86,9 @@ def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
     """Yields a sentence for each thing that `train` or `sft` needs and this machine lacks: what `not_here` checks, devices, a
     checkpoint to resume from, and files. Imports torch only if the config names devices, a cluster or a checkpoint."""
     yield from not_here(config)
-    devices = list(config.device_mappings.values())
-    if isinstance(config, AgenticConfig):
-        devices.append(config.actor_infer.device_mapping)
+    if not _fits_everywhere(config):
+        yield from lacking_devices(config, find_machine())
     try:
-        if any(devices) or config.cluster.name != "auto":
-            build_placement(config, is_apart=config.plays_ahead)
         if config.resume_from_checkpoint is not False:
             from turnwise.pipelines.resume import check_resume
 
@@ -107,6 +96,20 @@ def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
     except (ConfigError, CheckpointError) as error:
         yield str(error)
     yield from _absent(config)
+
+
+def lacking_devices(config: AgenticConfig | SFTConfig, machine: Machine) -> Iterator[str]:
+    """Yields the sentence with which a run would be refused on this machine for its devices or its launcher."""
+    try:
+        place(config, machine)
+    except ConfigError as error:
+        yield str(error)
+
+
+def _fits_everywhere(config: AgenticConfig | SFTConfig) -> bool:
+    """Whether every machine has what the placement needs: the first device, and no launcher."""
+    machine = smallest_machine(config)
+    return machine.num_devices == 1 and launched() == (0, 1)
 
 
 def _absent(config: AgenticConfig | SFTConfig) -> Iterator[str]:

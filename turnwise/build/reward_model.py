@@ -7,7 +7,6 @@ import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.build.placement import sampling_device
 from turnwise.build.roles import batch_plan, load_role
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
@@ -24,6 +23,7 @@ from turnwise.models.value_head import load_value_model, num_labels_here, value_
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import RewardResult
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import Placement
 from turnwise.runtime.rank import RankContext
 from turnwise.spec import STRATEGIES
 from turnwise.training.torch_strategy import TorchStrategy
@@ -76,7 +76,7 @@ def check_reward_role(config: AgenticConfig) -> None:
         raise ModelError(f"reward_pretrain {path}: {fault}")
 
 
-def build_reward_model(config: AgenticConfig, event_loop: WatchedRunner) -> ModelReward:
+def build_reward_model(config: AgenticConfig, placement: Placement, event_loop: WatchedRunner) -> ModelReward:
     """The reward role's model, a classifier with one label. Raises ModelError if its score head is missing or all zeros."""
     arguments = config.reward.model_args
     path = arguments.model_name_or_path
@@ -88,14 +88,14 @@ def build_reward_model(config: AgenticConfig, event_loop: WatchedRunner) -> Mode
             raise ModelError(f"reward_pretrain {path}: {_NO_HEAD}")
         return TorchStrategy(model, dtype=parse_dtype(arguments.dtype), rank=rank)
 
-    stopwatch, device = event_loop.stopwatch, str(sampling_device(config))
-    workers = LocalCluster(stopwatch, event_loop.watchdog, config.deadlines.train_s, device).spawn("reward", made)
+    stopwatch = event_loop.stopwatch
+    workers = LocalCluster(stopwatch, event_loop.watchdog, config.deadlines.train_s, placement).spawn("reward", made)
     context: int = load_model_config(path, arguments.trust).get_text_config().max_position_embeddings
     role = ModelRole("reward", workers, replace(batch_plan(config, "reward"), max_length=context), stopwatch)
     return ModelReward(role, load_tokenizer(path, arguments.trust), config.data.prompt_key)
 
 
-def build_judge(config: AgenticConfig, event_loop: WatchedRunner) -> ServedChat:
+def build_judge(config: AgenticConfig, placement: Placement, event_loop: WatchedRunner) -> ServedChat:
     """Starts a server in this process for the reward role's language model."""
     arguments, asked = config.reward.model_args, config.reward.strategy_args
     path, trust = arguments.model_name_or_path, arguments.trust
@@ -103,7 +103,7 @@ def build_judge(config: AgenticConfig, event_loop: WatchedRunner) -> ServedChat:
     info = policy_info(path, arguments.dtype, context, arguments.attn_implementation, trust)
     template = tried(ChatTemplate(load_tokenizer(path, trust), eos_token_ids=info.stop_token_ids))
     found: Any = load_class(STRATEGIES[asked.strategy_name].entry, "reward.strategy_args.strategy_name", ConfigError)
-    rank = RankContext("reward", device=str(sampling_device(config)), stopwatch=event_loop.stopwatch)
+    rank = RankContext("reward", device=placement.device_of("reward"), stopwatch=event_loop.stopwatch)
     server = found.for_policy(rank, info, **asked.strategy_config)
     manager = LLMServerManager([server], request_s=config.deadlines.request_s, watchdog=event_loop.watchdog)
     return ServedChat(template, manager, f"the reward role's {path}", context)

@@ -20,6 +20,7 @@ from turnwise.inference.judge import Judge
 from turnwise.protocols import Reward
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.placement import Placement
 from turnwise.spec import CHECKED_REWARDS, REWARDS
 from turnwise.types import Trajectory
 
@@ -87,19 +88,19 @@ def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
 
 
 def build_reward_manager(
-    config: AgenticConfig, template: ChatTemplate | None, event_loop: WatchedRunner
+    config: AgenticConfig, placement: Placement, template: ChatTemplate | None, event_loop: WatchedRunner
 ) -> RewardManager | None:
     """A manager that scores by `data.reward`; None if that is unset. `template` is None if episodes have no tokens."""
     if not config.data.reward:
         return None
     rewards = load_rewards(config, template)
     if judges := [judge for judge in judges_of(rewards) if judge.chat is None]:
-        chat = build_judge(config, event_loop)
+        chat = build_judge(config, placement, event_loop)
         for judge in judges:
             judge.chat = chat
     for place, asked in enumerate(config.data.reward):
         if asked.name == "reward_model":
-            rewards.insert(place, WeightedReward(asked.name, asked.weight, build_reward_model(config, event_loop)))
+            rewards.insert(place, WeightedReward(asked.name, asked.weight, build_reward_model(config, placement, event_loop)))
     return RewardManager(rewards, config.data.reward_timeout_s, event_loop.watchdog)
 
 

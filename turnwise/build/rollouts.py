@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.build.envs import agent_settings, build_agent, env_factory, plug_ins
+from turnwise.build.placement import place_here
 from turnwise.build.rewards import build_reward_manager
 from turnwise.build.rows import build_row_agent, build_tasks, say_shared_prompts
 from turnwise.build.servers import build_servers
@@ -33,6 +34,7 @@ from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.tasks import SeededTasks, TaskSource
 from turnwise.rollout.turn_journal import TurnJournal
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import Placement
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime_info import PolicyInfo
 from turnwise.types import SamplingParams, Split, Task
@@ -96,7 +98,11 @@ def open_policy(
 
 
 def serve(
-    config: AgenticConfig, policy: Policy, needs: frozenset[str] = frozenset(), neighbours: Mapping[str, Any] | None = None
+    config: AgenticConfig,
+    placement: Placement,
+    policy: Policy,
+    needs: frozenset[str] = frozenset(),
+    neighbours: Mapping[str, Any] | None = None,
 ) -> ServedPolicy:
     """The policy with its inference servers. `needs` is `Algorithm.needs`. `neighbours` are this process's workers by role. A
     server in this process reads the trainer's own parameters if the trainer runs here too, both have the same dtype,
@@ -106,6 +112,7 @@ def serve(
     is_shared = config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
     servers = build_servers(
         config,
+        placement,
         policy.info,
         policy.event_loop,
         policy.replay_log,
@@ -114,7 +121,7 @@ def serve(
         neighbours=neighbours if neighbours and is_shared else {},
     )
     manager = LLMServerManager(servers, request_s=config.deadlines.request_s, watchdog=policy.event_loop.watchdog)
-    score = build_reward_manager(config, policy.template, policy.event_loop)
+    score = build_reward_manager(config, placement, policy.template, policy.event_loop)
     return ServedPolicy(**vars(policy), servers=manager, score=score)
 
 
@@ -125,7 +132,7 @@ def open_served_policy(
     policy = open_policy(config, model_path)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
-        served = serve(config, policy, needs)
+        served = serve(config, place_here(config), policy, needs)
         on_error.pop_all()
     return served
 

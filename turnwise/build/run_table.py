@@ -32,10 +32,11 @@ def settings_table(pipeline: AgenticPipeline | SFTPipeline) -> SettingsTable:
     """The table of a built pipeline, with the sizes, dtypes, attention kernels and devices of what was built."""
     config, cluster = pipeline.pipeline_config, pipeline.cluster
     built = _sft(pipeline) if isinstance(pipeline, SFTPipeline) else _agentic(pipeline)
-    if isinstance(cluster, ProcessCluster) and cluster.placement.roles:
-        built["placement"] = cluster.placement.describe()
+    placement = cluster.placement
+    if placement.trains_apart:
+        built["placement"] = placement.describe()
     built |= {"checkpoints": _checkpoints(pipeline.checkpoints), "profile": _profile(config), "memory": ""}
-    return describe(config, built)
+    return describe(config, placement, built)
 
 
 def play_table(config: AgenticConfig, server: PolicyServer, source: RolloutSource, split: Split, sampled: str) -> SettingsTable:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from turnwise.build.placement import build_placement, cpu_threads, sampling_device, set_torch_threads
+from turnwise.build.placement import cpu_threads, set_torch_threads
 from turnwise.build.run import seed_process
 from turnwise.cluster.messages import SetUp
 from turnwise.cluster.server_process import ServerProcess
@@ -21,6 +21,7 @@ from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.protocols import InferenceServer
 from turnwise.replay_log import ReplayLog
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import Placement
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import PolicyInfo, ServerInfo
 from turnwise.spec import STRATEGIES
@@ -49,17 +50,9 @@ def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
     logger.warning("%s: the policy loss ignores the truncation, which biases it a little; %s", what, advice)
 
 
-def replica_devices(config: AgenticConfig) -> list[tuple[str, ...]]:
-    """The devices of each inference server, as torch names them. Raises ConfigError if the machine lacks one of them."""
-    own = config.replica_devices
-    if own is None:
-        return [(str(sampling_device(config)),)]
-    placement = build_placement(config)
-    return [tuple(placement.device(number) for number in numbers) for numbers in own]
-
-
 def build_servers(
     config: AgenticConfig,
+    placement: Placement,
     policy: PolicyInfo,
     event_loop: WatchedRunner,
     replay_log: ReplayLog,
@@ -73,11 +66,11 @@ def build_servers(
     is_embedded = issubclass(found, EmbeddedServer)
     if is_embedded:
         options = {"max_concurrency": max_concurrency, **options}
-    if config.num_replicas > 1:
-        return list(_processes(config, partial(found.for_policy, policy=policy, **options), event_loop))
+    if placement.num_servers > 1:
+        return list(_processes(config, placement, partial(found.for_policy, policy=policy, **options), event_loop))
     if is_embedded:
         options["replay_log"] = replay_log
-    [devices] = replica_devices(config)
+    devices = placement.devices_of("actor_infer")
     rank = RankContext("actor_infer", device=devices[0], devices=devices, neighbours=neighbours, stopwatch=event_loop.stopwatch)
     event_loop.watchdog.start()
     awaited, timeout_s = f"the {strategy.strategy_name} server to start", config.deadlines.start_s
@@ -85,16 +78,17 @@ def build_servers(
         return [found.for_policy(rank, policy, **options)]
 
 
-def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner) -> list[ServerProcess]:
+def _processes(config: AgenticConfig, placement: Placement, factory: Any, event_loop: WatchedRunner) -> list[ServerProcess]:
     """Starts each server in a process of its own. The processes share the threads of the rollouts equally."""
-    all_devices, size = replica_devices(config), config.num_replicas
+    size = placement.num_servers
     num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)
     logger.info("%d replicas of the inference server, each in a process with %d threads", size, num_threads)
     levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
     set_up = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, partial(_begin, config, num_threads))
     processes: list[ServerProcess] = []
     with ExitStack() as on_error:
-        for replica, devices in enumerate(all_devices):
+        for replica in range(size):
+            devices = placement.devices_of("actor_infer", replica)
             name = f"inference replica {replica}"
             processes.append(ServerProcess(name, event_loop.run, event_loop.watchdog, event_loop.stopwatch))
             on_error.callback(processes[-1].end)

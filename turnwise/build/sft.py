@@ -6,8 +6,7 @@ from pathlib import Path
 
 from turnwise.build.cluster import build_cluster
 from turnwise.build.demonstration_rows import read_samples
-from turnwise.build.placement import build_placement
-from turnwise.build.prepare import prepare_run
+from turnwise.build.placement import place_here, prepare_run
 from turnwise.build.roles import trained_strategy
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, log_settings, settings_table
@@ -23,17 +22,18 @@ from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import Placement
 from turnwise.tracking.metric_columns import SFT_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.state import GlobalRandomState
 
 
-def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> SFTPipeline:
-    """The pipeline of one run of `turnwise sft`."""
+def build_sft(config: SFTConfig, folder: RunFolder, placement: Placement | None = None, is_quiet: bool = False) -> SFTPipeline:
+    """The pipeline of one run of `turnwise sft`. `placement` is that on this machine, the default."""
     require(unavailable(config))
     set_profile(config)
-    placement = build_placement(config)
+    placement = placement or place_here(config)
     arguments = config.model_args
     path, trust = arguments.model_name_or_path, arguments.trust
     tokenizer = load_tokenizer(path, trust)
@@ -45,8 +45,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     event_loop = WatchedRunner()
     with ExitStack() as on_error:
         on_error.callback(event_loop.close)
-        if placement.cluster == "process":
-            prepare_run(config)
+        prepare_run(placement)
         cluster = build_cluster(config, placement, event_loop)
         on_error.callback(cluster.shutdown)
         sft = ModelRole(
@@ -86,7 +85,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
 
 def fine_tune(config: SFTConfig, is_quiet: bool = False) -> Path:
     """Runs supervised fine-tuning from start to end, and returns the folder of the model."""
-    with whole_run(config, lambda folder: build_sft(config, folder, is_quiet), is_quiet) as pipeline:
+    with whole_run(config, partial(build_sft, config, is_quiet=is_quiet), is_quiet) as pipeline:
         pipeline.run()
     model = pipeline.checkpoints.newest
     assert model is not None, "a run that ends well saves after its last step"

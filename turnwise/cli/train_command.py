@@ -4,13 +4,16 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from turnwise.build.prepare import prepare_run, problems_here
+from turnwise.build.placement import prepare_run
+from turnwise.build.prepare import problems_here
 from turnwise.cli.options import read_config
 from turnwise.config import AgenticConfig, SFTConfig, not_here, require, unavailable
 from turnwise.config.dump import RESUMED
+from turnwise.config.place import place, smallest_machine
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError
 from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.runtime.rank import launched
 
 _EXAMINE = partial(problems_here, may_miss=False)
 
@@ -29,15 +32,16 @@ def run(options: argparse.Namespace) -> int:
     if rollouts is not None and not rollouts.is_file():
         raise DataError(f"--from-rollouts {rollouts}: there is no such file; `turnwise rollout` and every run write one")
     with ends_at_once():
-        if rollouts is None:
-            prepare_run(config)
+        if rollouts is None and launched() == (0, 1):
+            # Not the placement on this machine: its accelerators are found by torch, which the fork server imports meanwhile.
+            prepare_run(place(config, smallest_machine(config)))
         from turnwise.build.agentic import build_agentic
         from turnwise.build.whole_run import whole_run
 
     build = partial(
         build_agentic, config, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay
     )
-    with whole_run(config, build, options.quiet) as pipeline:
+    with whole_run(config, build, options.quiet, plays=rollouts is None) as pipeline:
         pipeline.run()
     if options.profile:
         print(f"timeline: {pipeline.folder.timeline}")

@@ -73,7 +73,7 @@ class LaunchedCluster(ProcessCluster):
         if LaunchedCluster._has_run:
             raise WorkerError("the launched processes ended with the first run of this script; start it again for another run")
         LaunchedCluster._has_run = True
-        join_processes(None, 0, size, self.placement.device(self.placement.devices[0]))
+        join_processes(None, 0, size, self.placement.machine.device_name(self.placement.devices[0]))
         key = secrets.token_bytes(32)
         with create_server(("127.0.0.1", 0), backlog=size) as server:
             dist.broadcast_object_list([server.getsockname(), key, self.placement.groups], src=0)

@@ -6,6 +6,7 @@ from typing import Any
 
 from turnwise.cluster.ranks import require_rank
 from turnwise.protocols import Route
+from turnwise.runtime.placement import Placement
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
@@ -57,12 +58,13 @@ class LocalRank:
 
 @dataclass
 class LocalCluster:
-    """Spawns roles as objects on `device`. Workers report to `stopwatch`. A call may last `deadline_s` (None = no limit)."""
+    """Spawns roles as objects on the devices of `placement`. Workers report to `stopwatch`. A call may last `deadline_s` (None
+    = no limit)."""
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     watchdog: Watchdog = field(default_factory=Watchdog)
     deadline_s: float | None = None
-    device: str = "cpu"
+    placement: Placement = field(default_factory=lambda: Placement("local"))
     _roles: dict[str, LocalWorkers] = field(init=False, default_factory=dict)
 
     @property
@@ -70,7 +72,8 @@ class LocalCluster:
         return {role: workers.worker for role, workers in self._roles.items()}
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any], *, beside: str = "") -> LocalWorkers:
-        worker = factory(RankContext(role, device=self.device, neighbours=self.neighbours, stopwatch=self.stopwatch))
+        device = self.placement.device_of(beside or role)
+        worker = factory(RankContext(role, device=device, neighbours=self.neighbours, stopwatch=self.stopwatch))
         self._roles[role] = LocalWorkers(role, worker, self.watchdog, self.deadline_s)
         return self._roles[role]
 

@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 from turnwise.cluster.messages import Command, SetUp
-from turnwise.cluster.placement import CpuThreads, Placement
 from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess, RunAsync, Started
 from turnwise.cluster.ranks import require_rank
 from turnwise.errors import WorkerError
 from turnwise.protocols import Route
+from turnwise.runtime.placement import CpuThreads, Placement
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
@@ -133,7 +133,7 @@ class ProcessCluster:
     ) -> None:
         self.num_threads = num_threads
         self._set_num_threads = set_num_threads
-        self.placement = placement or Placement("process", "", (0,), {})
+        self.placement = placement or Placement("process")
         self._processes: list[RankProcess] = []
         with ExitStack() as on_error:
             on_error.callback(self._end)
@@ -156,7 +156,7 @@ class ProcessCluster:
             self._folder = TemporaryDirectory(prefix="turnwise-")
             rendezvous = f"{self._folder.name}/rendezvous"
             joins = [
-                (rendezvous, rank, size, self.placement.device(device), self.placement.groups)
+                (rendezvous, rank, size, self.placement.machine.device_name(device), self.placement.groups)
                 for rank, device in enumerate(self.placement.devices)
             ]
             self._send("joining the ranks", [Command("join", join) for join in joins])

@@ -9,6 +9,7 @@ from typing import Any
 
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import PROJECTIONS, read_model_shape
+from turnwise.config.place import contradictions
 from turnwise.config.problems import Path, Problem
 from turnwise.config.resolve import streaming_obstacles
 from turnwise.config.roles import ROLES, ModelArgs, PlacedModel, StrategyArgs
@@ -23,7 +24,7 @@ from turnwise.spec import PG_VARIANTS, ROW_AGENTS, ROWS_TAG, STEP_PLACEHOLDERS, 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """All problems for which the config is refused, except `sibling_problems`."""
     checks = (_environments, _rewards, _sizes, _roles, _cache, _loss, _room, _streaming, _updates, _states)
-    shared = [*_models(config), *_trackers(config), *_validations(config)]
+    shared = [*_models(config), *_trackers(config), *_validations(config), *contradictions(config)]
     if isinstance(config, SFTConfig):
         return [*shared, *impossible("impossible_in_sft", config), *_placed("", config, ["train"])]
     return [*shared, *impossible("impossible", config), *(problem for check in checks for problem in check(config))]

@@ -40,7 +40,7 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
 
 def not_here(config: AgenticConfig | SFTConfig) -> list[str]:
     """A sentence for every model that is incomplete, or that is neither on this machine nor named like a model on the hub, and
-    for every folder that can't be written to. Devices are checked elsewhere, by `build.placement`."""
+    for every folder that can't be written to. Devices are checked elsewhere, by `place`."""
     return [*dict.fromkeys(_models(config)), *_places(config)]
 
 

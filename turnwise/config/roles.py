@@ -241,11 +241,17 @@ class PlacedModel(Section):
     """Maximum tokens of a micro-batch with use_dynamic_batching_in_train [2 × sequence_length, at least 4096]."""
 
     @property
+    def tensor_parallel_size(self) -> int:
+        return self.strategy_args.degree("tp_size", "tensor_parallel_size", "tensor_model_parallel_size")
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        return self.strategy_args.degree("pp_size", "pipeline_parallel_size", "pipeline_model_parallel_size")
+
+    @property
     def model_parallel_size(self) -> int:
         """Number of devices that hold one copy of the model: tensor × pipeline parallel ranks."""
-        strategy = self.strategy_args
-        tensor = strategy.degree("tp_size", "tensor_parallel_size", "tensor_model_parallel_size")
-        return tensor * strategy.degree("pp_size", "pipeline_parallel_size", "pipeline_model_parallel_size")
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def data_parallel_size(self) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from turnwise.config.place import follows
 from turnwise.config.problems import Problem
 from turnwise.config.section import Section
 from turnwise.package_tables import read_table
@@ -65,6 +66,8 @@ def holds(condition: str, section: Any) -> bool:
         return section.departs(rest)
     if word == "several":
         return len(_value(rest, section) or ()) > 1
+    if word == "placed":
+        return follows(section, rest.removeprefix("by "))
     path, is_compared, expected = condition.partition(" is ")
     if is_compared:
         return str(_value(path, section)) == expected

@@ -84,24 +84,6 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return {name: role for name, role in self.roles.items() if wanted.get(name, True)}
 
     @property
-    def device_mappings(self) -> dict[str, list[int] | None]:
-        """The `device_mapping` (None = actor_train's) of the policy, the critic and a reference with a model of its own."""
-        has_reference = self.needs_reference and not self.is_reference_in_policy
-        placed = {"actor_train": True, "reference": has_reference, "critic": self.needs_critic}
-        return {name: self.roles[name].device_mapping for name, is_there in placed.items() if is_there}
-
-    @property
-    def names_devices(self) -> bool:
-        """Whether the run has several servers, or one of `device_mappings` names devices."""
-        return self.num_replicas > 1 or any(self.device_mappings.values())
-
-    @property
-    def trains_apart(self) -> bool:
-        """Whether the config makes training run in processes other than this one. A launcher such as torchrun doesn't count."""
-        has_several = any(len(mapping or ()) > 1 for mapping in self.device_mappings.values())
-        return self.plays_ahead or self.cluster.name == "process" or has_several or self.actor_train.strategy_args.is_sharded
-
-    @property
     def plays_ahead(self) -> bool:
         """Whether episodes are played while the trainer computes. Samples may then be older than the policy that they train."""
         return self.async_generation_ratio > 0
@@ -125,23 +107,6 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     def old_log_probs(self) -> OldLogProbs:
         """The source of old log-probs. Samples played ahead need a forward pass unless the sampler's log-probs are used."""
         return "rollouts" if self.use_rollout_log_probs else "always" if self.plays_ahead else "if_needed"
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of inference servers. A single one runs in this process, several run in processes of their own."""
-        return self.actor_infer.data_parallel_size
-
-    @property
-    def server_devices(self) -> list[int] | None:
-        """The inference servers' own devices; None if the only server is on the first training device."""
-        named = self.actor_infer.device_mapping
-        return named if self.trains_apart or len(named or ()) > 1 else None
-
-    @property
-    def replica_devices(self) -> list[list[int]] | None:
-        """The devices of each inference server, in the order of `actor_infer.device_mapping`; None as in `server_devices`."""
-        own, size = self.server_devices, self.actor_infer.model_parallel_size
-        return [own[first : first + size] for first in range(0, len(own), size)] if own else None
 
     @property
     def needs_reference(self) -> bool:

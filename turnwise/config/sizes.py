@@ -4,6 +4,7 @@ from turnwise.config.model_shape import BYTES, ModelShape, read_model_shape
 from turnwise.config.roles import ModelArgs
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
+from turnwise.runtime.placement import Placement
 from turnwise.spec import MAX_PACKED_BYTES
 
 TRAINED_BYTES = 16
@@ -69,21 +70,22 @@ def episodes_at_once(config: AgenticConfig) -> int:
     return manager.num_env_groups * (manager.group_size + manager.group_size_redundancy + has_greedy)
 
 
-def memory(config: AgenticConfig, shape: ModelShape) -> str:
+def memory(config: AgenticConfig, shape: ModelShape, placement: Placement) -> str:
     """A run's estimated memory as a text, without activations. A server reads the trainer's weights instead of keeping a copy
     if it is in the trainer's process, is `embedded` or `hf` in fp32, gets every update, and the policy has no adapter."""
-    num, num_servers = shape.num_parameters, config.num_replicas
+    num = shape.num_parameters
+    num_servers = placement.num_servers
     policy = config.actor_train.model_args
-    parts = [trained_memory(policy, shape) + _ranks(config, "actor_train")]
+    parts = [trained_memory(policy, shape) + _ranks(config, placement, "actor_train")]
     if config.needs_critic:
         critic, arguments = _critic_shape(config, shape).num_value_parameters, config.critic.model_args
         adapter = _num_adapter(arguments, _critic_shape(config, shape))
         size = 4 * critic + TRAINED_BYTES * adapter if arguments.has_adapter else TRAINED_BYTES * critic
-        parts.append(f"{bytes_text(size)} critic{_ranks(config, 'critic')}")
+        parts.append(f"{bytes_text(size)} critic{_ranks(config, placement, 'critic')}")
     if config.needs_reference and not config.is_reference_in_policy:
-        parts.append(f"{bytes_text(4 * num)} reference{_ranks(config, 'reference')}")
+        parts.append(f"{bytes_text(4 * num)} reference{_ranks(config, placement, 'reference')}")
     dtype, sampler = config.actor_infer.model_args.dtype, config.actor_infer.strategy_args.strategy_name
-    are_apart = config.trains_apart or num_servers > 1
+    are_apart = "actor_train" not in placement.neighbours("actor_infer")
     reads_trainer = sampler in ("embedded", "hf") and dtype == "fp32" and not are_apart and not policy.has_adapter
     if not reads_trainer or config.actor_train.model_update_frequency > 1:
         samplers = "sampler" if num_servers == 1 else f"in {num_servers} samplers"
@@ -101,9 +103,9 @@ def memory(config: AgenticConfig, shape: ModelShape) -> str:
     return ", ".join(parts) + " (estimated; activations come on top)"
 
 
-def _ranks(config: AgenticConfig, role: str) -> str:
+def _ranks(config: AgenticConfig, placement: Placement, role: str) -> str:
     """A text: how the role's memory is spread over its ranks; empty for one rank."""
-    size = len(config.device_mappings[role] or config.device_mappings["actor_train"] or ())
+    size = placement.of(role).size
     is_sharded = config.roles[role].strategy_args.is_sharded
     return "" if size < 2 else f" divided among {size} ranks" if is_sharded else f" on each of {size} ranks"
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -138,7 +139,7 @@ class Trainer:
             from turnwise.build.agentic import build_agentic
             from turnwise.build.whole_run import whole_run
 
-            with whole_run(config, lambda folder: build_agentic(config, folder, self.is_quiet), self.is_quiet) as pipeline:
+            with whole_run(config, partial(build_agentic, config, is_quiet=self.is_quiet), self.is_quiet) as pipeline:
                 self.config, self.run_folder = config, pipeline.folder.path
                 for report in pipeline.steps():
                     if asks_to_stop(self._callbacks, report):

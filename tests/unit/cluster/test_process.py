@@ -24,12 +24,12 @@ from turnwise.build.placement import set_torch_threads
 from turnwise.cluster.child import BufferedStopwatch
 from turnwise.cluster.fork_server import ForkServer, drop_processes, prepare_processes
 from turnwise.cluster.messages import dumps, loads, pack, unpack
-from turnwise.cluster.placement import CpuThreads
 from turnwise.cluster.process_cluster import ProcessCluster, _share
 from turnwise.cluster.server_child import ServerCall, _Calls
 from turnwise.cluster.weight_senders import spawn_senders
 from turnwise.errors import DataError, DeadlineError, WorkerError
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import CpuThreads
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
