@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from turnwise.cluster import process_cluster
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.messages import Command
 from turnwise.cluster.process_cluster import ProcessCluster
+from turnwise.cluster.weight_senders import spawn_senders
 from turnwise.config.place import place
 from turnwise.errors import WorkerError
 from turnwise.pipelines.roles import BatchPlan, ModelRole
-from turnwise.protocols import Loss
+from turnwise.protocols import Loss, WeightSource
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.machine import Machine, Node
 from turnwise.runtime.placement import CpuThreads
@@ -34,6 +36,16 @@ STEPS = 3
 
 
 FULL, LORA, CRITIC = Kind(), Kind(rank=4), Kind("value", outputs=VALUES)
+
+
+@dataclass(eq=False)
+class SendingRole(ModelRole):
+    cluster: ProcessCluster | None = None
+
+    def sent_weights(self) -> WeightSource:
+        """The weights as the inference servers get them, gathered by all ranks."""
+        senders = spawn_senders(self.cluster, self.name, is_shared=True, is_sharded=True)
+        return senders.publish().result()
 
 
 @pytest.fixture
@@ -58,7 +70,7 @@ def make_roles(runner):
         cluster = ProcessCluster(runner.run, runner.watchdog, stopwatch, *how, deadline_s=60.0, placement=placement)
         clusters.append(cluster)
         plan = BatchPlan(samples_per_step=16, max_length=64, seed=0, max_sequences=3)
-        return [ModelRole(name, cluster.spawn(name, kind.make), plan, stopwatch) for name in mappings]
+        return [SendingRole(name, cluster.spawn(name, kind.make), plan, stopwatch, cluster=cluster) for name in mappings]
 
     yield make
     for cluster in clusters:
