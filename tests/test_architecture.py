@@ -36,6 +36,7 @@ LAYERS: list[set[str]] = [
         "step_numbers",
         "runtime_info",
         "runtime",
+        "transfer",
     },
     {"config", "algorithms", "chat", "data", "models", "batching"},
     {"envs", "tools"},
@@ -71,8 +72,9 @@ ONLY: dict[str, set[str]] = {
     "step_numbers": set(),
     "replay_log": {"errors", "jsonl"},
     "runtime_info": {"model_folder"},
-    "protocols": {"runtime", "runtime_info", "server_protocols", "tool_protocols", "types"},
-    "server_protocols": {"runtime", "runtime_info", "types"},
+    "protocols": {"runtime", "runtime_info", "server_protocols", "tool_protocols", "transfer", "types"},
+    "server_protocols": {"runtime", "runtime_info", "transfer", "types"},
+    "transfer": {"errors", "runtime", "runtime_info", "types"},
     "tool_protocols": {"types"},
     "config": {"spec", "errors", "hub", "model_folder", "package_tables", "runtime"},
     **dict.fromkeys(SIDE_ROOMS, LAYERS[0]),
@@ -117,8 +119,10 @@ CALLS_C = {"cli/guard.py", "runtime/threads.py", "runtime/time_limit.py", "tools
 """Files that call the C library or Python's own C. Our own C is called from `models/cpu` alone."""
 
 BROAD_EXCEPT = {
+    "cluster/channel.py",
     "cluster/child.py",
     "cluster/fork_server.py",
+    "cluster/messages.py",
     "cluster/process.py",
     "cluster/server_child.py",
     "data/reward_calls.py",

@@ -11,12 +11,9 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import MemoryKind as MemoryKind, StrategyInfo
 from turnwise.server_protocols import (
     InferenceServer as InferenceServer,
-    NamedTensors as NamedTensors,
-    OnWeightUpdate as OnWeightUpdate,
     PolicyServer as PolicyServer,
     ServerFactory as ServerFactory,
     Suspension as Suspension,
-    WeightTransfer as WeightTransfer,
 )
 from turnwise.tool_protocols import (
     ChecksRows as ChecksRows,
@@ -25,6 +22,13 @@ from turnwise.tool_protocols import (
     Tool as Tool,
     ToolCall as ToolCall,
     ToolCallParser as ToolCallParser,
+)
+from turnwise.transfer.contracts import (
+    NamedTensors as NamedTensors,
+    OnWeightUpdate as OnWeightUpdate,
+    SendsWeights as SendsWeights,
+    WeightSource as WeightSource,
+    WeightTransfer as WeightTransfer,
 )
 from turnwise.types import (
     AS_OPENED,
@@ -292,6 +296,16 @@ class Workers(Protocol):
         data-parallel ranks, gives all ranks the keyword arguments, and joins the returned lists in order. `broadcast` gives all
         ranks the same and returns rank 0's answer. `rank0` calls rank 0 only."""
 
+    def at(self, rank: int) -> "RankCalls":
+        """One rank, to be called alone. Raises WorkerError if the role has no such rank."""
+
+
+class RankCalls(Protocol):
+    """One rank of a role."""
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Pending:
+        """Calls a method of this rank alone. Calls of one rank run one after the other, whoever made them."""
+
 
 class Cluster(Protocol):
     """Spawns roles, in this process or in others."""
@@ -304,8 +318,9 @@ class Cluster(Protocol):
     def neighbours(self) -> Mapping[str, Any]:
         """The workers in this process, by role."""
 
-    def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> Workers:
-        """Starts a role. Each rank calls `factory` with its context, whose stopwatch reports to the run's stopwatch."""
+    def spawn(self, role: str, factory: Callable[[RankContext], Any], *, beside: str = "") -> Workers:
+        """Starts a role. Each rank calls `factory` with its context, whose stopwatch reports to the run's stopwatch. With
+        `beside`, the ranks are those of another role, which has been spawned, and its workers are their neighbours."""
 
     def keep_first_ranks(self) -> bool:
         """After a failure, ends the processes that host no role's first rank. Returns whether the first ranks can still be

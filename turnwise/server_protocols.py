@@ -1,15 +1,12 @@
 """The contracts of inference servers. `turnwise.protocols` exports them too."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import MemoryKind, PolicyInfo, ServerInfo, Suspension
-from turnwise.types import Completion, Media, Metric, SamplingParams
-
-NamedTensors = Iterable[tuple[str, Any]]
-"""`(Hugging Face name, tensor)` pairs."""
-OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart", "keep"]
+from turnwise.transfer.contracts import UpdatesWeights
+from turnwise.types import Completion, Media, SamplingParams
 
 
 class PolicyServer(Protocol):
@@ -44,7 +41,7 @@ class PolicyServer(Protocol):
         """What the server really runs, which may differ from the config."""
 
 
-class InferenceServer(PolicyServer, Protocol):
+class InferenceServer(PolicyServer, UpdatesWeights, Protocol):
     """One data-parallel replica. The manager sends it requests, and continues those that were interrupted."""
 
     async def generate(
@@ -63,19 +60,8 @@ class InferenceServer(PolicyServer, Protocol):
         """Holds back new requests. Running requests are finished, or ended with finish reason `aborted`, before this returns;
         with `keep` they are paused. `info().suspensions` lists the ways that this server supports."""
 
-    async def receive(self, weights: NamedTensors) -> int:
-        """Writes new values into its own weights, between `suspend` and `resume`. Returns the number of bytes written. Called
-        only if `info().needs_weights`. Raises ModelError if names or shapes don't fit its model, or a tensor is missing."""
-
 
 class ServerFactory(Protocol):
     """Makes a replica and loads its model, in the process that calls the factory. Nothing else loads models for servers."""
 
     def __call__(self, rank: RankContext, policy: PolicyInfo, **options: Any) -> InferenceServer: ...
-
-
-class WeightTransfer(Protocol):
-    """Moves the policy from the trainer's ranks into the servers' replicas: suspends the servers, copies the weights, raises
-    the version, and resumes the servers. It is a contract of its own, since trainer and servers both take part."""
-
-    async def update(self, version: int) -> list[Metric]: ...

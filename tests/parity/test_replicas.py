@@ -82,7 +82,7 @@ def test_they_serve_a_trainer_in_another_process_ahead_of_it(make_config):
 
 
 def kill(server):
-    os.kill(server._id, signal.SIGKILL)
+    os.kill(server.process.life.process_id, signal.SIGKILL)
 
 
 def test_a_killed_replica_is_left_and_the_run_goes_on(make_config, caplog):

@@ -17,12 +17,11 @@ from turnwise.build.run_table import info_of, log_settings, settings_table
 from turnwise.build.servers import require_abilities
 from turnwise.build.source import build_source, num_planned_steps
 from turnwise.build.tasks import build_tasks
-from turnwise.cluster.shared_tensors import Written
+from turnwise.build.weights import build_senders, build_transfer
 from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.examine.algorithm import make_algorithm
 from turnwise.examine.examined import Examined
 from turnwise.examine.models import call_models
-from turnwise.inference.server_manager import ManagerTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.by_validation import ByValidation
 from turnwise.pipelines.checkpoints import Contents
@@ -136,7 +135,7 @@ def _assemble(
 ) -> AgenticPipeline:
     config = examined.config
     actor_train, critic = roles["actor_train"], roles.get("critic")
-    weights = partial(actor_train.call_full_model, "weights")
+    senders = build_senders(cluster, actor_train, policy.servers)
     pictures, by_validation = build_pictures(config, folder.path.name), ByValidation(config, folder.best)
     parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
     parts["by_validation"] = by_validation
@@ -155,16 +154,8 @@ def _assemble(
         algorithm=algorithm,
         kl_ctrl=kl_ctrl,
         tokenizer=policy.tokenizer,
-        weight_transfer=ManagerTransfer(
-            policy.servers,
-            weights,
-            free_for_transfer=freeing,
-            share=Written().share if cluster.placement.num_servers > 1 else None,
-            on_weight_update=config.on_weight_update,
-            watchdog=policy.event_loop.watchdog,
-            timeout_s=config.deadlines.weights_s,
-        ),
-        parity_gate=build_parity_gate(examined, policy, actor_train, lambda: weights().result()),
+        weight_transfer=build_transfer(config, senders, policy.servers, freeing, policy.event_loop.watchdog),
+        parity_gate=build_parity_gate(examined, policy, actor_train, lambda: senders.publish().result()),
         event_loop=policy.event_loop,
         cluster=cluster,
         log=log,

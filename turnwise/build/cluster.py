@@ -11,7 +11,7 @@ from turnwise.build.placement import cpu_threads, set_torch_threads
 from turnwise.build.run import seed_process
 from turnwise.cluster.launched import LaunchedCluster
 from turnwise.cluster.local import LocalCluster
-from turnwise.cluster.process import unsendable_part
+from turnwise.cluster.messages import unsendable_part
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.errors import ConfigError, DataError, WorkerError

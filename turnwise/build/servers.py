@@ -90,7 +90,7 @@ def _processes(config: AgenticConfig, placement: Placement, factory: Any, event_
         for replica in range(size):
             devices = placement.devices_of("actor_infer", replica)
             name = f"inference replica {replica}"
-            processes.append(ServerProcess(event_loop.run, event_loop.watchdog, event_loop.stopwatch, None, name))
+            processes.append(ServerProcess(name, event_loop.run, event_loop.watchdog, event_loop.stopwatch))
             on_error.callback(processes[-1].end)
             processes[-1].begin(set_up, factory, RankContext("actor_infer", replica, size, device=devices[0], devices=devices))
         for process in processes:

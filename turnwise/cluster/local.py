@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
+from turnwise.cluster.ranks import require_rank
 from turnwise.protocols import Route
 from turnwise.runtime.placement import Placement
 from turnwise.runtime.rank import RankContext
@@ -40,6 +41,20 @@ class LocalWorkers:
         with self.watchdog.waiting("the pipeline", f"{self.role}.{method}", self.deadline_s, "deadlines.train_s"):
             return Done(getattr(self.worker, method)(*args, **kwargs))
 
+    def at(self, rank: int) -> "LocalRank":
+        require_rank(self.role, self.size, rank)
+        return LocalRank(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRank:
+    """The one rank of a role, as a `protocols.RankCalls`."""
+
+    workers: LocalWorkers
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Done:
+        return self.workers.call(method, *args, **kwargs)
+
 
 @dataclass
 class LocalCluster:
@@ -56,8 +71,8 @@ class LocalCluster:
     def neighbours(self) -> dict[str, Any]:
         return {role: workers.worker for role, workers in self._roles.items()}
 
-    def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> LocalWorkers:
-        device = self.placement.device_of(role)
+    def spawn(self, role: str, factory: Callable[[RankContext], Any], *, beside: str = "") -> LocalWorkers:
+        device = self.placement.device_of(beside or role)
         worker = factory(RankContext(role, device=device, neighbours=self.neighbours, stopwatch=self.stopwatch))
         self._roles[role] = LocalWorkers(role, worker, self.watchdog, self.deadline_s)
         return self._roles[role]

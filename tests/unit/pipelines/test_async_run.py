@@ -253,7 +253,7 @@ SILENT = r"(?s:.*)the trainer's process:\n    it doesn't say"
     ],
 )
 def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, monkeypatch, phase, number, error, message):
-    monkeypatch.setattr("turnwise.cluster.process._STACK_S", 0.1)  # what stands still never says where
+    monkeypatch.setattr("turnwise.cluster.process_life._STACK_S", 0.1)  # what stands still never says where
     config = make_config(deadlines={"train_s": 3.0, "weights_s": 2.0}, save_steps=1)
     fork_server = prepare_processes(["turnwise.build.roles"])
     interrupted(config, phase, error, partial(signal_trainer, number), message)

@@ -38,6 +38,8 @@ class EmbeddedServer(HoldsModel):
     token, or the token that completed a stop string. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of
     `max_length` tokens."""
 
+    name = "the embedded server"
+
     def __init__(
         self,
         model: PreTrainedModel,
