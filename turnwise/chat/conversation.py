@@ -10,7 +10,7 @@ import numpy as np
 
 from turnwise.chat.ledger import EMPTY, Ledger
 from turnwise.chat.rendering import Tools, num_characters_of
-from turnwise.chat.sampler import NoRoom, ResponseRequest, SamplingOf, TokenSampler
+from turnwise.chat.sampler import NoRoom, OnPrompt, ResponseRequest, SamplingOf, TokenSampler
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import RolloutError
 from turnwise.protocols import PolicyServer
@@ -29,7 +29,8 @@ class TokenConversation:
     `sampling.seed` and k, so no response depends on what else the server is doing. If an agent rewrote history, `parent` is
     the index of the turn at which this context branches off; the first Turn records it. `opens_episode` marks the episode's
     first context: there a first prompt that is too long raises RolloutError, while in a later context `generate` returns None.
-    `tools` are the schemas that the first prompt shows; the `parser` reads tool calls from the responses.
+    `tools` are the schemas that the first prompt shows; the `parser` reads tool calls from the responses. `on_prompt` is called
+    with each prompt before the server is asked.
 
     >>> import asyncio
     >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
@@ -54,10 +55,11 @@ class TokenConversation:
         tools: Tools = (),
         parser: ToolCallParser | None = None,
         opens_episode: bool = True,
+        on_prompt: OnPrompt | None = None,
     ) -> None:
         stop_token_ids = tuple(dict.fromkeys([*sampling.stop_token_ids, *template.stop_token_ids]))
         self.request_id = request_id
-        self._sampler = TokenSampler(template, server, max_length, parser)
+        self._sampler = TokenSampler(template, server, max_length, parser, on_prompt)
         self._ledger = Ledger(request_id)
         self.turns = self._ledger.turns
         self._prefix = EMPTY
@@ -153,13 +155,15 @@ def _of_call(sampling: SamplingParams, options: CallOptions, seed: int, room: in
 @dataclass(frozen=True)
 class TokenContexts:
     """Opens the conversations of one episode over one server. `episode_id` must be unique among running episodes, since servers
-    keep KV caches under request ids that begin with it. The `parser` reads tool calls in contexts opened with tools."""
+    keep KV caches under request ids that begin with it. The `parser` reads tool calls in contexts opened with tools.
+    `on_prompt` is called with each prompt before the server is asked."""
 
     template: ChatTemplate
     server: PolicyServer
     max_length: int
     episode_id: str
     parser: ToolCallParser | None = None
+    on_prompt: OnPrompt | None = None
     _conversations: list[TokenConversation] = field(init=False, default_factory=list)
 
     def __call__(
@@ -184,6 +188,7 @@ class TokenContexts:
             tools=tools,
             parser=self.parser,
             opens_episode=index == 0,
+            on_prompt=self.on_prompt,
         )
         self._conversations.append(conversation)
         return conversation

@@ -26,6 +26,9 @@ _FINISH_REASONS = get_args(FinishReason)
 SamplingOf = Callable[["array[int]", int], SamplingParams]
 """Returns how the response to a prompt is sampled, given the ids of the prompt and how many tokens the context has room for."""
 
+OnPrompt = Callable[[Prompt, SamplingParams], None]
+"""Called with each prompt before the server is asked."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
@@ -74,6 +77,7 @@ class TokenSampler:
     server: PolicyServer
     max_length: int
     parser: ToolCallParser | None = None
+    on_prompt: OnPrompt | None = None
 
     async def sample_after(self, prefix: Prefix, request: ResponseRequest) -> Sampled | NoRoom:
         """Samples the response to what is new after `prefix`. Raises ChatTemplateError if the template refuses the messages;
@@ -85,6 +89,8 @@ class TokenSampler:
         sampling = request.sampling_of(prompt_ids, self.max_length - len(prompt_ids))
         if request.earlier:
             await self.server.release(request.request_id)
+        if self.on_prompt is not None:
+            self.on_prompt(prompt, sampling)
         media = [*prefix.media(), *prompt.media]
         completion = await self.server.generate(prompt_ids, sampling, request.request_id, media)
         check_completion(completion, sampling, request.request_id)
