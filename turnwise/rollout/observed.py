@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from turnwise.protocols import AgentLoop, Conversation, EpisodeObserver, HearsCalls, OpenConversation, TurnPlace
@@ -28,14 +29,24 @@ class ObservedLoop:
             return await self.loop.run(task, sibling, open_conversation, sampling)
         loop = self.loop if self.heard_loop is None else self.heard_loop(observer)
         contexts = ObservedContexts(open_conversation, observer)
-        try:
+        with _Faults(observer):
             trajectories = await loop.run(task, sibling, contexts, sampling)
-        except BaseException as fault:
-            observer.ended([], fault)
-            raise
         contexts.tell_rewards()
         observer.ended(trajectories, None)
         return trajectories
+
+
+@dataclass(frozen=True, slots=True)
+class _Faults:
+    """Tells the observer the exception that ends an episode, a cancellation too, and lets it pass."""
+
+    observer: EpisodeObserver
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+        if fault is not None:
+            self.observer.ended([], fault)
 
 
 class ObservedContexts:
