@@ -71,8 +71,10 @@ class ToolAgent:
             reply = await conversation.generate(messages, CallOptions(settings.max_new_tokens))
             if reply is None:  # the last results, or the user's last message, leave no room for a response
                 return "sequence_length"
-            turn, recorded = conversation.turns[-1], reply.pop("tool_results", None)
-            calls, errors = reply.get("tool_calls") or (), reply.get("call_errors") or ()
+            turn = conversation.turns[-1]
+            recorded = reply.pop("tool_results", None)
+            calls = reply.get("tool_calls") or ()
+            errors = reply.get("call_errors") or ()
             turn.metrics = {"tool_calls": float(len(calls) + len(errors)), "unreadable_calls": float(len(errors))}
             if turn.finish_reason == "length":
                 return cut_by(conversation)

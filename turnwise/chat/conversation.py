@@ -83,24 +83,15 @@ class TokenConversation:
         ServerError if the server can't serve the request, or its answer breaks the contract."""
         if self._is_closed:
             raise RolloutError(f"{self.request_id!r} is closed: open another context to say more")
-        tools = self._tools if options.tools is None else options.tools
-        starts_anew = bool(self.turns) and list(tools) != list(self._tools)
-        prefix = EMPTY if starts_anew else self._prefix
-        request = ResponseRequest(
-            request_id=self.request_id,
-            messages=new_messages,
-            tools=tools,
-            sampling_of=self._sampling_of(options),
-            number=len(self.turns) + 1,
-            earlier=self._ledger.messages() if starts_anew else (),
-        )
+        request = self._request(new_messages, options)
+        prefix = self._prefix if request.earlier is None else EMPTY
         sampled = await self._sampler.sample_after(prefix, request)
         if isinstance(sampled, NoRoom):
             self._refuse(sampled)
             return None
         self._ledger.commit(sampled.turn, sampled.prefix, None if self.turns else self._parent)
         self._prefix = sampled.prefix
-        self._tools = tools
+        self._tools = request.tools
         return sampled.reply
 
     def remaining_tokens(self) -> int:
@@ -116,6 +107,19 @@ class TokenConversation:
     def verify(self) -> None:
         """Raises RolloutError if the ids of a turn were changed, or a turn was lost or moved."""
         self._ledger.verify()
+
+    def _request(self, new_messages: Sequence[Message], options: CallOptions) -> ResponseRequest:
+        """The request for the next response. With other tools than before, it repeats what was said in earlier contexts."""
+        tools = self._tools if options.tools is None else options.tools
+        starts_anew = bool(self.turns) and list(tools) != list(self._tools)
+        return ResponseRequest(
+            request_id=self.request_id,
+            messages=new_messages,
+            tools=tools,
+            sampling_of=self._sampling_of(options),
+            number=len(self.turns) + 1,
+            earlier=self._ledger.messages() if starts_anew else None,
+        )
 
     def _sampling_of(self, options: CallOptions) -> SamplingOf:
         seed = derive_seed(self._sampling.seed, len(self.turns))

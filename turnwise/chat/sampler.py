@@ -42,13 +42,13 @@ class ResponseRequest:
     sampling_of: SamplingOf
     number: int
     """Counts the responses of a conversation from 1. It is part of the ids of tool calls that have none of their own."""
-    earlier: Sequence[Message] = ()
-    """Messages of other contexts that the prompt of a new context repeats before the new ones. The server first forgets what it
-    keeps under `request_id`."""
+    earlier: Sequence[Message] | None = None
+    """What was said in contexts that this request ends: the prompt of its new context repeats these messages before the new
+    ones, and the server first forgets what it keeps under `request_id`. None = no context ends."""
 
     @property
     def prompt_messages(self) -> Sequence[Message]:
-        return [*self.earlier, *self.messages] if self.earlier else self.messages
+        return self.messages if self.earlier is None else [*self.earlier, *self.messages]
 
 
 class Sampled(NamedTuple):
@@ -87,7 +87,7 @@ class TokenSampler:
             return prompt
         prompt_ids = prompt.token_ids()
         sampling = request.sampling_of(prompt_ids, self.max_length - len(prompt_ids))
-        if request.earlier:
+        if request.earlier is not None:
             await self.server.release(request.request_id)
         if self.on_prompt is not None:
             self.on_prompt(prompt, sampling)

@@ -70,13 +70,19 @@ class _RecordedConversation:
     """Wraps a conversation over a `RecordedServer`, and adds the recorded results of tool calls to its replies."""
 
     def __init__(self, conversation: Conversation, server: RecordedServer, recorded: list[Turn]) -> None:
-        self.turns, self.close = conversation.turns, conversation.close
+        self.turns = conversation.turns
+        self.close = conversation.close
         self.remaining_tokens = conversation.remaining_tokens
-        self._conversation, self._server, self._recorded = conversation, server, recorded
+        self._conversation = conversation
+        self._server = server
+        self._recorded = recorded
 
     async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
         reply = await self._conversation.generate(new_messages, options)
-        if reply is not None and (results := self._recorded[self._server.num_turns - 1].tool_results) is not None:
+        if reply is None:
+            return None
+        results = self._recorded[self._server.num_turns - 1].tool_results
+        if results is not None:
             reply["tool_results"] = results
         return reply
 
@@ -110,17 +116,29 @@ async def replay(
         return f"{task.id}, sibling {trajectory.sibling}, after the last turn of the record: {fault}"
     finally:
         await opened.close()
+    _compare(trajectory, played, is_whole)
+    return ""
+
+
+def _compare(trajectory: Trajectory, played: Sequence[Trajectory], is_whole: bool) -> None:
+    """Raises RolloutError if the played episode is shorter than the recorded one or, if all was recorded, if what the agent
+    noted differs."""
     turns = [turn for part in played for turn in part.turns]
     for number, turn in enumerate(trajectory.turns):
         if number == len(turns):
             raise difference(trajectory, number, "the loop ended before it, and the record continues")
-        for name in ("observation", "action", "reward") if is_whole else ():
-            expected, got = getattr(turn, name), getattr(turns[number], name)
-            if expected != got:
-                raise difference(trajectory, number, f"{name}: expected {expected!r}, got {got!r}")
+        if is_whole:
+            _compare_turns(trajectory, number, turn, turns[number])
     if is_whole and played[0].status != trajectory.status:
         raise difference(trajectory, len(turns) - 1, f"status: expected {trajectory.status}, got {played[0].status}")
-    return ""
+
+
+def _compare_turns(trajectory: Trajectory, number: int, recorded: Turn, played: Turn) -> None:
+    for name in ("observation", "action", "reward"):
+        expected = getattr(recorded, name)
+        got = getattr(played, name)
+        if expected != got:
+            raise difference(trajectory, number, f"{name}: expected {expected!r}, got {got!r}")
 
 
 def difference(trajectory: Trajectory, number: int, what: str) -> RolloutError:

@@ -5,7 +5,7 @@ The first line of an episode also has the episode's task."""
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,8 @@ class TurnJournal:
     too long for any file are left out. If the disk fails, the journal logs a warning and writes nothing more."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        self._path, self._max_bytes = path, max_bytes // 2
+        self._path = path
+        self._max_bytes = max_bytes // 2
         self._file: BinaryIO | None = path.open("ab", buffering=0)
         self._size = path.stat().st_size
         self._thread = DaemonThread("turn journal")
@@ -137,28 +138,47 @@ def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
     turns whose earlier turns are lost. Raises DataError if there is no such file."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
-    begun: dict[str, Trajectory] = {}
-    episodes, lost, cut = list[Trajectory](), list[str](), set[str]()
+    lost: list[str] = []
+    reading = _Reading()
+    for line in _lines(path, lost):
+        reading.read(line)
+    if reading.cut:
+        lost.append(f"turns of {counted(len(reading.cut), 'episode')} are left out, since earlier ones of them are gone")
+    return [episode for episode in reading.episodes if episode.turns], lost
+
+
+def _lines(path: Path, lost: list[str]) -> Iterator[_TurnLine]:
+    """The lines of both files of a journal. Appends a sentence to `lost` for each unreadable one."""
     for file in filter(Path.is_file, (earlier_part(path), path)):
         with file.open("rb") as lines:
             for number, text in enumerate(lines, start=1):
                 if not text.strip():
                     continue
                 try:
-                    line = _TurnLine.model_validate_json(text)
+                    yield _TurnLine.model_validate_json(text)
                 except ValidationError as error:
                     lost.append(f"{file.name}, line {number} is left out: {first_fault(error)}")
-                    continue
-                if line.task is not None:
-                    begun[line.episode] = Trajectory(line.task, line.sibling)
-                    episodes.append(begun[line.episode])
-                elif line.episode not in begun or (line.sampled and line.turn > len(begun[line.episode].turns)):
-                    cut.add(line.episode)
-                elif line.sampled:
-                    begun[line.episode].turns.append(line.sampled.made())
-                elif turns := begun[line.episode].turns:
-                    results = tuple(message.get("content", "") for message in line.messages if message.get("role") == "tool")
-                    turns[-1].tool_results = results or None
-    if cut:
-        lost.append(f"turns of {counted(len(cut), 'episode')} are left out, since earlier ones of them are gone")
-    return [episode for episode in episodes if episode.turns], lost
+
+
+class _Reading:
+    """The episodes of the lines read so far."""
+
+    def __init__(self) -> None:
+        self.episodes: list[Trajectory] = []
+        self.cut: set[str] = set()
+        """Names of episodes some of whose turns follow a lost one."""
+        self._newest: dict[str, Trajectory] = {}  # the newest attempt at each episode
+
+    def read(self, line: _TurnLine) -> None:
+        if line.task is not None:
+            self._newest[line.episode] = Trajectory(line.task, line.sibling)
+            self.episodes.append(self._newest[line.episode])
+            return
+        episode = self._newest.get(line.episode)
+        if episode is None or (line.sampled and line.turn > len(episode.turns)):
+            self.cut.add(line.episode)
+        elif line.sampled:
+            episode.turns.append(line.sampled.made())
+        elif episode.turns:
+            results = tuple(message.get("content", "") for message in line.messages if message.get("role") == "tool")
+            episode.turns[-1].tool_results = results or None
