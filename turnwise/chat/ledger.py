@@ -6,19 +6,16 @@ change, so several responses may continue the same one: these are branches, and 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from turnwise.errors import RolloutError
 from turnwise.types import Completion, Media, Message, SamplingParams, Turn
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prefix:
+class Prefix(NamedTuple):
     """The ids of one context up to the end of a response. They are those of `before`, then `added_ids`, which weren't sampled,
     then `response_ids`, which were. Ids aren't kept in lists, whose entries the garbage collector would scan again and again.
 
@@ -33,10 +30,10 @@ class Prefix:
     before: Prefix | None
     added_ids: array[int]
     response_ids: array[int]
-    added_media: tuple[Media, ...]
-    """The images that `added_ids` show."""
     num_tokens: int
     """The number of all ids, those of `before` included."""
+    media: tuple[Media, ...]
+    """The images of the whole context, in order."""
 
     @property
     def is_empty(self) -> bool:
@@ -44,37 +41,27 @@ class Prefix:
         return self.before is None
 
     def continued(self, added_ids: array[int], response_ids: array[int], media: tuple[Media, ...] = ()) -> Prefix:
-        """This prefix with more ids and a response after it."""
+        """This prefix with more ids, which show `media`, and a response after it."""
         num_tokens = self.num_tokens + len(added_ids) + len(response_ids)
-        return Prefix(self, added_ids, response_ids, media, num_tokens)
+        return Prefix(self, added_ids, response_ids, num_tokens, self.media + media)
 
     def token_ids(self) -> array[int]:
         """All ids, as a new array."""
-        pieces = [ids for prefix in self._path() for ids in (prefix.added_ids, prefix.response_ids)]
-        return array("q", b"".join(pieces))
-
-    def media(self) -> list[Media]:
-        """The images of the whole context, in order."""
-        return [image for prefix in self._path() for image in prefix.added_media]
-
-    def _path(self) -> list[Prefix]:
-        path = list(self._back_to_start())
-        path.reverse()
-        return path
-
-    def _back_to_start(self) -> Iterator[Prefix]:
+        pieces = []
         prefix: Prefix | None = self
         while prefix is not None:
-            yield prefix
+            pieces.append(prefix.response_ids)
+            pieces.append(prefix.added_ids)
             prefix = prefix.before
+        pieces.reverse()
+        return array("q", b"".join(pieces))
 
 
-EMPTY = Prefix(None, array("q"), array("q"), (), 0)
+EMPTY = Prefix(None, array("q"), array("q"), 0, ())
 """What comes before the first response of a context: nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """What is new before a response: ids that follow those of `before`, and the images that they show."""
 
     before: Prefix
@@ -135,8 +122,10 @@ class Ledger:
     def verify(self) -> None:
         """Raises RolloutError if the ids of a turn were changed, or a turn was lost or moved: each turn must hold the ids that
         were added to its context and those that the server answered."""
-        recorded = _joined(ids for turn in self.turns for ids in (turn.prompt_ids, turn.response_ids))
-        seen = _joined(ids for prefix in self._prefixes for ids in (prefix.added_ids, prefix.response_ids))
+        of_turns = [ids for turn in self.turns for ids in (turn.prompt_ids, turn.response_ids)]
+        of_prefixes = [ids for prefix in self._prefixes for ids in (prefix.added_ids, prefix.response_ids)]
+        recorded = np.concatenate([np.zeros(0, np.int64), *of_turns])
+        seen = np.frombuffer(b"".join(of_prefixes), np.int64)
         if np.array_equal(recorded, seen):
             return
         length = min(len(recorded), len(seen))
@@ -146,8 +135,3 @@ class Ledger:
             f"the turns of {self.name!r} hold {len(recorded)} tokens and the server saw {len(seen)}; they "
             f"differ from position {first} on: turns may be annotated, their ids never changed"
         )
-
-
-def _joined(pieces: Iterator[Any]) -> NDArray[np.int64]:
-    arrays = [np.array(ids, np.int64) for ids in pieces]
-    return np.concatenate([np.zeros(0, np.int64), *arrays])

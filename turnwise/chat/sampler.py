@@ -30,8 +30,7 @@ OnPrompt = Callable[[Prompt, SamplingParams], None]
 """Called with each prompt before the server is asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseRequest:
+class ResponseRequest(NamedTuple):
     """What is new after a prefix, and how the response to it is sampled."""
 
     request_id: str
@@ -91,7 +90,7 @@ class TokenSampler:
             await self.server.release(request.request_id)
         if self.on_prompt is not None:
             self.on_prompt(prompt, sampling)
-        media = [*prefix.media(), *prompt.media]
+        media = [*prefix.media, *prompt.media]
         completion = await self.server.generate(prompt_ids, sampling, request.request_id, media)
         check_completion(completion, sampling, request.request_id)
         return self._sampled(prompt, request, sampling, completion)
