@@ -139,6 +139,65 @@ class AgentLoop(Protocol):
     ) -> list[Trajectory]: ...
 
 
+class TurnPlace(NamedTuple):
+    """Where a turn stands in its episode."""
+
+    number: int
+    """Counts the responses of the episode from 0."""
+    context: int
+    """Counts the contexts that the agent has opened from 0."""
+
+
+class EpisodeObserver(Protocol):
+    """Hears one episode as it happens, and changes nothing. `docs/design/ledger.md` says who tells which event."""
+
+    def asked(self, place: TurnPlace, messages: Sequence[Message]) -> None:
+        """The agent asks for the response to new messages."""
+
+    def sampled(self, place: TurnPlace, turn: Turn, reply: Message) -> None:
+        """The response was sampled. The agent changes the turn later."""
+
+    def called(self, name: str, arguments: Mapping[str, Any], result: str, seconds: float) -> None:
+        """A tool has answered a call."""
+
+    def reset(self, env: Env, result: tuple[Any, ...]) -> None:
+        """`env.reset` has returned. This event and `stepped` come in the thread that calls the environment."""
+
+    def stepped(self, env: Env, action: str, result: tuple[Any, ...]) -> None:
+        """`env.step` has returned."""
+
+    def rewarded(self, place: TurnPlace, turn: Turn) -> None:
+        """The agent has written action, reward and metrics into the turn. Told before the next turn, and at the end."""
+
+    def ended(self, trajectories: Sequence[Trajectory], fault: BaseException | None) -> None:
+        """The episode is over. `fault` is the exception that ended it, if any."""
+
+
+class SilentObserver:
+    """An EpisodeObserver that ignores every event; a base class for those that hear some."""
+
+    def asked(self, place: TurnPlace, messages: Sequence[Message]) -> None: ...
+
+    def sampled(self, place: TurnPlace, turn: Turn, reply: Message) -> None: ...
+
+    def called(self, name: str, arguments: Mapping[str, Any], result: str, seconds: float) -> None: ...
+
+    def reset(self, env: Env, result: tuple[Any, ...]) -> None: ...
+
+    def stepped(self, env: Env, action: str, result: tuple[Any, ...]) -> None: ...
+
+    def rewarded(self, place: TurnPlace, turn: Turn) -> None: ...
+
+    def ended(self, trajectories: Sequence[Trajectory], fault: BaseException | None) -> None: ...
+
+
+@runtime_checkable
+class HearsCalls(Protocol):
+    """An OpenConversation of an observed episode: the agent tells it the calls of tools."""
+
+    def called(self, name: str, arguments: Mapping[str, Any], result: str, seconds: float) -> None: ...
+
+
 class RewardResult(NamedTuple):
     """One score per episode of a group, in order: failed episodes are left out, the greedy one is last."""
 

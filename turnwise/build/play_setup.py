@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.build.agents import build_agent, build_row_agent
 from turnwise.build.placement import placed_rewards
-from turnwise.build.play import EpisodePrinter, PlayedEpisode, play_episode
+from turnwise.build.play import Onlooker, OpenContexts, PlayedEpisode, TextContexts, play_episode, show_tokens
 from turnwise.build.play_policies import (
     OPENAI,
     PLAYERS,
@@ -25,6 +25,7 @@ from turnwise.build.play_policies import (
 from turnwise.build.rewards import build_reward_manager
 from turnwise.build.rollouts import open_served_policy, parser_of, sampling_params
 from turnwise.build.tasks import row_tasks
+from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, require, unavailable_to_play
@@ -67,8 +68,8 @@ class PlayPolicy:
     """The policy of an episode, and the event loop that it runs on."""
 
     event_loop: WatchedRunner
-    prepare: Callable[[EpisodePrinter], None]
-    """Makes the episode's printer open contexts in which this policy answers."""
+    contexts: OpenContexts
+    """Makes the contexts in which this policy answers."""
     close: Callable[[], None]
     tokenizer: PreTrainedTokenizerBase | None = None
     """None if the policy answers in text."""
@@ -100,10 +101,11 @@ class EpisodeSetup:
     score: Callable[[Group], Awaitable[Any]] | None = None
     """Scores a row's group by `data.reward`; None if that is unset, or an environment is played."""
 
-    def play(self, printer: EpisodePrinter) -> PlayedEpisode:
-        """Plays the episode; see `play_episode` for what is raised."""
-        self.policy.prepare(printer)
-        return self.policy.event_loop.run(play_episode(self.agent, self.task, self.sampling, printer, self.score))
+    def play(self, onlooker: Onlooker) -> PlayedEpisode:
+        """Plays the episode before an onlooker; see `play_episode` for what is raised."""
+        contexts = self.policy.contexts(onlooker)
+        playing = play_episode(self.agent, self.task, self.sampling, contexts, onlooker, self.score)
+        return self.policy.event_loop.run(playing)
 
     def close(self) -> None:
         self.policy.close()
@@ -158,10 +160,10 @@ def _of_environment(examined: Examined, task: Task, policy: PlayPolicy, sampling
     return EpisodeSetup(task, policy, agent, *limits, settings.mode, sampling, config.sequence_length)
 
 
-def _over_tokens(config: AgenticConfig, task: Task, server: Any, template: ChatTemplate) -> Callable[[EpisodePrinter], None]:
-    """The `PlayPolicy.prepare` of a policy that samples tokens."""
-    max_length = config.sequence_length
-    return lambda printer: printer.over_tokens(server, template, max_length, task.id, parser_of(config, template))
+def _over_tokens(config: AgenticConfig, task: Task, server: Any, template: ChatTemplate) -> OpenContexts:
+    """The `PlayPolicy.contexts` of a policy that samples tokens."""
+    contexts = TokenContexts(template, server, config.sequence_length, task.id, parser_of(config, template))
+    return lambda onlooker: show_tokens(onlooker, contexts)
 
 
 def _player_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolicy:
@@ -173,15 +175,17 @@ def _player_policy(examined: Examined, task: Task, choices: Choices) -> PlayPoli
     server = PlayerServer(partial(_say, task, choices, pattern), template)
     if task.row is not None:
         server.choose_for(None)
-    prepare, note = lambda printer: printer.over_text(server.complete), ""
+    contexts: OpenContexts = partial(TextContexts, server.complete)
+    note = ""
     if template is not None:
-        prepare = _over_tokens(config, task, server, template)
+        contexts = _over_tokens(config, task, server, template)
     elif config.agent.has_tools:
         raise ConfigError("--tokenizer: tool calls are read from tokens, and there is no tokenizer here; name one")
     else:
         note = "there is no tokenizer here, so texts are shown and no token limit applies; name one with --tokenizer DIR"
-    event_loop, is_patient = WatchedRunner(), choices.policy == "human"
-    return PlayPolicy(event_loop, prepare, event_loop.close, tokenizer, note, False, is_patient, server.choose_for)
+    event_loop = WatchedRunner()
+    is_patient = choices.policy == "human"
+    return PlayPolicy(event_loop, contexts, event_loop.close, tokenizer, note, False, is_patient, server.choose_for)
 
 
 def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> Say:
@@ -198,7 +202,7 @@ def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> 
 def _url_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolicy:
     chat, event_loop = model_at(choices.policy, choices.model_name, examined.config), WatchedRunner()
     note = f"{chat.url} answers in text: there are no token ids to show, and nothing here could be trained on"
-    return PlayPolicy(event_loop, lambda printer: printer.over_text(chat.complete), event_loop.close, note=note)
+    return PlayPolicy(event_loop, partial(TextContexts, chat.complete), event_loop.close, note=note)
 
 
 def _model_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolicy:
@@ -210,5 +214,5 @@ def _model_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolic
     config = examined.config
     require(unavailable_to_play(config, choices.split))
     served = open_served_policy(examined, choices.policy)
-    prepare = _over_tokens(config, task, served.servers, served.template)
-    return PlayPolicy(served.event_loop, prepare, served.close, served.tokenizer, has_logprobs=True)
+    contexts = _over_tokens(config, task, served.servers, served.template)
+    return PlayPolicy(served.event_loop, contexts, served.close, served.tokenizer, has_logprobs=True)

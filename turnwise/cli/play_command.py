@@ -28,7 +28,6 @@ def run(options: argparse.Namespace) -> int:
     target = read_target(options, model=model, takes_rows=True)
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
-        from turnwise.build.play import EpisodePrinter
         from turnwise.build.play_setup import Choices, set_up
         from turnwise.cli.console import open_console
         from turnwise.cli.play_screen import PlayScreen, reader
@@ -49,5 +48,5 @@ def run(options: argparse.Namespace) -> int:
         screen.begin(policy)
         if policy == "human":
             console.print(HELP if target.tag in target.config.custom_envs else HELP_ROWS, style="dim")
-        screen.end(setup.play(EpisodePrinter(screen)))
+        setup.play(screen)
     return 0

@@ -60,7 +60,7 @@ def test_the_recorded_episode_is_written_and_no_other(tmp_path):
 def test_a_frame_has_the_text_of_its_turn():
     pictures, group = record(None, ["Right", "Down"])
     [trajectory] = group.trajectories
-    start, first, last = frames(trajectory, pictures._recordings[TASK.id])
+    start, first, last = frames(trajectory, pictures._recordings[TASK.id].views)
     assert start.caption == () and "before turn 1 of 2" in start.title
     assert first.caption == (("saw", "P _\n_ G"), ("said", "Right"), ("did", "Right"), ("reward", "0, 0 so far"))
     assert last.caption == (("saw", "_ P\n_ G"), ("said", "Down"), ("did", "Down"), ("reward", "1, 1 so far"))
