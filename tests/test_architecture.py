@@ -18,6 +18,7 @@ PACKAGE = ROOT / "turnwise"
 LAYERS: list[set[str]] = [
     {
         "adapter_settings",
+        "costs",
         "trajectory_view",
         "completion",
         "types",
@@ -71,7 +72,8 @@ ONLY: dict[str, set[str]] = {
     "protocols": {"runtime", "runtime_info", "server_protocols", "tool_protocols", "types"},
     "server_protocols": {"runtime", "runtime_info", "types"},
     "tool_protocols": {"types"},
-    "config": {"spec", "errors", "hub", "model_folder", "package_tables"},
+    "costs": set(),
+    "config": {"costs", "spec", "errors", "hub", "model_folder", "package_tables"},
     **dict.fromkeys(SIDE_ROOMS, LAYERS[0]),
     "testing": LAYERS[0] | LAYERS[1] | LAYERS[2],
 }

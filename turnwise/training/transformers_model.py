@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from turnwise.costs.model import checkpoint_bytes
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.models.forward import make_forward
 from turnwise.models.load import write_weights
@@ -134,10 +135,9 @@ class TransformersModel:
 
     def _saved_bytes(self) -> int:
         """Approximate bytes that `write` writes, and Adam's two moments if it is trained."""
-        tensors = list(self.module.parameters())
         trained = sum(tensor.nbytes for tensor in self.trained_parameters)
-        saved = trained if self.adapters else sum(tensor.nbytes for tensor in tensors)
-        return saved + (2 * trained if self.is_trained else 0)
+        saved = trained if self.adapters else sum(tensor.nbytes for tensor in self.module.parameters())
+        return checkpoint_bytes(saved, trained if self.is_trained else 0)
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> list[nn.Module]:
