@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from turnwise.spec import ESTIMATORS, PG_VARIANTS
+from turnwise.spec import ESTIMATORS, PG_VARIANTS, STRATEGIES
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "turnwise"
@@ -89,8 +89,7 @@ HEAVY: dict[str, str] = {
     "ray": "cluster/ray_cluster.py",
     "vllm": "inference/",
     "sglang": "inference/",
-    "deepspeed": "training/",
-    "megatron": "training/",
+    **{spec.extra: "training/" for spec in STRATEGIES.values() if spec.extra and spec.kind != "sampling"},
     "mlflow": "tracking/mlflow_store.py",
     "swanlab": "tracking/swanlab_store.py",
     "wandb": "tracking/wandb_store.py",
