@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from turnwise.spec import ESTIMATORS, PG_VARIANTS
+from turnwise.spec import ESTIMATORS, PG_VARIANTS, STRATEGIES
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "turnwise"
@@ -18,6 +18,7 @@ PACKAGE = ROOT / "turnwise"
 LAYERS: list[set[str]] = [
     {
         "adapter_settings",
+        "costs",
         "trajectory_view",
         "completion",
         "types",
@@ -76,7 +77,8 @@ ONLY: dict[str, set[str]] = {
     "server_protocols": {"runtime", "runtime_info", "transfer", "types"},
     "transfer": {"errors", "runtime", "runtime_info", "types"},
     "tool_protocols": {"types"},
-    "config": {"spec", "errors", "hub", "model_folder", "package_tables", "runtime"},
+    "costs": set(),
+    "config": {"costs", "spec", "errors", "hub", "model_folder", "package_tables", "runtime"},
     **dict.fromkeys(SIDE_ROOMS, LAYERS[0]),
     "testing": LAYERS[0] | LAYERS[1] | LAYERS[2],
 }
@@ -92,8 +94,7 @@ HEAVY: dict[str, str] = {
     "ray": "cluster/ray_cluster.py",
     "vllm": "inference/",
     "sglang": "inference/",
-    "deepspeed": "training/",
-    "megatron": "training/",
+    **{spec.extra: "training/" for spec in STRATEGIES.values() if spec.extra and spec.kind != "sampling"},
     "mlflow": "tracking/mlflow_store.py",
     "swanlab": "tracking/swanlab_store.py",
     "wandb": "tracking/wandb_store.py",

@@ -115,10 +115,15 @@ class NamesAlgorithm:
         return PG_VARIANTS.get(self.pg_variant, VariantSpec())
 
 
+Ability = Literal["critic", "lora", "gradient_checkpointing", "streamed_parts", "kept_ids", "fp32", "bf16", "fp16"]
+"""What a role may ask of the strategy that trains or runs its model: a value head, adapters, activations that are computed
+again, an optimiser step in parts, log-probs over the kept ids of truncated sampling, a dtype of matrix products."""
+
+
 @dataclass(frozen=True, slots=True)
 class StrategySpec:
-    """One `strategy_name`. `extra` names the optional dependency that it needs; empty = none. `options` are the keys that its
-    strategy_config may have; None = unknown."""
+    """One `strategy_name`: what it is, and what it can't do. `extra` names the optional dependency that it needs; empty = none.
+    `options` are the keys that its strategy_config may have; None = unknown."""
 
     kind: Literal["train", "forward", "sampling"]
     entry: str = ""
@@ -126,10 +131,30 @@ class StrategySpec:
     options: tuple[str, ...] | None = None
     set_elsewhere: tuple[str, ...] = ()
     """Options of the engine that follow from other settings, so strategy_config may not have them."""
+    has_options: bool = True
+    """Whether it reads strategy_config in this version."""
+    is_sharded: bool = False
+    """Whether each rank holds only a share of what is trained, so that no server can read the weights in place, and all ranks
+    take part in gathering them."""
+    always_packs: bool = False
+    """Whether it packs samples whatever `use_sequence_packing` says."""
+    lacks: Mapping[Ability, str] = field(default_factory=dict)
+    """What it can't do, and why."""
+    reads_trainer: bool = False
+    """Whether this server reads the weights of a trainer in its process without a copy."""
+    packs_weights: bool = False
+    """Whether this server copies small fp32 models into its kernels' memory layout on a CPU."""
+    attaches_by: str = ""
+    """The option that names a server which runs already, so that its library needn't be installed; empty = none."""
 
     @property
     def is_available(self) -> bool:
         return bool(self.entry)
+
+    @property
+    def limits_cache(self) -> bool:
+        """Whether `kv_cache_bytes` bounds the server's KV cache."""
+        return "kv_cache_bytes" in (self.options or ())
 
 
 ROWS_TAG = "data"

@@ -7,7 +7,7 @@ import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.build.roles import batch_plan, load_role
+from turnwise.build.roles import batch_plan, model_source
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.cluster.local import LocalCluster
@@ -20,7 +20,7 @@ from turnwise.examine.reward_role import NO_HEAD
 from turnwise.inference.served_chat import ServedChat
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.load import load_model_config, load_tokenizer, parse_dtype, policy_info
-from turnwise.models.value_head import load_value_model, value_head
+from turnwise.models.value_head import value_head
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import RewardResult
 from turnwise.runtime.event_loop import WatchedRunner
@@ -66,7 +66,7 @@ def build_reward_model(config: AgenticConfig, placement: Placement, event_loop: 
     path = arguments.model_name_or_path
 
     def made(rank: RankContext) -> TorchStrategy:
-        model = load_role(load_value_model, arguments, rank)
+        model = replace(model_source(arguments), has_value_head=True).load(rank)
         head = value_head(model)
         if head is None or not head.weight.any():
             raise ModelError(f"reward_pretrain {path}: {NO_HEAD}")

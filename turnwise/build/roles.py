@@ -1,30 +1,23 @@
 """Builds the strategies that train or run the models of roles."""
 
-import logging
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.config.roles import ModelArgs
+from turnwise.config.roles import ModelArgs, StrategyArgs
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
-from turnwise.hub import local_path
-from turnwise.model_folder import base_of_adapter
-from turnwise.models.fused import load_fused
-from turnwise.models.load import load_model, parse_dtype, save_model
-from turnwise.models.lora import ALL_LINEAR, Adapters, LoRASettings, freeze
-from turnwise.models.value_head import load_value_model, value_head
+from turnwise.models.load import parse_dtype
+from turnwise.models.lora import ALL_LINEAR, LoRASettings
 from turnwise.pipelines.roles import BatchPlan
+from turnwise.protocols import TrainStrategy
 from turnwise.runtime.rank import RankContext
 from turnwise.spec import STRATEGIES
+from turnwise.training.model_source import ModelSource, NewAdapters
 from turnwise.training.optimizer import OptimizerSettings
-from turnwise.training.torch_strategy import TorchStrategy
-
-logger = logging.getLogger(__name__)
-_LOADERS: dict[str, Callable[..., PreTrainedModel]] = {"actor_train": load_fused, "critic": load_value_model, "sft": load_model}
 
 
 def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
@@ -50,23 +43,14 @@ def trained_strategy(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     rank: RankContext,
-) -> TorchStrategy:
+) -> TrainStrategy:
     """The strategy that trains `actor_train`, `critic` or `sft` in `total_steps` optimiser steps. `folder` is the run's."""
     role = config if isinstance(config, SFTConfig) else config.roles[name]
-    arguments, training = role.model_args, role.training_args
-    model = load_role(_LOADERS[name], arguments, rank)
-    adapters = _prepare(arguments, model, tokenizer, folder, config.seed, rank)
-    head = value_head(model)
-    if head is not None and not head.weight.requires_grad and not head.weight.any():
-        raise ConfigError(
-            f"critic.model_args.freeze_module_prefix: {', '.join(arguments.freeze_module_prefix or ())} freeze the value head, "
-            "which is 0 everywhere: all values would stay the same; leave it out, or name a value model as reward_pretrain"
-        )
-    strategy = role.strategy_args
-    kind: Any = load_class(STRATEGIES[strategy.strategy_name].entry, "strategy_args.strategy_name", ConfigError)
-    made: TorchStrategy = kind(
-        model,
-        adapters=adapters,
+    training = role.training_args
+    return _strategy_class(role.strategy_args).for_role(
+        _trained_model(config, name, role.model_args, tokenizer, folder),
+        rank,
+        role.strategy_args.strategy_config,
         optimizer=OptimizerSettings(
             learning_rate=training.learning_rate,
             weight_decay=training.weight_decay,
@@ -78,61 +62,59 @@ def trained_strategy(
         ),
         temperature=1.0 if isinstance(config, SFTConfig) else config.sampling("train").temperature,
         max_grad_norm=config.max_grad_norm,
-        dtype=parse_dtype(arguments.dtype),
-        is_gradient_checkpointing=not arguments.disable_gradient_checkpointing,
-        rank=rank,
-        **({"options": strategy.strategy_config} if strategy.is_sharded else {}),
+        dtype=parse_dtype(role.model_args.dtype),
+        is_gradient_checkpointing=not role.model_args.disable_gradient_checkpointing,
     )
-    return made
 
 
-def reference_strategy(config: AgenticConfig, rank: RankContext) -> TorchStrategy:
-    arguments = config.reference.model_args
-    model, temperature = load_role(load_model, arguments, rank), config.sampling("train").temperature
-    return TorchStrategy(model, temperature=temperature, dtype=parse_dtype(arguments.dtype), rank=rank)
+def reference_strategy(config: AgenticConfig, rank: RankContext) -> TrainStrategy:
+    """The strategy that runs the frozen `reference`."""
+    role = config.reference
+    return _strategy_class(role.strategy_args).for_role(
+        model_source(role.model_args),
+        rank,
+        role.strategy_args.strategy_config,
+        temperature=config.sampling("train").temperature,
+        dtype=parse_dtype(role.model_args.dtype),
+    )
 
 
-def load_role(load: Callable[..., PreTrainedModel], arguments: ModelArgs, rank: RankContext) -> PreTrainedModel:
-    """Loads a role's model onto the device of `rank`."""
-    path, attention = arguments.model_name_or_path, arguments.attn_implementation
-    return load(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
+def model_source(arguments: ModelArgs) -> ModelSource:
+    """The model that a role starts from, to be loaded as it is."""
+    return ModelSource(arguments.model_name_or_path, arguments.attn_implementation, arguments.trust)
 
 
-def _prepare(
+def _strategy_class(strategy: StrategyArgs) -> Any:
+    entry = STRATEGIES[strategy.strategy_name].entry
+    return load_class(entry, "strategy_args.strategy_name", ConfigError)
+
+
+def _trained_model(
+    config: AgenticConfig | SFTConfig,
+    role_name: str,
     arguments: ModelArgs,
-    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
-    seed: int,
-    rank: RankContext,
-) -> Adapters | None:
-    """With `lora_rank`, puts adapters into the model and returns them. Always excludes `freeze_module_prefix` from training."""
-    frozen, head = tuple(arguments.freeze_module_prefix or ()), value_head(model)
-    if arguments.lora_rank is None or arguments.lora_alpha is None:
-        freeze(model, frozen)
-        return None
-    settings = LoRASettings(
-        rank=arguments.lora_rank,
-        alpha=arguments.lora_alpha,
-        dropout=arguments.lora_dropout,
-        targets=tuple(arguments.lora_target or (ALL_LINEAR,)),
+) -> ModelSource:
+    """The model that a role starts from, and what of it is trained. With `lora_rank` that is adapters."""
+    is_critic = role_name == "critic"
+    frozen = tuple(arguments.freeze_module_prefix or ())
+    adapters = None
+    if arguments.lora_rank is not None and arguments.lora_alpha is not None:
+        settings = LoRASettings(
+            rank=arguments.lora_rank,
+            alpha=arguments.lora_alpha,
+            dropout=arguments.lora_dropout,
+            targets=tuple(arguments.lora_target or (ALL_LINEAR,)),
+            frozen=frozen,
+            seed=config.seed,
+        )
+        merged = folder / ("base_critic" if is_critic else "base_model")
+        adapters = NewAdapters(settings, merged.resolve(), tokenizer)
+    return replace(
+        model_source(arguments),
+        has_value_head=is_critic,
+        is_fused=role_name == "actor_train",
         frozen=frozen,
-        seed=seed,
+        adapters=adapters,
     )
-    merged = folder / ("base_model" if head is None else "base_critic")
-    base = plain_base(arguments.model_name_or_path, model, tokenizer, merged.resolve(), rank)
-    return Adapters(model, settings, base, head)
-
-
-def plain_base(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, merged: Path, rank: RankContext) -> str:
-    """The plain model onto which peft puts new adapters: `path`, or the folder `merged` if `path` is an adapter.
-
-    The first rank writes the `model` with that adapter merged to `merged`. The others only need the name: they have the model,
-    and the first rank alone writes checkpoints. So no rank waits, and none writes into another's half-written folder."""
-    if base_of_adapter(path) is None:
-        return str(local_path(path).resolve()) if local_path(path).is_dir() else path
-    if rank.answers:
-        if not merged.is_dir():
-            save_model(model, tokenizer, merged)
-        logger.info("%s is an adapter: new adapters are put onto the merged model, which is in %s", path, merged)
-    return str(merged)

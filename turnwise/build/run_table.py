@@ -8,7 +8,7 @@ from turnwise.build.reward_model import ModelReward
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, SettingsTable, SFTConfig, describe
 from turnwise.config.describe import IN_POLICY, environments, profile, start_of, validation
-from turnwise.config.sizes import bytes_text
+from turnwise.costs.model import bytes_text
 from turnwise.data.rewards import RewardManager
 from turnwise.errors import counted
 from turnwise.pipelines.agentic import AgenticPipeline

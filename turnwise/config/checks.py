@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
+from turnwise.config.abilities import lacking_abilities
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import PROJECTIONS, read_model_shape
 from turnwise.config.place import contradictions
@@ -24,7 +25,8 @@ from turnwise.spec import PG_VARIANTS, ROW_AGENTS, ROWS_TAG, STEP_PLACEHOLDERS, 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """All problems for which the config is refused, except `sibling_problems`."""
     checks = (_environments, _rewards, _sizes, _roles, _cache, _loss, _room, _streaming, _updates, _states)
-    shared = [*_models(config), *_trackers(config), *_validations(config), *contradictions(config)]
+    shared = [*_models(config), *_trackers(config), *_validations(config)]
+    shared += [*contradictions(config), *lacking_abilities(config)]
     if isinstance(config, SFTConfig):
         return [*shared, *impossible("impossible_in_sft", config), *_placed("", config, ["train"])]
     return [*shared, *impossible("impossible", config), *(problem for check in checks for problem in check(config))]
@@ -242,7 +244,7 @@ def _options(path: str, strategy_args: StrategyArgs, is_active: bool) -> Iterato
 
 def _cache(config: AgenticConfig) -> Iterator[Problem]:
     strategy, shape = config.actor_infer.strategy_args, config.model_shape()
-    if strategy.strategy_name != "embedded" or shape is None:
+    if not strategy.spec.limits_cache or shape is None:
         return
     token, length = shape.kv_bytes_per_token(config.actor_infer.model_args.dtype), config.sequence_length
     if config.kv_cache_bytes < token * length:

@@ -16,7 +16,6 @@ from turnwise.model_folder import NO_TOKENIZER, NO_WEIGHTS, base_of_adapter, fol
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS, Split
 
 _MODULES = {"megatron": "megatron.core"}  # extra → its module, where the names differ
-_WITHOUT_OPTIONS = ("torch_train", "torch_infer")  # strategies that take no strategy_config
 
 
 def require(missing: Sequence[str]) -> None:
@@ -60,7 +59,7 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
         yield f"{path}: {name} isn't in this version, which has {same}."
     elif (
         spec.extra
-        and not (name == "sglang" and "url" in role.strategy_args.strategy_config)  # a server that runs elsewhere
+        and spec.attaches_by not in role.strategy_args.strategy_config
         and not _is_installed(_MODULES.get(spec.extra, spec.extra))
     ):
         yield f"{path}: {name} needs a library that isn't installed; {install_hint(spec.extra)}."
@@ -68,8 +67,9 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
         yield f"{prefix}model_args.lora_rank: LoRA needs peft, which isn't installed; {install_hint('rl')}."
     if role.model_args.attn_implementation == "fa2" and not _is_installed("flash_attn"):
         yield f"{prefix}model_args.attn_implementation: fa2 needs the flash-attn package and a CUDA device; use auto here."
-    if name in _WITHOUT_OPTIONS and role.strategy_args.strategy_config:
-        options = f"an option of {' or '.join(_WITHOUT_OPTIONS)}"
+    if not spec.has_options and role.strategy_args.strategy_config:
+        names = [other for other, known in STRATEGIES.items() if not known.has_options]
+        options = f"an option of {' or '.join(names)}"
         yield f"{prefix}strategy_args.strategy_config: {options} isn't in this version."
 
 

@@ -62,6 +62,9 @@ def resolve_sequence_length(config: "RunKeys", model: str) -> None:
 def streaming_obstacles(config: "AgenticConfig") -> Iterator[str]:
     """Why a step can't be trained on group by group: a clause for each setting that needs the whole batch."""
     estimator, normalization = config.estimator, config.reward_normalization
+    strategy = config.actor_train.strategy_args
+    if obstacle := strategy.spec.lacks.get("streamed_parts"):
+        yield f"{strategy.strategy_name} takes no step in parts: {obstacle}"
     takes_groups = normalization.grouping == "traj_group_id" and not {"batch", "running"} & {*normalization.statistics}
     if "values" in estimator.needs:
         yield f"adv_estimator {config.adv_estimator} trains a critic"

@@ -20,7 +20,7 @@ from turnwise.config.section import (
 )
 from turnwise.model_folder import Trust
 from turnwise.package_tables import read_table
-from turnwise.spec import MAX_KEPT, STRATEGIES
+from turnwise.spec import MAX_KEPT, STRATEGIES, StrategySpec
 
 MAX_DEVICES = 65_536
 """Maximum number of devices that a text may name. A text with more is refused, since it must be a typo."""
@@ -214,14 +214,19 @@ class StrategyArgs(Section):
         return options
 
     @property
+    def spec(self) -> StrategySpec:
+        """What the strategy is, by its name."""
+        return STRATEGIES[self.strategy_name]
+
+    @property
     def always_packs(self) -> bool:
         """Whether the strategy always packs samples, whatever `use_sequence_packing` says."""
-        return self.strategy_name.startswith(("torch_", "deepspeed_"))
+        return self.spec.always_packs
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank holds only a shard of the trained parameters, so that no server can read them in place."""
-        return self.strategy_name == "deepspeed_train"
+        """Whether each rank holds only a share of the trained parameters, so that no server can read them in place."""
+        return self.spec.is_sharded
 
     def degree(self, *names: str) -> int:
         """The value of the first of these options in `strategy_config`; 1 if there is none, or it isn't a whole number > 0."""

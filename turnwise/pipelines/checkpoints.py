@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnwise.config.sizes import bytes_text
+from turnwise.costs.model import bytes_text
 from turnwise.errors import CheckpointError, ModelError
 from turnwise.models.load import load_tokenizer, remove_folder, trusted_already, written_whole
 from turnwise.pipelines.interrupt import Interrupts

@@ -149,7 +149,7 @@ def test_an_older_best_model_stays_where_a_new_one_cannot_be_written(make_config
         steps, folder = pipeline.steps(), pipeline.folder
         next(steps)
         before = {file.name: file.read_bytes() for file in folder.best.iterdir()}
-        monkeypatch.setattr("turnwise.training.state.write_weights", fail)
+        monkeypatch.setattr("turnwise.training.transformers_model.write_weights", fail)
         with pytest.raises(CheckpointError, match=r"best can't be written: .*No space left"):
             pipeline.checkpoints.save_model(folder.best, {BEST_FILE: "{}"})
     assert {file.name: file.read_bytes() for file in folder.best.iterdir()} == before
