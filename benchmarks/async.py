@@ -30,8 +30,8 @@ import yaml
 from machine import describe_machine
 from slow_lake import SlowLake
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.examine.examined import examine
 from turnwise.pipelines.agentic import AgenticPipeline

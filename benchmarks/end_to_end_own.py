@@ -16,8 +16,8 @@ import yaml
 from end_to_end_job import Job
 from frozen_lake_player import EXAMPLE, TAG
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.examine.examined import examine
 from turnwise.tracking.jsonl import read_metrics

@@ -18,8 +18,8 @@ from typing import Any
 
 from machine import describe_machine
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.examine.examined import examine
 from turnwise.models.make import make_model

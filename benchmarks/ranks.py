@@ -29,9 +29,9 @@ import yaml
 from machine import describe_machine
 from train import LEARNING_RATE, load, make_model
 
+from turnwise.assemble.placement import set_torch_threads
+from turnwise.assemble.rollouts import build_scheduler, open_served_policy
 from turnwise.batching.plan import deal
-from turnwise.build.placement import set_torch_threads
-from turnwise.build.rollouts import build_scheduler, open_served_policy
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, parse_config
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "ranks.json"))
     options = parser.parse_args()
-    prepare_processes(["turnwise.build.roles", "turnwise.build.servers"])
+    prepare_processes(["turnwise.assemble.roles", "turnwise.assemble.servers"])
     samples = load()[:128]
     tokens = sum(sample.num_tokens for sample in samples)
     rates: dict[int, list[float]] = {1: [], 2: []}

@@ -22,12 +22,12 @@ from bisect import bisect_left
 from pathlib import Path
 
 from turnwise import Trainer
-from turnwise.build.sft import fine_tune
+from turnwise.assemble.sft import fine_tune
 from turnwise.cli.main import exit_status
 from turnwise.config import SFTConfig, load_config
 from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
-from turnwise.replaceable import point_link, require_new_or_link, write_new_or_same
+from turnwise.runtime.replaceable import point_link, require_new_or_link, write_new_or_same
 
 HERE = Path(__file__).parent
 NUM_HELD_OUT = 1000

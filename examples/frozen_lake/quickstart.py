@@ -21,11 +21,11 @@ from itertools import chain
 from pathlib import Path
 
 from turnwise.agents.demonstrations import play, write_jsonl
-from turnwise.build.agentic import build_agentic
-from turnwise.build.demonstrate import Demonstrator, demonstrate, tasks_of_tag
-from turnwise.build.saved import evaluate_model
-from turnwise.build.sft import fine_tune
-from turnwise.build.whole_run import whole_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.demonstrate import Demonstrator, demonstrate, tasks_of_tag
+from turnwise.assemble.saved import evaluate_model
+from turnwise.assemble.sft import fine_tune
+from turnwise.assemble.whole_run import whole_run
 from turnwise.cli.main import exit_status
 from turnwise.config import AgenticConfig, SFTConfig, load_config
 from turnwise.data.demonstrations import read_demonstrations
@@ -37,8 +37,8 @@ from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
 from turnwise.pipelines.evaluate import Score, success_table
 from turnwise.pipelines.tokenizer_text import message_text
-from turnwise.replaceable import point_link, require_new_or_link
 from turnwise.report.curve import learning_curve
+from turnwise.runtime.replaceable import point_link, require_new_or_link
 from turnwise.tracking.jsonl import read_metrics
 
 HERE = Path(__file__).parent

@@ -21,12 +21,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from turnwise.build.sft import fine_tune
+from turnwise.assemble.sft import fine_tune
 from turnwise.cli.main import exit_status
 from turnwise.config import SFTConfig, load_config
 from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
-from turnwise.replaceable import point_link, require_new_or_link, write_new_or_same
+from turnwise.runtime.replaceable import point_link, require_new_or_link, write_new_or_same
 from turnwise.tools.calculator import calculator
 from turnwise.tools.function_tool import schema_of
 

@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 
 from turnwise.agents.demonstrations import demonstrations, write_jsonl
-from turnwise.build.demonstrate import Demonstrator, demonstrate, tasks_of_tag
-from turnwise.build.saved import evaluate_model
-from turnwise.build.sft import fine_tune
+from turnwise.assemble.demonstrate import Demonstrator, demonstrate, tasks_of_tag
+from turnwise.assemble.saved import evaluate_model
+from turnwise.assemble.sft import fine_tune
 from turnwise.cli.main import exit_status
 from turnwise.config import AgenticConfig, SFTConfig, load_config
 from turnwise.data.demonstrations import read_demonstrations
@@ -31,7 +31,7 @@ from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
 from turnwise.pipelines.evaluate import Score, success_table
 from turnwise.pipelines.tokenizer_text import message_text
-from turnwise.replaceable import point_link, require_new_or_link
+from turnwise.runtime.replaceable import point_link, require_new_or_link
 from turnwise.types import Task, derive_seed
 
 HERE = Path(__file__).parent

@@ -22,10 +22,10 @@ from settings.answers import BASE, COMBINATIONS, answers
 from settings.leaves import KINDS, TAG, Kind, Leaf, leaves, with_value
 from settings.table import AGENTIC, PLACES, SAME_RESULT, SFT, Live
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.build.run_table import settings_table
-from turnwise.build.sft import build_sft
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
+from turnwise.assemble.run_table import settings_table
+from turnwise.assemble.sft import build_sft
 from turnwise.cluster.weight_senders import spawn_senders
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.config.problems import Problem

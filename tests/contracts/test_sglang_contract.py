@@ -23,8 +23,8 @@ from turnwise.inference.http_json import HttpJson
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.inference.sglang_server import SGLangServer
 from turnwise.models.load import policy_info
+from turnwise.runtime.info import PolicyInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import PolicyInfo
 from turnwise.types import SamplingParams, VersionRun
 
 CHECKS = [c for c in contract.CHECKS if c not in (contract.stop_strings_need_text, contract.penalties_match_a_forward_pass)]

@@ -9,10 +9,10 @@ from strategy_contract import VALUES, StrategyContract
 from torch import nn
 from toy_model import toy_model, toy_value_model
 
-from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
 from turnwise.models.lora import Adapters, LoRASettings, freeze
 from turnwise.protocols import TrainStrategy
+from turnwise.runtime.entry_points import load_class
 from turnwise.spec import STRATEGIES
 from turnwise.training.optimizer import OptimizerSettings
 

@@ -26,8 +26,8 @@ from turnwise.errors import ConfigError, ModelError, ReplicasDeadError
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.inference.vllm_server import VLLMServer
 from turnwise.models.load import policy_info
+from turnwise.runtime.info import PolicyInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import PolicyInfo
 from turnwise.transfer.live import manifest_of
 from turnwise.types import SamplingParams, VersionRun
 

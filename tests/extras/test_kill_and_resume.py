@@ -27,8 +27,8 @@ SHAPE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "n
 DRIVER = """
 import os, sys
 from turnwise.config import AgenticConfig, load_config
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.pipelines.session import run_to_end
 from turnwise.tracking.run_log import RunLog
 

@@ -16,7 +16,7 @@ from small_configs import config_of
 from strategy_contract import VALUES, WeightedLoss
 from toy_model import toy_samples
 
-from turnwise.build.cluster import set_torch_threads
+from turnwise.assemble.cluster import set_torch_threads
 from turnwise.cluster import process_cluster
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.messages import Command
@@ -57,7 +57,7 @@ def runner() -> Iterator[WatchedRunner]:
 @pytest.fixture
 def make_roles(runner):
     """Roles of a kind, by their names, on these devices of one cluster, with micro-batches of three samples."""
-    prepare_processes(["turnwise.build.roles"])
+    prepare_processes(["turnwise.assemble.roles"])
     clusters, threads = [], torch.get_num_threads()
 
     def make(kind: Kind, mappings: dict[str, list[int]]) -> list[ModelRole]:

@@ -13,9 +13,9 @@ from rank_workers import distance
 from safetensors.numpy import load_file
 from small_runs import TIMES, run_small, small_config
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.build.sft import build_sft
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
+from turnwise.assemble.sft import build_sft
 from turnwise.config import AgenticConfig, SFTConfig, load_any_config, parse_config
 from turnwise.examine.examined import examine
 from turnwise.tracking.jsonl import read_metrics

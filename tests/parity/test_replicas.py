@@ -16,9 +16,9 @@ from server_factories import server_in_a_process
 from small_runs import measured, played, run_small, small_config, training
 from toy_model import toy_model
 
-from turnwise.build import agentic
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble import agentic
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.errors import ConfigError, DataError, ReplicasDeadError
 from turnwise.examine.examined import examine
 from turnwise.types import SamplingParams

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig
 from turnwise.examine.examined import examine
 from turnwise.pipelines.run_folder import RunFolder

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from turnwise.build.placement import set_torch_threads
+from turnwise.assemble.placement import set_torch_threads
 from turnwise.cluster.messages import SetUp
 from turnwise.cluster.server_process import ServerProcess
 from turnwise.inference.embedded.server import EmbeddedServer

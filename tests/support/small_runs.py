@@ -12,8 +12,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.examine.examined import examine
 from turnwise.pipelines.agentic import AgenticPipeline

@@ -14,7 +14,7 @@ from turnwise.chat.sampler import NoRoom, OnPrompt, ResponseRequest, SamplingOf,
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import RolloutError
 from turnwise.protocols import PolicyServer
-from turnwise.tool_protocols import ToolCall, ToolCallParser
+from turnwise.protocols.tools import ToolCall, ToolCallParser
 from turnwise.types import AS_OPENED, CallOptions, FinishReason, Message, SamplingParams, Turn, derive_seed
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
-from turnwise.tool_protocols import ReadsTurnTokens, ToolCall, ToolCallParser
+from turnwise.protocols.tools import ReadsTurnTokens, ToolCall, ToolCallParser
 from turnwise.types import Message
 
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")

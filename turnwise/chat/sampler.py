@@ -18,7 +18,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.turn_ends import continued
 from turnwise.errors import ServerError
 from turnwise.protocols import PolicyServer
-from turnwise.tool_protocols import ToolCallParser
+from turnwise.protocols.tools import ToolCallParser
 from turnwise.types import Completion, FinishReason, Message, SamplingParams, Turn
 
 _FINISH_REASONS = get_args(FinishReason)

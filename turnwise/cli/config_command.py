@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Iterator
 
-from turnwise.build.prepare import lacking_here
+from turnwise.assemble.prepare import lacking_here
 from turnwise.config import describe
 from turnwise.config.dump import dump_yaml, resolved_values
 from turnwise.config.place import place, smallest_machine

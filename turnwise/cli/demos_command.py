@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     file = new_file(options.out, "--out")
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
-        from turnwise.build.demonstrate import Demonstrator, as_row, demonstrate
+        from turnwise.assemble.demonstrate import Demonstrator, as_row, demonstrate
         from turnwise.pipelines.evaluate import Score, success_table
 
     error_rate = 0.5 if options.error_rate is None else options.error_rate

@@ -13,7 +13,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.runtime.disk import replace_file
 
 if TYPE_CHECKING:
-    from turnwise.build.saved import Mode
+    from turnwise.assemble.saved import Mode
     from turnwise.pipelines.evaluate import Evaluation, Score
 
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     models = options.model or [config.actor_train.model_args.model_name_or_path]
     # torch takes seconds to import; a wrong config has been refused by now.
     with ends_at_once():
-        from turnwise.build.saved import evaluate_modes, validation_mode
+        from turnwise.assemble.saved import evaluate_modes, validation_mode
 
     plan = _modes(options, validation_mode(config)), options.episodes, options.samples
     results: list[Result] = []

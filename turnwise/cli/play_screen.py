@@ -19,8 +19,8 @@ from turnwise.types import Message, Sample, Trajectory, Turn
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from turnwise.build.play import ShownPrompt
-    from turnwise.build.play_setup import EpisodeSetup
+    from turnwise.assemble.play import ShownPrompt
+    from turnwise.assemble.play_setup import EpisodeSetup
 
 _LABEL, _COUNT = 7, 6  # characters of the gutter's two columns
 _SHOWN_IDS, _CUT_IDS = 60, 24  # up to 60 token ids are all shown; of a longer list, 24

@@ -17,7 +17,7 @@ def run(options: argparse.Namespace) -> int:
     if options.replay:
         require(unavailable_to_play(config, options.split))
         with ends_at_once():
-            from turnwise.build.saved import replay_rollouts
+            from turnwise.assemble.saved import replay_rollouts
 
         num_replayed, sentences = replay_rollouts(examined, Path(options.replay), options.split, options.model)
         for sentence in sentences:
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     require(unavailable_to_play(config, options.split))
     # torch takes seconds to import; a wrong config has been refused by now.
     with ends_at_once():
-        from turnwise.build.saved import collect_rollouts
+        from turnwise.assemble.saved import collect_rollouts
         from turnwise.pipelines.collect import Collection
 
     collection = Collection(file)

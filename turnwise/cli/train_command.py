@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from turnwise.build.placement import prepare_run
+from turnwise.assemble.placement import prepare_run
 from turnwise.cli.options import print_notes, read_examined
 from turnwise.config import not_here, require, unavailable
 from turnwise.config.dump import RESUMED
@@ -35,8 +35,8 @@ def run(options: argparse.Namespace) -> int:
         if rollouts is None and launched() == (0, 1):
             # Not the placement on this machine: its accelerators are found by torch, which the fork server imports meanwhile.
             prepare_run(place(config, smallest_machine(config)))
-        from turnwise.build.agentic import build_agentic
-        from turnwise.build.whole_run import whole_run
+        from turnwise.assemble.agentic import build_agentic
+        from turnwise.assemble.whole_run import whole_run
 
     build = partial(
         build_agentic, examined, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay
@@ -54,7 +54,7 @@ def run_sft(options: argparse.Namespace) -> int:
         examined, notes = load_examined_sft(options.config, options.overrides, options.strict, problems)
     print_notes(notes)
     with ends_at_once():
-        from turnwise.build.sft import fine_tune
+        from turnwise.assemble.sft import fine_tune
     fine_tune(examined, is_quiet=options.quiet)
     return 0
 

@@ -13,11 +13,11 @@ from turnwise.cluster.rank_process import RunAsync
 from turnwise.cluster.server_child import ServerCall
 from turnwise.errors import ServerError
 from turnwise.protocols import MemoryKind, Suspension, WeightSource
+from turnwise.runtime.info import ServerInfo
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.threads import DaemonThread
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.runtime_info import ServerInfo
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Completion, Media, SamplingParams
 

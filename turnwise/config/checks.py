@@ -18,7 +18,7 @@ from turnwise.config.rules import impossible
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, nearest
-from turnwise.model_folder import check_model
+from turnwise.model_files.folder import check_model
 from turnwise.spec import PG_VARIANTS, ROW_AGENTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS, Split
 
 

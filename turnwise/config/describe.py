@@ -21,8 +21,8 @@ from turnwise.config.sft import SFTConfig
 from turnwise.config.sizes import checkpoints, episodes_at_once, memory, trained_memory
 from turnwise.config.without_effect import ineffective
 from turnwise.errors import counted, nearest
-from turnwise.hub import looks_like_hub_name
-from turnwise.model_folder import base_of_adapter, folder_here
+from turnwise.model_files.folder import base_of_adapter, folder_here
+from turnwise.model_files.hub import looks_like_hub_name
 from turnwise.runtime.placement import Placement
 from turnwise.spec import ENVS, ROWS_TAG, STRATEGIES, Split
 

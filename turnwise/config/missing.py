@@ -11,8 +11,8 @@ from turnwise.config.roles import Role
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, NotAvailableError, install_hint
-from turnwise.hub import check_hub_name
-from turnwise.model_folder import NO_TOKENIZER, NO_WEIGHTS, base_of_adapter, folder_here, has_tokenizer, has_weights
+from turnwise.model_files.folder import NO_TOKENIZER, NO_WEIGHTS, base_of_adapter, folder_here, has_tokenizer, has_weights
+from turnwise.model_files.hub import check_hub_name
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS, Split
 
 _MODULES = {"megatron": "megatron.core"}  # extra → its module, where the names differ

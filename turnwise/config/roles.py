@@ -18,9 +18,9 @@ from turnwise.config.section import (
     Section,
     derived,
 )
-from turnwise.model_folder import Trust
-from turnwise.package_tables import read_table
+from turnwise.model_files.folder import Trust
 from turnwise.spec import MAX_KEPT, STRATEGIES, StrategySpec
+from turnwise.spec.package_tables import read_table
 
 MAX_DEVICES = 65_536
 """Maximum number of devices that a text may name. A text with more is refused, since it must be a typo."""

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from turnwise.config.place import follows
 from turnwise.config.problems import Problem
 from turnwise.config.section import Section
-from turnwise.package_tables import read_table
 from turnwise.spec import MAX_KEPT
+from turnwise.spec.package_tables import read_table
 
 RULES: dict[str, list[dict[str, Any]]] = read_table(__file__, "rules.yaml")
 PHRASES: dict[str, list[dict[str, Any]]] = read_table(__file__, "phrases.yaml")

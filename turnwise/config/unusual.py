@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from turnwise.config.problems import Path, Problem
 from turnwise.config.section import Section
-from turnwise.package_tables import read_table
+from turnwise.spec.package_tables import read_table
 
 
 class Usual(NamedTuple):

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 from turnwise.data.bad_rows import BadRows
 from turnwise.data.padding import plain_schema, without_nulls
 from turnwise.data.row_files import SUFFIXES, Row, read_row_file, suffix_of
-from turnwise.entry_points import OBJECT_PREFIX, load_object
 from turnwise.errors import DataError, NotAvailableError, TurnwiseError, install_hint, nearest
-from turnwise.hub import local_path, looks_like_hub_name
-from turnwise.jsonl import half_character
+from turnwise.model_files.hub import local_path, looks_like_hub_name
 from turnwise.protocols import ChecksRows
+from turnwise.runtime.entry_points import OBJECT_PREFIX, load_object
 from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.jsonl import half_character
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

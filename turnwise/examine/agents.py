@@ -8,9 +8,9 @@ from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
 from turnwise.config import AgenticConfig
 from turnwise.config.tools import LoopEntry
-from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
 from turnwise.examine.constructors import named_parameters, require_offered
+from turnwise.runtime.entry_points import load_class
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import AGENTS, ROW_AGENTS

@@ -6,9 +6,9 @@ from typing import Any
 from turnwise.algorithms.kl import KLController
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand, RewardNormalization
 from turnwise.config import AgenticConfig
-from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
 from turnwise.protocols import Algorithm, StreamsStep
+from turnwise.runtime.entry_points import load_class
 from turnwise.runtime.foreign import Foreign
 from turnwise.spec import ESTIMATORS
 
@@ -22,7 +22,7 @@ def make_algorithm(config: AgenticConfig, kl_ctrl: KLController | None = None) -
         algorithm: Algorithm = found(algorithm_settings(config), kl_ctrl)
     lacking = [part for part in (*Algorithm.__annotations__, "credit") if not hasattr(algorithm, part)]
     if lacking:
-        raise ConfigError(f"adv_estimator {name} has no {', '.join(lacking)}; see Algorithm in turnwise/protocols.py")
+        raise ConfigError(f"adv_estimator {name} has no {', '.join(lacking)}; see Algorithm in turnwise/protocols/training.py")
     if ("values" in algorithm.needs) != (algorithm.value_loss is not None):
         raise ConfigError(
             f"adv_estimator {name} needs {', '.join(sorted(algorithm.needs)) or 'nothing'}, and its value_loss is "

@@ -8,7 +8,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
 from turnwise.models.load import load_tokenizer, policy_info
-from turnwise.runtime_info import PolicyInfo
+from turnwise.runtime.info import PolicyInfo
 
 
 @dataclass(frozen=True, slots=True)

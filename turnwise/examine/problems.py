@@ -16,7 +16,7 @@ from turnwise.examine.examined import Examined, ExaminedSFT
 from turnwise.examine.files import absent_files, is_elsewhere, named_files
 from turnwise.examine.rows import splits_with_rows
 from turnwise.examine.template import try_rows_template, try_template
-from turnwise.model_folder import folder_here
+from turnwise.model_files.folder import folder_here
 from turnwise.spec import AGENTS, ENVS, ESTIMATORS, PG_VARIANTS
 from turnwise.types import Split
 

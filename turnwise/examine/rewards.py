@@ -11,11 +11,11 @@ from turnwise.data.reward_calls import parameters_of
 from turnwise.data.reward_functions import FunctionReward
 from turnwise.data.rewards import GroupReward, WeightedReward
 from turnwise.data.tables import TableRow
-from turnwise.entry_points import load_object
 from turnwise.errors import ConfigError, nearest
 from turnwise.examine.constructors import named_parameters
 from turnwise.inference.judge import Judge
 from turnwise.protocols import Reward
+from turnwise.runtime.entry_points import load_object
 from turnwise.runtime.foreign import Foreign
 from turnwise.spec import CHECKED_REWARDS, REWARDS
 from turnwise.types import Trajectory

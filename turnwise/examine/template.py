@@ -13,7 +13,7 @@ from turnwise.data.prompts import prompt_of
 from turnwise.errors import ChatTemplateError
 from turnwise.examine.examined import Examined
 from turnwise.examine.rows import splits_with_rows
-from turnwise.model_folder import base_of_adapter, folder_here, has_tokenizer
+from turnwise.model_files.folder import base_of_adapter, folder_here, has_tokenizer
 
 
 def try_rows_template(examined: Examined) -> None:

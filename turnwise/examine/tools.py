@@ -11,10 +11,10 @@ from typing import Any
 from turnwise.config import AgenticConfig
 from turnwise.config.tools import ToolEntry, read_interaction_file, read_tool_file
 from turnwise.data.tables import TableRow
-from turnwise.entry_points import load_class, load_object
 from turnwise.errors import ConfigError, DataError, nearest
-from turnwise.hub import local_path
+from turnwise.model_files.hub import local_path
 from turnwise.protocols import ChecksRows, Interaction, Tool
+from turnwise.runtime.entry_points import load_class, load_object
 from turnwise.runtime.foreign import Foreign
 from turnwise.spec import AGENT_ALIASES, INTERACTIONS, ROW_AGENTS, TOOLS
 from turnwise.tools.function_tool import FunctionTool
@@ -86,7 +86,7 @@ def _as_it_is(tool: Tool) -> Tool:
 def _checked(tool: Tool, what: str) -> Tool:
     lacking = [name for name in ("schema", "create", "execute", "calc_reward", "release") if not hasattr(tool, name)]
     if lacking:
-        raise ConfigError(f"{what} has no {', '.join(lacking)}; see Tool in turnwise/tool_protocols.py")
+        raise ConfigError(f"{what} has no {', '.join(lacking)}; see Tool in turnwise/protocols/tools.py")
     if not isinstance(tool.schema, Mapping):
         raise ConfigError(f"{what}: its schema is a {type(tool.schema).__name__}, and tool_schema is unset")
     return tool
@@ -145,7 +145,7 @@ def make_users(config: AgenticConfig) -> Interactions:
         except ConfigError as fault:
             raise ConfigError(f"{key}: {fault}") from fault
         if not isinstance(user, Interaction):
-            raise ConfigError(f"{key}: {entry.class_name} lacks a method of Interaction in turnwise/tool_protocols.py")
+            raise ConfigError(f"{key}: {entry.class_name} lacks a method of Interaction in turnwise/protocols/tools.py")
         users[entry.name] = user
     return Interactions(users, config.agent.tool_timeout_s)
 

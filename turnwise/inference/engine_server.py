@@ -17,11 +17,11 @@ import numpy as np
 from turnwise.errors import NotAvailableError, ServerError
 from turnwise.inference.policy import decoder
 from turnwise.inference.request import Decode, Request, append_run, check_request
-from turnwise.model_folder import base_of_adapter
+from turnwise.model_files.folder import base_of_adapter
 from turnwise.models.loaded_model import bare_model, loaded_model
 from turnwise.protocols import Suspension, WeightSource
+from turnwise.runtime.info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 from turnwise.transfer.files import write_folder
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.receiver import manifest_of_model

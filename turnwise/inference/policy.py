@@ -13,8 +13,8 @@ from turnwise.models.fused import load_fused
 from turnwise.models.load import load_tokenizer, parse_dtype
 from turnwise.models.loaded_model import loaded_model
 from turnwise.protocols import MemoryKind, WeightSource
+from turnwise.runtime.info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.receiver import copy_into, manifest_of_model
 

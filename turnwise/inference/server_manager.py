@@ -9,8 +9,8 @@ from typing import TypeVar
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError, counted
 from turnwise.inference.request import join
 from turnwise.protocols import InferenceServer, MemoryKind, OnWeightUpdate, Suspension, WeightSource
+from turnwise.runtime.info import ServerInfo
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.runtime_info import ServerInfo
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Completion, Media, SamplingParams
 

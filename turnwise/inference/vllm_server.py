@@ -14,8 +14,8 @@ from turnwise.inference.request import Request
 from turnwise.inference.visible_devices import only_visible
 from turnwise.models.load import parse_dtype
 from turnwise.protocols import MemoryKind
+from turnwise.runtime.info import PolicyInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import PolicyInfo
 from turnwise.spec import KV_CACHE_BYTES
 from turnwise.transfer.files import read_folder
 from turnwise.types import derive_seed

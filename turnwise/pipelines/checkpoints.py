@@ -19,7 +19,7 @@ from turnwise.models.load import load_tokenizer, remove_folder, trusted_already,
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import Stateful
-from turnwise.replaceable import foreign_entries
+from turnwise.runtime.replaceable import foreign_entries
 from turnwise.training.state import TRAINER_FILE, load_trainer_state
 from turnwise.types import Sample
 

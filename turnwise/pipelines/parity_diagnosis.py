@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from turnwise.errors import TurnwiseError
 from turnwise.models.load import load_model, parse_dtype, trusted_already
 from turnwise.models.plain import plain_logprobs, plain_model
-from turnwise.package_tables import read_table
+from turnwise.spec.package_tables import read_table
 from turnwise.types import FloatArray, Sample
 
 ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from turnwise.protocols import SilentObserver, TurnPlace
 from turnwise.rollout.observed import retold
-from turnwise.trajectory_view import summary as headline
 from turnwise.types import Group, IntArray, Trajectory, Turn
+from turnwise.types.trajectory_view import summary as headline
 
 logger = logging.getLogger(__name__)
 

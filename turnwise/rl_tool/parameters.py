@@ -11,7 +11,7 @@ from turnwise.config.roles import Dtype
 from turnwise.config.rules import holds
 from turnwise.config.section import Fraction, NonNegative, Positive
 from turnwise.errors import ConfigError, nearest
-from turnwise.package_tables import read_table
+from turnwise.spec.package_tables import read_table
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PYTHON_ONLY = ("custom_reward",)

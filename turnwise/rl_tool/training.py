@@ -11,13 +11,13 @@ from typing import Any
 from turnwise.config.model_shape import read_model_shape
 from turnwise.costs.model import TokenWork, matrix_speed, training_seconds
 from turnwise.errors import ConfigError, counted, nearest
-from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NOTHING, base_of_adapter, check_model
-from turnwise.package_tables import read_table
-from turnwise.replaceable import model_files, why_files_kept
+from turnwise.model_files.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NOTHING, base_of_adapter, check_model
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.parameters import Train
 from turnwise.rl_tool.rewards import reward_sections
 from turnwise.runtime.rank import launched
+from turnwise.runtime.replaceable import model_files, why_files_kept
+from turnwise.spec.package_tables import read_table
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.trainer.trainer import Trainer
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from turnwise.errors import ServerError
 from turnwise.protocols import MemoryKind, Suspension, WeightSource
-from turnwise.runtime_info import LoadedModel, ServerInfo
+from turnwise.runtime.info import LoadedModel, ServerInfo
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
 

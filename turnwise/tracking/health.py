@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-from turnwise.package_tables import read_table
+from turnwise.spec.package_tables import read_table
 from turnwise.tracking.first_updates import FirstUpdates
 from turnwise.types import Group
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
-from turnwise.package_tables import read_table
+from turnwise.spec.package_tables import read_table
 
 
 class MetricColumn(NamedTuple):

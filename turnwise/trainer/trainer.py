@@ -17,7 +17,7 @@ from turnwise.data.tables import listed, numbered, plain_columns
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.examine.examined import Examined, examine
 from turnwise.examine.read import parse_examined, parse_examined_sft
-from turnwise.replaceable import require_replaceable
+from turnwise.runtime.replaceable import require_replaceable
 from turnwise.trainer.callbacks import asks_to_stop, check_callbacks
 from turnwise.trainer.objects import Objects, custom_envs, data_section, plain_values, tool_names
 from turnwise.trainer.paths import as_path, bases_of, folders_named
@@ -138,8 +138,8 @@ class Trainer:
             return
         with _alone():
             self._objects.install()
-            from turnwise.build.agentic import build_agentic
-            from turnwise.build.whole_run import whole_run
+            from turnwise.assemble.agentic import build_agentic
+            from turnwise.assemble.whole_run import whole_run
 
             with whole_run(config, partial(build_agentic, examined, is_quiet=self.is_quiet), self.is_quiet) as pipeline:
                 self.config = config
@@ -164,7 +164,7 @@ class Trainer:
         The default `model` is the newest checkpoint, or the initial model if there is none."""
         with _alone():
             self._objects.install()
-            from turnwise.build.saved import evaluate_model
+            from turnwise.assemble.saved import evaluate_model
 
             source = model or self.checkpoint
             return evaluate_model(examine(self.config), None if source is None else str(source), num_tasks)
@@ -229,7 +229,7 @@ class Trainer:
         examined, notes = parse_examined_sft(values)
         _say(notes)
         with _alone():
-            from turnwise.build.sft import fine_tune
+            from turnwise.assemble.sft import fine_tune
 
             return fine_tune(examined, is_quiet)
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from turnwise.errors import ModelError, NotAvailableError
 from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, StepPart
+from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
-from turnwise.runtime_info import StrategyInfo
 from turnwise.spec import STRATEGIES
 from turnwise.training.model_source import ModelSource
 from turnwise.training.optimizer import LossScale, LRSchedule, OptimizerSettings

@@ -8,8 +8,8 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.errors import ConfigError
-from turnwise.hub import local_path
-from turnwise.model_folder import NOTHING, Trust, base_of_adapter
+from turnwise.model_files.folder import NOTHING, Trust, base_of_adapter
+from turnwise.model_files.hub import local_path
 from turnwise.models.fused import load_fused
 from turnwise.models.load import load_model, save_model
 from turnwise.models.lora import Adapters, LoRASettings, freeze

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
-from turnwise.model_folder import ADAPTER_CONFIG
+from turnwise.model_files.folder import ADAPTER_CONFIG
 from turnwise.models.file_tensors import require_weights
 from turnwise.models.load import load_model_config, load_pretrained, trusted_already
 from turnwise.models.lora import Gathered

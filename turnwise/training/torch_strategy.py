@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from turnwise.errors import ConfigError
 from turnwise.models.lora import Adapters
 from turnwise.protocols import Loss, MemoryKind, Output, StepPart
+from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
-from turnwise.runtime_info import StrategyInfo
 from turnwise.training.base import BaseStrategy, Update
 from turnwise.training.model_source import ModelSource
 from turnwise.training.optimizer import OptimizerSettings, build_optimizer, clip_gradients, set_learning_rate

@@ -16,8 +16,8 @@ from turnwise.models.load import write_weights
 from turnwise.models.loaded_model import dtype_name, loaded_model
 from turnwise.models.lora import Adapters, Gathered
 from turnwise.protocols import Output
+from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.stopwatch import TokenCounts
-from turnwise.runtime_info import StrategyInfo
 from turnwise.training.state import read_model_weights
 from turnwise.types import Batch, ModelOutputs
 

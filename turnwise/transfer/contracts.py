@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Iterable, Iterator
 from typing import Any, Literal, Protocol
 
-from turnwise.runtime_info import ServerInfo
+from turnwise.runtime.info import ServerInfo
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Metric
 

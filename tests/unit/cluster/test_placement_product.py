@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from small_configs import SFT, config_of, values_of
 
-from turnwise.build.prepare import lacking_devices
+from turnwise.assemble.prepare import lacking_devices
 from turnwise.config import AgenticConfig, SFTConfig, parse_config, require, unavailable
 from turnwise.config.place import contradictions, place, smallest_machine
 from turnwise.errors import ConfigError, NotAvailableError

@@ -20,7 +20,7 @@ import forked
 import pytest
 import torch
 
-from turnwise.build.placement import set_torch_threads
+from turnwise.assemble.placement import set_torch_threads
 from turnwise.cluster.child import BufferedStopwatch
 from turnwise.cluster.fork_server import ForkServer, drop_processes, prepare_processes
 from turnwise.cluster.messages import dumps, loads, pack, unpack
@@ -167,7 +167,7 @@ class Notes(Stopwatch):
 def fork_server_of_torch():
     """Most of what runs import isn't needed here."""
     drop_processes()
-    prepare_processes(["pytest", "turnwise.build.placement", "turnwise.cluster.child"])
+    prepare_processes(["pytest", "turnwise.assemble.placement", "turnwise.cluster.child"])
     yield
     drop_processes()
 

@@ -16,7 +16,7 @@ from transformers import DynamicCache, GemmaConfig, GemmaForCausalLM, GPT2Config
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
 from turnwise.inference.embedded.runner import GenericRunner
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.replay_log import Admissions, ReplayLog
+from turnwise.runtime.replay_log import Admissions, ReplayLog
 from turnwise.types import SamplingParams, VersionRun
 
 

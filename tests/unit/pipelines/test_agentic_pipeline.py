@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.agents.env_agent import EnvAgent
 from turnwise.algorithms.score_estimator import GRPO
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.rollouts import open_served_policy
+from turnwise.assemble.run import start_run
+from turnwise.assemble.saved import evaluate_model
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
-from turnwise.build.agentic import build_agentic
-from turnwise.build.rollouts import open_served_policy
-from turnwise.build.run import start_run
-from turnwise.build.saved import evaluate_model
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.examine.examined import examine
 from turnwise.models.load import load_model

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from small_runs import LETTERS, assert_same_weights, built, folder_of_run as run, small_config
 
-from turnwise.build.saved import evaluate_model
+from turnwise.assemble.saved import evaluate_model
 from turnwise.errors import CheckpointError, ConfigError
 from turnwise.examine.examined import examine
 from turnwise.models.load import write_weights

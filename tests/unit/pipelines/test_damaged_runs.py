@@ -16,8 +16,8 @@ import pytest
 import torch
 from small_runs import built, run_small, small_config
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.errors import CheckpointError
 from turnwise.examine.examined import examine
 from turnwise.pipelines.checkpoints import MANIFEST_FILE, all_checkpoints

@@ -8,7 +8,7 @@ import re
 import pytest
 from small_runs import LETTERS, assert_same_weights, folder_of_run as run, small_config, training
 
-from turnwise.build.saved import collect_rollouts
+from turnwise.assemble.saved import collect_rollouts
 from turnwise.errors import CheckpointError, DataError
 from turnwise.examine.examined import examine
 from turnwise.pipelines.collect import Collection

@@ -17,11 +17,11 @@ from small_runs import assert_same_weights, measured, run_small, sft_config, sma
 from toy_model import toy_samples
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.build.run_table import settings_table
-from turnwise.build.saved import evaluate_model
-from turnwise.build.sft import build_sft
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
+from turnwise.assemble.run_table import settings_table
+from turnwise.assemble.saved import evaluate_model
+from turnwise.assemble.sft import build_sft
 from turnwise.errors import CheckpointError, ConfigError, ModelError, ParityError
 from turnwise.examine.examined import examine
 from turnwise.models.load import load_model

@@ -13,7 +13,7 @@ from scripted_conversation import ScriptedConversation
 from small_runs import run_small, small_config
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
-from turnwise.build.saved import evaluate_model
+from turnwise.assemble.saved import evaluate_model
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.recording import View
 from turnwise.examine.examined import examine

@@ -11,11 +11,11 @@ from functools import partial
 
 import pytest
 
+from turnwise.assemble.play import TextContexts
+from turnwise.assemble.play_policies import PlayStopped, person
+from turnwise.assemble.play_setup import Choices, set_up
+from turnwise.assemble.rollouts import build_scheduler, open_served_policy
 from turnwise.batching.samples import build_samples
-from turnwise.build.play import TextContexts
-from turnwise.build.play_policies import PlayStopped, person
-from turnwise.build.play_setup import Choices, set_up
-from turnwise.build.rollouts import build_scheduler, open_served_policy
 from turnwise.chat.conversation import TextAnswer
 from turnwise.config import parse_config
 from turnwise.envs.parsing import as_answer

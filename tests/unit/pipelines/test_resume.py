@@ -12,9 +12,9 @@ import torch
 from disturbed import interrupted
 from small_runs import assert_same_weights, broken_model, measured, played, sft_config, small_config, training
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.build.sft import build_sft
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
+from turnwise.assemble.sft import build_sft
 from turnwise.errors import CheckpointError, ModelError
 from turnwise.examine.examined import examine
 from turnwise.pipelines.checkpoints import all_checkpoints

@@ -14,9 +14,9 @@ import yaml
 from small_runs import LETTERS, assert_same_weights, played, run_small as run, small_config, training
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from turnwise.build import rewards as build_rewards
-from turnwise.build.rewards import build_reward_manager
-from turnwise.build.saved import evaluate_model
+from turnwise.assemble import rewards as build_rewards
+from turnwise.assemble.rewards import build_reward_manager
+from turnwise.assemble.saved import evaluate_model
 from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main
 from turnwise.config import AgenticConfig, dump_yaml, parse_config

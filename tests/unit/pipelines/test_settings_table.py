@@ -10,11 +10,11 @@ import pytest
 from settings.answers import BASE
 from small_runs import sft_config, training, write_demonstrations
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.build.run_table import settings_table
-from turnwise.build.saved import evaluate_model
-from turnwise.build.sft import build_sft
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
+from turnwise.assemble.run_table import settings_table
+from turnwise.assemble.saved import evaluate_model
+from turnwise.assemble.sft import build_sft
 from turnwise.config import AgenticConfig, SettingsTable, parse_config
 from turnwise.examine.examined import examine
 from turnwise.models.cpu.build import load_kernels

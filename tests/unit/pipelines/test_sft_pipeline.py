@@ -10,8 +10,8 @@ import torch
 from small_runs import sft_config, write_demonstrations
 from transformers import AutoModelForCausalLM
 
-from turnwise.build.run import start_run
-from turnwise.build.sft import build_sft
+from turnwise.assemble.run import start_run
+from turnwise.assemble.sft import build_sft
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import SFTConfig, parse_config
 from turnwise.errors import ConfigError, DataError

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from small_runs import run_small, small_config, training
 
-from turnwise.build import agentic
-from turnwise.build.placement import share_devices
+from turnwise.assemble import agentic
+from turnwise.assemble.placement import share_devices
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.pipelines.shared_devices import Resident, SharedDevices

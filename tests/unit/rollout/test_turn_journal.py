@@ -25,8 +25,8 @@ import turnwise
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
-from turnwise.build.rollouts import agents_of, open_policy, parser_of
-from turnwise.build.tasks import build_tasks
+from turnwise.assemble.rollouts import agents_of, open_policy, parser_of
+from turnwise.assemble.tasks import build_tasks
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser

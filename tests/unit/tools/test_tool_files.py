@@ -10,7 +10,7 @@ import pytest
 from toy_rewards import TellsTools
 from toy_tools import LACKS_SANDBOX, Notebook, called, schema
 
-from turnwise.build.agents import build_row_agent
+from turnwise.assemble.agents import build_row_agent
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, DataError, EnvironmentFault
 from turnwise.examine.examined import examine
