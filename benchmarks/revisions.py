@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=["train", *FIGURES], default=["train", *FIGURES])
     parser.add_argument("--out", type=Path, default=HERE / "results" / "revisions.json")
-    options = parse_arguments(parser, rounds=1, only=["train", "end_to_end"])
+    options = parse_arguments(parser, rounds=1, only=["train"])
     this = Checkout(HERE.parent, sys.executable, options.toy)
     other = Checkout(options.other.resolve(), options.python, options.toy)
     # What isn't measured this time stays as it was.

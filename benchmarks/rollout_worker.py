@@ -27,7 +27,7 @@ from turnwise.runtime.event_loop import seldom_collecting
 from turnwise.types import SamplingParams
 
 GROUP_SIZE = 8
-PROMPT_TOKENS, NEW_TOKENS = 200, 64
+PROMPT_TOKENS = 200
 MAX_LENGTH = 1024
 
 
@@ -40,8 +40,10 @@ def main() -> None:
     parser.add_argument("--vllm-arguments", type=json.loads, default={})
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--turns", type=int, help="of an episode; default: the example's")
     parser.add_argument("--gemm-size", type=int, default=2048)
-    options = parse_arguments(parser, groups=1, prompts=2, gemm_size=128)
+    options = parse_arguments(parser, groups=1, prompts=2, new_tokens=4, turns=2, gemm_size=128)
     with seldom_collecting():  # as a run's event loop has it
         asyncio.run(serve(options))
 
@@ -80,7 +82,8 @@ class Worker:
             self.server = VLLMServer(
                 options.model, dtype=options.dtype, max_length=MAX_LENGTH, arguments=options.vllm_arguments
             )
-        self.player = Player(options.model, self.model, max_length=MAX_LENGTH, partition=options.groups)
+        sizes = {"max_length": MAX_LENGTH, "partition": options.groups, "max_steps": options.turns}
+        self.player = Player(options.model, self.model, **sizes)
 
     async def forget(self) -> None:
         """What is cached is forgotten, as after a weight update: every round begins with nothing."""
@@ -101,7 +104,7 @@ class Worker:
         prompts = rng.integers(0, self.model.config.vocab_size, (self.options.prompts, PROMPT_TOKENS)).tolist()
 
         async def answer(index: int) -> int:
-            sampling, name = SamplingParams(NEW_TOKENS, seed=index), f"{number}/{index}"
+            sampling, name = SamplingParams(self.options.new_tokens, seed=index), f"{number}/{index}"
             completion = await self.server.generate(prompts[index], sampling, name)
             await self.server.release(name)
             return len(completion.token_ids)
@@ -111,7 +114,7 @@ class Worker:
 
     def limits(self) -> dict[str, float]:
         """See `rollout_limits`."""
-        return measure_limits(self.model, self.options.prompts, PROMPT_TOKENS, NEW_TOKENS, self.options.gemm_size)
+        return measure_limits(self.model, self.options.prompts, PROMPT_TOKENS, self.options.new_tokens, self.options.gemm_size)
 
 
 if __name__ == "__main__":
