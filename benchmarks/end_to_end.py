@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the runs to 0.80")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "end_to_end.json")
     parser.add_argument("--gemm-size", type=int, default=2048, help="of the matrices that give the rate of the roofline")
-    options = parse_arguments(parser, rounds=1, gemm_size=128)
+    options = parse_arguments(parser, rounds=1, threads=1, gemm_size=128)
     small: dict[str, Any] = TOY if options.toy else {}
     torch.set_num_threads(options.threads)
     pythons = {"own": sys.executable} | ({"trl": options.trl_python} if options.trl_python else {})

@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--vllm-python", help="an interpreter that can import vllm")
     parser.add_argument("--vllm-arguments", type=json.loads, default={}, help="JSON of further arguments of its engine")
     parser.add_argument("--out", default=str(HERE / "results" / "rollout.json"))
-    options = parse_arguments(parser, rounds=1, cases=["tiny:fp32"], pause=0.0)
+    options = parse_arguments(parser, rounds=1, threads=1, cases=["tiny:fp32"], pause=0.0)
     contenders = [name for name in options.contenders if name != "vllm" or has_vllm(options.vllm_python)]
     result: dict[str, Any] = {
         "machine": describe_machine() | {"threads": options.threads},

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--out", type=Path, default=HERE / "results" / "sft.json")
-    options = parse_arguments(parser, rounds=1, steps=3)
+    options = parse_arguments(parser, rounds=1, threads=1, steps=3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_job(folder, options.size, options.steps)
