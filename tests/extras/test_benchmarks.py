@@ -44,7 +44,7 @@ ARGUMENTS = {
     "tool_latency": "",
     "train": "",
 }
-"""Of each benchmark what it needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs TRL."""
+"""What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs TRL."""
 
 
 @pytest.fixture(scope="module")

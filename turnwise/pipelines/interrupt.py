@@ -19,7 +19,7 @@ _LIKE_CTRL_C = ("SIGTERM", "SIGHUP")  # the signals of a cluster that ends a job
 
 @contextmanager
 def continued_by(words: str) -> Iterator[None]:
-    """Inside, an interrupted run says that it continues with `words`: the caller may have no `resume_from_checkpoint`. Of nested
+    """Inside, an interrupted run says that it continues with `words`: the caller may lack `resume_from_checkpoint`. Of nested
     calls the outermost counts, since that is what the user called."""
     token = _CONTINUED_BY.set(_CONTINUED_BY.get() or words)
     try:
