@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import describe_machine
+from toy import SMALL_RUN, parse_arguments
 
 from turnwise.tracking.jsonl import read_metrics
 
@@ -66,23 +68,29 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--eval-steps", type=int, default=10)
     parser.add_argument("--curve-episodes", type=int, default=256, help="held-out tasks of each point of the curve")
+    parser.add_argument("--tasks", type=int, default=NUM_TASKS, help="held-out tasks of each score")
     parser.add_argument("--work", default="runs/benchmark_algorithms")
+    parser.add_argument("--out", type=Path, help="default: results/algorithms_TASK.json")
+    parser.add_argument("--picture", type=Path, help="default: docs/images/algorithms_TASK.png")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    options = parser.parse_intermixed_args()
+    toy = {"seeds": [1], "algorithms": ["grpo"], "eval_steps": 1, "curve_episodes": 4, "tasks": 4, "overrides": SMALL_RUN}
+    nowhere = Path(os.devnull)
+    options = parse_arguments(parser, **toy, out=nowhere, picture=nowhere)
     job = TASKS[options.task]
-    file = HERE / "results" / f"algorithms_{options.task}.json"
-    rows = json.loads(file.read_text())["runs"] if file.exists() else []
+    file = options.out or HERE / "results" / f"algorithms_{options.task}.json"
+    picture = options.picture or HERE.parent / "docs" / "images" / f"algorithms_{options.task}.png"
+    rows = json.loads(file.read_text())["runs"] if file.is_file() else []
     done = {(row["algorithm"], row["seed"]) for row in rows}
     wanted = [] if options.report else itertools.product(options.seeds, options.algorithms or job.configs)
     for seed, algorithm in wanted:
         if (algorithm, seed) in done:
             continue
         rows.append(run(job, algorithm, seed, options))
-        result = {"task": options.task, "num_tasks": NUM_TASKS, "machine": describe_machine(), "runs": rows}
+        result = {"task": options.task, "num_tasks": options.tasks, "machine": describe_machine(), "runs": rows}
         file.write_text(json.dumps(result, indent=1) + "\n")
     print(table(rows, list(job.configs)))
-    draw(rows, list(job.configs), options.task)
+    draw(rows, list(job.configs), picture)
 
 
 def run(job: Job, algorithm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -90,13 +98,13 @@ def run(job: Job, algorithm: str, seed: int, options: argparse.Namespace) -> dic
     work = Path(options.work) / options.task
     name = f"{algorithm}_{seed}"
     common = [str(job.configs[algorithm]), *job.overrides, *options.overrides, f"seed={seed}", f"pretrain={options.sft_model}"]
-    before = score(work / f"sft_{seed}.json", common, str(options.sft_model))
+    before = score(work / f"sft_{seed}.json", common, str(options.sft_model), options.tasks)
     curve = [f"eval_steps={options.eval_steps}", f"val_batch_size={options.curve_episodes}"]
     places = [f"output_dir={work}", f"exp_name={name}", "save_steps=20", "resume_from_checkpoint=true"]
     turnwise("train", *common, *curve, *places, "--quiet")
     folder = max(path.parent for path in (work / name).glob("*/metrics.jsonl"))
     model = max((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.removeprefix("checkpoint-")))
-    after = score(work / f"{name}.json", common, str(model))
+    after = score(work / f"{name}.json", common, str(model), options.tasks)
     environment = json.loads((folder / "environment.json").read_text())
     row = {
         "algorithm": algorithm,
@@ -125,13 +133,13 @@ def curves(folder: Path, tag: str) -> dict[str, Any]:
     }
 
 
-def score(file: Path, arguments: Sequence[str], model: str) -> dict[str, Any]:
+def score(file: Path, arguments: Sequence[str], model: str, num_tasks: int) -> dict[str, Any]:
     """The sampled success of a model on the held-out tasks of the config's seed, played once."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(".partial")
         started = time.perf_counter()
-        turnwise("eval", *arguments, f"val_batch_size={NUM_TASKS}", "--model", model, "--json", str(partial))
+        turnwise("eval", *arguments, f"val_batch_size={num_tasks}", "--model", model, "--json", str(partial))
         print(f"  scored in {time.perf_counter() - started:.0f} s", flush=True)
         partial.rename(file)
     overall: dict[str, Any] = json.loads(file.read_text())["overall"]
@@ -175,7 +183,7 @@ def interval(differences: Sequence[float]) -> str:
     return f"{mean:+.3f} [{mean - reach:+.3f}, {mean + reach:+.3f}]"
 
 
-def draw(rows: Sequence[dict[str, Any]], algorithms: Sequence[str], task: str) -> Path:
+def draw(rows: Sequence[dict[str, Any]], algorithms: Sequence[str], picture: Path) -> None:
     """Held-out success over training: the mean over seeds, and from the lowest to the highest as a band."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -204,9 +212,7 @@ def draw(rows: Sequence[dict[str, Any]], algorithms: Sequence[str], task: str) -
     by_step.set_ylabel("success on held-out tasks")
     by_step.legend(loc="lower right", fontsize=8)
     figure.tight_layout()
-    path = HERE.parent / "docs" / "images" / f"algorithms_{task}.png"
-    figure.savefig(path, dpi=130)
-    return path
+    figure.savefig(picture, dpi=130, format="png")
 
 
 if __name__ == "__main__":

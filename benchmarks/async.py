@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ import torch
 import yaml
 from machine import describe_machine
 from slow_lake import SlowLake
+from toy import parse_arguments
 
 from turnwise.assemble.agentic import build_agentic
 from turnwise.assemble.run import start_run
@@ -51,6 +52,7 @@ class Bench:
     num_steps: int
     batch: int
     num_cores: int
+    max_turns: int = 10
 
     @property
     def share(self) -> int:
@@ -59,7 +61,7 @@ class Bench:
 
     def config(self, ratio: int, seed: int, **changes: Any) -> AgenticConfig:
         values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
-        values["custom_envs"]["FrozenLake"]["env_type"] = "slow_lake:SlowLake"
+        values["custom_envs"]["FrozenLake"] |= {"env_type": "slow_lake:SlowLake", "max_steps": self.max_turns}
         # Enough for the farthest that any run may be ahead; a synchronous one never has more than a batch.
         values["train_env_manager"]["num_env_groups"] = 3 * self.batch // values["train_env_manager"]["group_size"]
         values |= {
@@ -219,19 +221,21 @@ def main() -> None:
     )
     parser.add_argument("--learning-steps", type=int, default=80, help="of a whole run, more than 3")
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--turns", type=int, default=10, help="of an episode, at most")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "async.json")
-    options = parser.parse_args()
+    toy = {"ratios": [1], "steps": 4, "pairs": 1, "seeds": [0], "learning_steps": 4, "batch": 8, "turns": 1}
+    options = parse_arguments(parser, **toy)
     num_cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(num_cores)
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(options.model, Path(folder), options.steps, options.batch, num_cores)
+        bench = Bench(options.model, Path(folder), options.steps, options.batch, num_cores, options.turns)
         # What isn't measured this time stays as it was.
         result: dict[str, Any] = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
         setting = {"machine": describe_machine(), "batch": options.batch}
         if options.pairs:
             result["times"] = setting | {"steps": options.steps} | measure(bench, options.ratios, options.pairs)
         if options.seeds:
-            whole = Bench(options.model, Path(folder), options.learning_steps, options.batch, num_cores)
+            whole = replace(bench, num_steps=options.learning_steps)
             result["success"] = setting | {"steps": options.learning_steps} | learn(whole, options.ratios, options.seeds)
             print(f"success {result['success']}")
     options.out.parent.mkdir(exist_ok=True)

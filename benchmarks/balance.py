@@ -20,12 +20,13 @@ from pathlib import Path
 
 import numpy as np
 from machine import describe_machine
+from toy import parse_arguments
 
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.testing.fakes import ScriptedServer
 from turnwise.types import Completion, Media, SamplingParams, VersionRun
 
-NUM_REPLICAS, NUM_CONVERSATIONS, AT_ONCE, SIGMA = 4, 2000, 128, 1.5
+NUM_REPLICAS, AT_ONCE, SIGMA = 4, 128, 1.5
 MEDIAN_TOKENS, PROMPT_TOKENS, MAX_TURN, MAX_TOKENS = 600, 100, 256, 32_768
 QUIET_ROUNDS = 12
 """Turns of the event loop after which nobody has anything left to do at this tick."""
@@ -104,15 +105,15 @@ def routers(seed: int) -> dict[str, Callable[[Sequence[Replica]], object]]:
     }
 
 
-async def simulate(make: Callable[[Sequence[Replica]], object], seed: int) -> tuple[np.ndarray, int]:
+async def simulate(make: Callable[[Sequence[Replica]], object], seed: int, num_conversations: int) -> tuple[np.ndarray, int]:
     """Time-averaged tokens in flight of each replica, and how often the manager moved a conversation."""
     clock = Clock()
     replicas = [Replica(clock) for _ in range(NUM_REPLICAS)]
     server = make(replicas)
     rng = np.random.default_rng(seed)
-    lengths = np.minimum(np.exp(rng.normal(np.log(MEDIAN_TOKENS), SIGMA, NUM_CONVERSATIONS)).astype(int) + 1, MAX_TOKENS)
-    pauses = rng.exponential(20, size=NUM_CONVERSATIONS)
-    waiting = iter(range(NUM_CONVERSATIONS))
+    lengths = np.minimum(np.exp(rng.normal(np.log(MEDIAN_TOKENS), SIGMA, num_conversations)).astype(int) + 1, MAX_TOKENS)
+    pauses = rng.exponential(20, size=num_conversations)
+    waiting = iter(range(num_conversations))
 
     async def player() -> None:
         for number in waiting:
@@ -127,24 +128,26 @@ async def simulate(make: Callable[[Sequence[Replica]], object], seed: int) -> tu
 
     await clock.run(asyncio.gather(*(player() for _ in range(AT_ONCE))))
     num_released = sum(len(replica.released) for replica in replicas)
-    return np.array([replica.token_ticks for replica in replicas]) / clock.now, max(num_released - NUM_CONVERSATIONS, 0)
+    return np.array([replica.token_ticks for replica in replicas]) / clock.now, max(num_released - num_conversations, 0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--conversations", type=int, default=2000)
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "balance.json")
-    options = parser.parse_args()
+    options = parse_arguments(parser, seeds=1, conversations=16)
     results: dict[str, dict[str, float]] = {}
     for name in routers(0):
         if options.only and name != options.only:
             continue
-        loads, moves = zip(*(asyncio.run(simulate(routers(seed)[name], seed)) for seed in range(options.seeds)), strict=True)
+        runs = [asyncio.run(simulate(routers(seed)[name], seed, options.conversations)) for seed in range(options.seeds)]
+        loads, moves = zip(*runs, strict=True)
         off = [float(np.abs(load / load.mean() - 1).max()) for load in loads]
         results[name] = {"mean": round(float(np.mean(off)), 4), "worst": round(max(off), 4)}
         if name == "manager":
-            results[name]["moves_per_conversation"] = round(float(np.mean(moves)) / NUM_CONVERSATIONS, 3)
+            results[name]["moves_per_conversation"] = round(float(np.mean(moves)) / options.conversations, 3)
         print(f"{name:15} largest deviation of a replica: {np.mean(off):6.1%} in the mean of seeds, {max(off):6.1%} at worst")
     result = {"machine": describe_machine(), "seeds": options.seeds, "deviation": results}
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from machine import describe_machine
+from toy import parse_arguments
 from train import make_model, make_strategy, train_step, with_advantages
 
 from turnwise.algorithms.losses import PolicyLoss
@@ -33,8 +34,7 @@ from turnwise.runtime.entry_points import load_class
 from turnwise.spec import ESTIMATORS
 from turnwise.types import Group, SamplingParams, Task, Trajectory, Turn, samples_of
 
-RESULTS = Path(__file__).parent / "results" / "credit.json"
-NUM_GROUPS, GROUP_SIZE, NUM_TURNS, NUM_TOKENS, NUM_PROMPT, NUM_STATES = 128, 8, 20, 64, 16, 30
+GROUP_SIZE, NUM_TURNS, NUM_TOKENS, NUM_PROMPT, NUM_STATES = 8, 20, 64, 16, 30
 
 
 def main() -> None:
@@ -43,51 +43,53 @@ def main() -> None:
     parser.add_argument("--mode", nargs="+", default=["trajectory", "step"], choices=["trajectory", "step"])
     parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), choices=list(ESTIMATORS))
     parser.add_argument("--step", action="store_true")
-    options = parser.parse_args()
+    parser.add_argument("--groups", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "credit.json")
+    options = parse_arguments(parser, runs=1, groups=1)
     if options.step:
-        add_step()
+        add_step(options.out, options.groups)
         return
     milliseconds: dict[str, dict[str, float]] = {}
     for mode in options.mode:
-        groups = play(is_stepwise=mode == "step")
+        groups = play(options.groups, is_stepwise=mode == "step")
         for name in options.estimators:
             milliseconds.setdefault(name, {})[mode] = round(1000 * measure(name, groups, options.runs), 1)
     for name, of_mode in milliseconds.items():
         print(f"{name:<30}" + "  ".join(f"{mode} {ms:7.1f} ms" for mode, ms in of_mode.items()))
     result = {
         "machine": describe_machine(),
-        "num_trajectories": NUM_GROUPS * GROUP_SIZE,
+        "num_trajectories": options.groups * GROUP_SIZE,
         "num_turns": NUM_TURNS,
         "num_tokens": NUM_TOKENS,
         "milliseconds": milliseconds,
     }
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def add_step() -> None:
+def add_step(out: Path, num_groups: int) -> None:
     """Measures a step and writes it, with the share of the slowest estimator, to the results that are there."""
-    result = json.loads(RESULTS.read_text(encoding="utf-8"))
-    result["step"] = step_seconds()
+    result = json.loads(out.read_text(encoding="utf-8"))
+    result["step"] = step_seconds(num_groups)
     slowest = max(of_mode["trajectory"] for of_mode in result["milliseconds"].values()) / 1000
     result["largest_share_of_step"] = round(slowest / sum(result["step"].values()), 5)
     print({name: result[name] for name in ("step", "largest_share_of_step")})
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def step_seconds() -> dict[str, float]:
+def step_seconds(num_groups: int) -> dict[str, float]:
     """Processor seconds of playing the batch and of training on it."""
     model = make_model(512)
     server = EmbeddedServer(model, max_length=NUM_TURNS * (NUM_PROMPT + NUM_TOKENS), max_concurrency=256, kv_cache_bytes=2**32)
     started = time.process_time()
-    trajectories = asyncio.run(play_all(server))
+    trajectories = asyncio.run(play_all(server, num_groups))
     played = time.process_time()
     samples = with_advantages([build_samples(trajectory)[0] for trajectory in trajectories])
     train_step(make_strategy(model), samples, PolicyLoss(AlgorithmSettings()))
     return {"rollout_s": round(played - started, 1), "train_s": round(time.process_time() - played, 1)}
 
 
-async def play_all(server: EmbeddedServer) -> list[Trajectory]:
-    episodes = (sampled_episode(server, index, sibling) for index in range(NUM_GROUPS) for sibling in range(GROUP_SIZE))
+async def play_all(server: EmbeddedServer, num_groups: int) -> list[Trajectory]:
+    episodes = (sampled_episode(server, index, sibling) for index in range(num_groups) for sibling in range(GROUP_SIZE))
     played = await asyncio.gather(*episodes)
     await server.close()
     return list(played)
@@ -121,11 +123,11 @@ def measure(name: str, groups: list[Group], runs: int) -> float:
     return statistics.median(times)
 
 
-def play(is_stepwise: bool) -> list[Group]:
+def play(num_groups: int, is_stepwise: bool) -> list[Group]:
     """Random rewards, states and log-probs; each group has a greedy sibling."""
     rng = np.random.default_rng(0)
     groups = []
-    for index in range(NUM_GROUPS):
+    for index in range(num_groups):
         task = Task(id=str(index), tag="benchmark", split="train", seed=index)
         siblings = [episode(task, sibling, is_stepwise, rng) for sibling in range(GROUP_SIZE)]
         groups.append(Group(task, siblings, index=index, greedy=episode(task, 0, is_stepwise, rng)))

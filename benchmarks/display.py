@@ -23,6 +23,7 @@ import numpy as np
 from machine import describe_machine
 from rich.console import Console
 from rich.live import Live
+from toy import parse_arguments
 
 from turnwise.batching.samples import build_samples
 from turnwise.envs.frozen_lake.map import random_map
@@ -50,13 +51,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="folder of a run, with metrics.jsonl and rollouts.jsonl")
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "display.json"))
-    options = parser.parse_args()
+    parser.add_argument("--drawings", type=int, default=200, help="of the full screen, whose mean is taken")
+    options = parse_arguments(parser, drawings=2)
     rows = [row for row in read_metrics(options.run / "metrics.jsonl") if "time/step_total" in row]
     batches = batches_of(options.run / "rollouts.jsonl")
     step_s = statistics.median(row["time/step_total"] for row in rows)
     with tempfile.TemporaryDirectory() as folder:
         costs = step_costs(rows, batches, Path(folder))
-        drawing_s = drawing_cost(rows)
+        drawing_s = drawing_cost(rows, options.drawings)
         # Once at the end, with the import of matplotlib.
         curve_s = cpu_seconds(learning_curve, rows, Path(folder) / "curve.png", "run")
         gif_s = cpu_seconds(write_gif, Path(folder) / "a.gif", frames())
@@ -123,7 +125,7 @@ def measure(log: RunLog, groups: list[Group], others: list[Metric]) -> None:
     log.add(others)
 
 
-def drawing_cost(rows: list[dict[str, float]], num_drawings: int = 200) -> float:
+def drawing_cost(rows: list[dict[str, float]], num_drawings: int) -> float:
     """Processor seconds of one drawing of the full screen."""
     screen = Screen("run", AGENTIC_COLUMNS, Pace(len(rows)))
     screen.pace.begin_phase("rollout", 0.0)

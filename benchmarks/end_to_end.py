@@ -2,6 +2,7 @@
 
     python benchmarks/end_to_end.py --trl-python PYTHON                       # times of a step
     python benchmarks/end_to_end.py --trl-python PYTHON --sft-model MODEL     # and the way to 0.80, some ten minutes more
+    python benchmarks/end_to_end.py                                           # without the comparison
 
 PYTHON is an interpreter of an environment of its own (`pip install -c constraints.txt -e . trl==1.16.0`). Both sides have the
 same model, environment, conversations, batch, objective, optimiser and schedule, in fp32 on the same cores; TRL's episodes run
@@ -32,12 +33,14 @@ from typing import Any
 import torch
 from end_to_end_job import Job
 from machine import describe_machine, gemm_gflops
+from toy import parse_arguments
 from transformers import AutoConfig
 
 from turnwise.models.make import make_model
 
 HERE = Path(__file__).parent
 CORPUS = ["Walk to the goal G and avoid the holes O. Left Down Right Up", "S0,0 G3,3 O1,2 <answer>Left</answer>"]
+TOY = {"steps": 3, "groups": 1, "group_size": 2, "max_turns": 2, "eval_episodes": 2}
 NUM_WARM_UP = 2
 """Steps of a run before the first that counts."""
 TARGET = 0.80
@@ -47,28 +50,32 @@ PAUSE_S = 2.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trl-python", required=True, help="an interpreter that can import trl")
+    parser.add_argument("--trl-python", help="an interpreter that can import trl; none, and only our side runs")
     parser.add_argument("--sft-model", help="the checkpoint that runs to 0.80 start from; none, and there are none")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of runs whose steps are timed")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the runs to 0.80")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "end_to_end.json")
-    options = parser.parse_args()
+    parser.add_argument("--gemm-size", type=int, default=2048, help="of the matrices that give the rate of the roofline")
+    options = parse_arguments(parser, rounds=1, threads=1, gemm_size=128)
+    small: dict[str, Any] = TOY if options.toy else {}
     torch.set_num_threads(options.threads)
-    pythons = {"own": sys.executable, "trl": options.trl_python}
+    pythons = {"own": sys.executable} | ({"trl": options.trl_python} if options.trl_python else {})
     with tempfile.TemporaryDirectory() as folder:
         model = str(make_model("tiny", Path(folder) / "tiny", CORPUS).folder)
-        job = fastest(Job(model, threads=options.threads), options.trl_python, options.trl_micro_batches)
+        job = Job(model, **{"threads": options.threads} | small)
+        if options.trl_python:
+            job = fastest(job, options.trl_python, options.trl_micro_batches)
         result: dict[str, Any] = {
             "machine": describe_machine(),
             "job": asdict(job),
-            "step": time_steps(job, pythons, options.rounds),
+            "step": time_steps(job, pythons, options.rounds, options.gemm_size),
         }
         print(json.dumps(result["step"], indent=2), flush=True)
     if options.sft_model:
-        job = Job(options.sft_model, options.threads, steps=80, groups=16, max_turns=10, eval_every=5, target=TARGET)
-        job = replace(job, trl_micro_batch=result["job"]["trl_micro_batch"])
+        whole = {"steps": 80, "groups": 16, "max_turns": 10, "eval_every": 5, "target": TARGET} | small
+        job = replace(job, model=options.sft_model, **whole)
         result["to_target"] = {name: [] for name in pythons}
         for seed in options.seeds:
             for name, python in pythons.items():
@@ -87,7 +94,7 @@ def fastest(job: Job, python: str, micro_batches: list[int]) -> Job:
     return replace(job, trl_micro_batch=min(times, key=lambda size: times[size]))
 
 
-def time_steps(job: Job, pythons: dict[str, str], num_rounds: int) -> dict[str, Any]:
+def time_steps(job: Job, pythons: dict[str, str], num_rounds: int, gemm_size: int) -> dict[str, Any]:
     """Medians over the rounds."""
     rounds = []
     for _ in range(num_rounds):
@@ -97,11 +104,15 @@ def time_steps(job: Job, pythons: dict[str, str], num_rounds: int) -> dict[str, 
             name: {what: median([step[what] for step in answer["tokens"]]) for what in ("total", "sampled")}
             for name, answer in answers.items()
         }
-        least_s = least_flop(job.model, **tokens["own"], merged=median(answers["own"]["merged"])) / gemm_gflops() / 1e9
-        rounds.append(row | {"ratio": row["trl_step_s"] / row["own_step_s"], "roofline_share": least_s / row["own_step_s"]})
+        least_s = least_flop(job.model, **tokens["own"], merged=median(answers["own"]["merged"])) / gemm_gflops(gemm_size) / 1e9
+        row["roofline_share"] = least_s / row["own_step_s"]
+        if "trl" in pythons:
+            row["ratio"] = row["trl_step_s"] / row["own_step_s"]
+        rounds.append(row)
         print({name: round(value, 3) for name, value in rounds[-1].items()}, tokens, flush=True)
     medians = {name: round(statistics.median(row[name] for row in rounds), 3) for name in rounds[0]}
-    return medians | {"ratios": [round(row["ratio"], 2) for row in rounds], "tokens": tokens}
+    ratios = {"ratios": [round(row["ratio"], 2) for row in rounds]} if "trl" in pythons else {}
+    return medians | ratios | {"tokens": tokens}
 
 
 def median(values: list[float]) -> float:

@@ -49,7 +49,8 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         "step_s": step_s,
         "rollout_s": [row["time/step_rollout"] for row in steps],
         "tokens": [{"total": row["rollout/total_tokens"], "sampled": row["rollout/sampled_tokens"]} for row in steps],
-        "merged": [row["batch/actor_train/train/merged"] for row in steps],
+        # A step whose groups score alike has no update, and no batch, unless the loss has an entropy term.
+        "merged": [row.get("batch/actor_train/train/merged", 0.0) for row in steps],
         "curve": [(sum(step_s[: row["step"]]), row[success]) for row in rows if success in row and row["step"]],
     }
 

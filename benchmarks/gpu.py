@@ -1,6 +1,6 @@
 """What one GPU does: decoding, training, and a whole step of GRPO. `make gpu` runs it after the tests.
 
-    python benchmarks/gpu.py [--size toy] [--out FILE]
+    python benchmarks/gpu.py [--size SIZE] [--out FILE]
 
 At the shape of Qwen2.5-0.5B with random weights, in bf16:
 
@@ -10,7 +10,7 @@ At the shape of Qwen2.5-0.5B with random weights, in bf16:
   the parameters a token, plus attention's 6·layers·hidden·length (causal). The peak is the card's dense bf16 rate.
 - *step*: the seconds of one step of GRPO over a toy environment, by phase, in fp32.
 
-`--size toy` runs the same code at a size that a CPU manages in seconds: its figures mean nothing.
+`--toy` (or `--size toy`) runs the same code at a size that a CPU manages in seconds: its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from machine import describe_machine
+from toy import parse_arguments
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from turnwise.batching.pack import pack
@@ -88,10 +90,10 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="qwen2.5-0.5b")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", help="default: results/gpu-<the card>.json")
-    options = parser.parse_args()
+    options = parse_arguments(parser, size="toy", rounds=1, out=os.devnull)
     has_gpu, size = torch.cuda.is_available(), SIZES[options.size]
     if not has_gpu and options.size != "toy":
-        sys.exit("error: torch sees no GPU; --size toy runs the same code on a CPU")
+        sys.exit("error: torch sees no GPU; --toy runs the same code on a CPU")
     device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")
     card = torch.cuda.get_device_name(0) if has_gpu else "cpu"
     result: dict[str, Any] = {"card": card, "size": options.size, "machine": describe_machine()}

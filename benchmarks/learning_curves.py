@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import describe_machine
+from toy import parse_arguments
 
 from turnwise.assemble.agentic import build_agentic
 from turnwise.assemble.run import start_run
@@ -29,8 +30,6 @@ from turnwise.tracking.jsonl import read_metrics
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests" / "support"))  # toy_envs
-RESULTS = HERE / "results" / "learning_curves.json"
-PICTURE = HERE.parent / "docs" / "images" / "learning_curves.png"
 NUM_TURNS = 3
 
 
@@ -39,8 +38,10 @@ def main() -> None:
     parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), choices=ESTIMATORS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=80)
-    options = parser.parse_args()
-    curves: dict[str, dict[str, list[float]]] = json.loads(RESULTS.read_text())["scores"] if RESULTS.exists() else {}
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "learning_curves.json")
+    parser.add_argument("--picture", type=Path, default=HERE.parent / "docs" / "images" / "learning_curves.png")
+    options = parse_arguments(parser, estimators=["grpo", "gae"], seeds=[1], steps=3)
+    curves: dict[str, dict[str, list[float]]] = json.loads(options.out.read_text())["scores"] if options.out.is_file() else {}
     with tempfile.TemporaryDirectory() as work:
         model = make_model("tiny", Path(work) / "model", ["l u d"], seed=0).folder
         for name in options.estimators:
@@ -50,8 +51,8 @@ def main() -> None:
                     own[str(seed)] = train(name, seed, options.steps, model, Path(work))
                     print(f"{name}, seed {seed}: {own[str(seed)][0]:.2f} → {own[str(seed)][-1]:.2f}", flush=True)
                     result = {"machine": describe_machine(), "scores": curves}
-                    RESULTS.write_text(json.dumps(result) + "\n")
-    draw(curves)
+                    options.out.write_text(json.dumps(result) + "\n")
+    draw(curves, options.picture)
 
 
 def train(estimator: str, seed: int, steps: int, model: Path, work: Path) -> list[float]:
@@ -92,7 +93,7 @@ def train(estimator: str, seed: int, steps: int, model: Path, work: Path) -> lis
     return [round(row["rollout/score/mean"], 4) for row in read_metrics(folder.metrics) if "rollout/score/mean" in row]
 
 
-def draw(curves: dict[str, dict[str, Sequence[float]]]) -> None:
+def draw(curves: dict[str, dict[str, Sequence[float]]], picture: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -114,7 +115,7 @@ def draw(curves: dict[str, dict[str, Sequence[float]]]) -> None:
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("mean score of the rollouts", fontsize=9)
     figure.tight_layout()
-    figure.savefig(PICTURE, dpi=130)
+    figure.savefig(picture, dpi=130, format="png")
 
 
 if __name__ == "__main__":

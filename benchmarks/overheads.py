@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from pathlib import Path
 
 from machine import describe_machine
+from toy import parse_arguments
 
 from turnwise.runtime.jsonl import read_jsonl
 from turnwise.tracking.jsonl import read_metrics
@@ -41,7 +43,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the folder of a finished run")
     parser.add_argument("--name", required=True, help="of the result, results/NAME.json")
-    options = parser.parse_args()
+    options = parse_arguments(parser)
+    out = Path(os.devnull) if options.toy else Path(__file__).parent / "results" / f"{options.name}.json"
     run = options.run
     rows = read_metrics(run / "metrics.jsonl")
 
@@ -70,7 +73,6 @@ def main() -> None:
         print(f"{title:<20} {share:7.2%} of {run_s:.0f} s")
     print(f"success {result['success']}")
     print(f"|Δ log-prob| mean {result['logprob_diff_mean']:.2g}, max {result['logprob_diff_max']:.2g} over {len(steps)} steps")
-    out = Path(__file__).parent / "results" / f"{options.name}.json"
     out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 

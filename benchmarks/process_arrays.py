@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from machine import describe_machine
+from toy import parse_arguments
 
 from turnwise.cluster.fork_server import drop_processes, prepare_processes
 from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=3, help="starts of each checkout")
     parser.add_argument("--against", type=Path, help="another checkout")
-    options = parser.parse_args()
+    options = parse_arguments(parser, megabytes=1, rounds=1)
     report: dict[str, Any] = {"megabytes": options.megabytes, "machine": describe_machine()}
     if options.against is None:
         report["seconds"] = seconds(options.megabytes, options.rounds)

@@ -19,25 +19,26 @@ from pathlib import Path
 from typing import Any
 
 from machine import describe_machine
+from toy import SMALL_RUN, parse_arguments
 
 from turnwise.report.intervals import wilson_interval
 from turnwise.tracking.jsonl import read_metrics
 
 CONFIG = Path(__file__).parent.parent / "examples" / "frozen_lake" / "agentic.yaml"
-NUM_MAPS = 1000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sft-model", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--maps", type=int, default=1000, help="held-out maps of each score")
     parser.add_argument("--work", default="runs/benchmark_quickstart")
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "quickstart.json"))
     parser.add_argument("overrides", nargs="*")
-    options = parser.parse_args()
+    options = parse_arguments(parser, seeds=[1], maps=4, overrides=SMALL_RUN)
     work = Path(options.work)
     work.mkdir(parents=True, exist_ok=True)
-    seeds = [run_seed(seed, options.sft_model, work, options.overrides) for seed in options.seeds]
+    seeds = [run_seed(seed, work, options) for seed in options.seeds]
     successes = sum(row["after_rl"]["num_successes"] for row in seeds)
     episodes = sum(row["after_rl"]["num_episodes"] for row in seeds)
     result = {
@@ -53,9 +54,15 @@ def main() -> None:
     print(json.dumps({key: value for key, value in result.items() if key != "seeds"}, indent=2))
 
 
-def run_seed(seed: int, sft_model: str, work: Path, overrides: list[str]) -> dict[str, Any]:
+def run_seed(seed: int, work: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Trains with one seed and scores the model before and after."""
-    common = [str(CONFIG), *overrides, f"seed={seed}", f"pretrain={sft_model}", f"val_batch_size={NUM_MAPS}"]
+    common = [
+        str(CONFIG),
+        *options.overrides,
+        f"seed={seed}",
+        f"pretrain={options.sft_model}",
+        f"val_batch_size={options.maps}",
+    ]
     before = score(work / f"sft_{seed}.json", common)
     started = time.perf_counter()
     turnwise("train", *common, f"output_dir={work}", f"exp_name=seed_{seed}")

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import yaml
 from machine import describe_machine
+from toy import parse_arguments
 from train import LEARNING_RATE, load, make_model
 
 from turnwise.assemble.placement import set_torch_threads
@@ -77,9 +78,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "ranks.json"))
-    options = parser.parse_args()
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--batches", type=int, default=20, help="of random lengths, dealt to ranks")
+    options = parse_arguments(parser, rounds=1, samples=8, episodes=8, batches=1)
     prepare_processes(["turnwise.assemble.roles", "turnwise.assemble.servers"])
-    samples = load()[:128]
+    samples = load()[: options.samples]
     tokens = sum(sample.num_tokens for sample in samples)
     rates: dict[int, list[float]] = {1: [], 2: []}
     with WatchedRunner(Watchdog()) as runner:
@@ -93,12 +97,12 @@ def main() -> None:
         shares = {size: contender.shares() for size, contender in contenders.items()}
         for contender in contenders.values():
             contender.cluster.shutdown()
-    served, busy = replicas(options.rounds)
+    served, busy = replicas(options.rounds, options.episodes)
     result = {
         "tokens_per_s": {f"{size} ranks": round(statistics.median(values)) for size, values in rates.items()},
         "2 ranks / 1 rank": round(statistics.median(b / a for a, b in zip(rates[1], rates[2], strict=True)), 2),
         "shares": {f"{size} ranks": share for size, share in shares.items()},
-        "imbalance": imbalance(),
+        "imbalance": imbalance(options.batches),
         "sampled_tokens_per_s": {f"{size} servers": round(statistics.median(values)) for size, values in served.items()},
         "2 servers / 1 server": round(statistics.median(b / a for a, b in zip(served[1], served[2], strict=True)), 2),
         "engine_share": {f"{size} servers": share for size, share in busy.items()},
@@ -139,7 +143,7 @@ class Contender:
         return known | {"waiting": round(1 - sum(known.values()), 3)}
 
 
-def replicas(rounds: int) -> tuple[dict[int, list[float]], dict[int, float]]:
+def replicas(rounds: int, num_episodes: int) -> tuple[dict[int, list[float]], dict[int, float]]:
     """Sampled tokens per second of each round, and the engines' share of time, by the number of servers."""
     rates: dict[int, list[float]] = {1: [], 2: []}
     engines: dict[int, list[float]] = {1: [], 2: []}
@@ -157,7 +161,7 @@ def replicas(rounds: int) -> tuple[dict[int, list[float]], dict[int, float]]:
             for size, (policy, scheduler) in schedulers.items():
                 watch = policy.event_loop.stopwatch
                 before, started = (watch.num_sampled, engine_s(watch)), time.perf_counter()
-                scheduler.get_batch(64)
+                scheduler.get_batch(num_episodes)
                 seconds = time.perf_counter() - started
                 if number:
                     rates[size].append((watch.num_sampled - before[0]) / seconds)
@@ -170,12 +174,12 @@ def engine_s(stopwatch: Stopwatch) -> float:
     return sum(seconds for track, seconds in stopwatch.totals.items() if track.endswith(ENGINE))
 
 
-def imbalance() -> dict[str, float]:
-    """The fullest rank's tokens over the mean, less 1: the worst of 20 batches of 32 groups of 8. Lengths are log-normal."""
+def imbalance(num_batches: int) -> dict[str, float]:
+    """The fullest rank's tokens over the mean, less 1: the worst of the batches of 32 groups of 8. Lengths are log-normal."""
     worst = {}
     for num_ranks in (2, 4, 8):
         found = []
-        for seed in range(20):
+        for seed in range(num_batches):
             lengths = np.clip(np.random.default_rng(seed).lognormal(5, 1, 256), 8, 4096).astype(int)
             samples = [random_sample(index // 8, int(length)) for index, length in enumerate(lengths)]
             tokens = [sum(samples[index].num_tokens for index in rank) for rank in deal(samples, num_ranks)]

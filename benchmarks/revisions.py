@@ -25,25 +25,28 @@ from pathlib import Path
 from typing import Any
 
 from machine import describe_machine
+from toy import parse_arguments
 
 HERE = Path(__file__).parent
 PASSES = """
 import sys, torch, train
 torch.set_num_threads(2)
-samples = train.load()
+samples = train.load()[: int(sys.argv[1])]
 model = train.make_model(max(int(sample.token_ids.max()) for sample in samples) + 1)
 loss = train.PolicyLoss(train.AlgorithmSettings(entropy_loss_coef=0.005))
 run = train.own(model, train.with_advantages(samples), loss)
 for _ in sys.stdin:
     print(run(), flush=True)
 """
-NUM_PROCESSES, NUM_PASSES = 4, 6
+NUM_PROCESSES, NUM_PASSES, NUM_SAMPLES = 4, 6, 1024
+TOY_JOB = {"steps": 3, "groups": 1, "group_size": 2, "max_turns": 2}
 
 
 @dataclass(frozen=True)
 class Checkout:
     root: Path
     python: str
+    is_toy: bool = False
 
     @property
     def environment(self) -> dict[str, str]:
@@ -77,22 +80,23 @@ def quickstart(checkout: Checkout, model: str) -> float:
 
 def rollout(checkout: Checkout, model: str) -> float:
     """Seconds for a sampled token of conversations of several turns."""
-    found = checkout.benchmark("rollout", "--contenders", "embedded", "--cases", "tiny:fp32", "--rounds", "5")
+    sizes = ["--toy"] if checkout.is_toy else ["--rounds", "5"]
+    found = checkout.benchmark("rollout", "--contenders", "embedded", "--cases", "tiny:fp32", *sizes)
     return 1 / float(found["cases"]["tiny:fp32"]["multi_turn"]["tokens_per_s"]["embedded"])
 
 
 def end_to_end(checkout: Checkout, model: str) -> float:
     """Seconds of a step of GRPO, without those of the first two."""
-    job = json.dumps({"model": model, "steps": 12, "groups": 16, "max_turns": 10})
-    answer = json.loads(checkout.run("benchmarks/end_to_end_own.py", job).splitlines()[-1])
+    job = {"model": model} | (TOY_JOB if checkout.is_toy else {"steps": 12, "groups": 16, "max_turns": 10})
+    answer = json.loads(checkout.run("benchmarks/end_to_end_own.py", json.dumps(job)).splitlines()[-1])
     return statistics.median(answer["step_s"][2:])
 
 
 def asynchronous(checkout: Checkout, model: str) -> float:
     """Seconds of a step with a slow environment, one batch behind."""
-    bench = (
-        "importlib.import_module('async').Bench(sys.argv[1], pathlib.Path(sys.argv[2]), 16, 128, len(os.sched_getaffinity(0)))"
-    )
+    steps, batch = (4, 8) if checkout.is_toy else (16, 128)
+    arguments = f"sys.argv[1], pathlib.Path(sys.argv[2]), {steps}, {batch}, len(os.sched_getaffinity(0))"
+    bench = f"importlib.import_module('async').Bench({arguments})"
     code = f"import importlib, json, os, pathlib, sys\nprint(json.dumps({bench}.train(1, 0)['step_s']))"
     with tempfile.TemporaryDirectory() as folder:
         return float(checkout.run("-c", code, model, folder).splitlines()[-1])
@@ -102,11 +106,12 @@ def train(this: Checkout, other: Checkout) -> dict[str, list[float]]:
     """Seconds of passes over the quickstart's rollouts under its policy loss, in the fastest process of each checkout: of two
     processes of the same code one may be 8% slower as long as it lives, by where its memory lies. All processes are started
     together, and one computes at a time: passes are short, and the machine's speed differs more from minute to minute."""
+    num_processes, num_passes, num_samples = (1, 1, 8) if this.is_toy else (NUM_PROCESSES, NUM_PASSES, NUM_SAMPLES)
     with ExitStack() as ended:
-        sides = [this, other] * NUM_PROCESSES
-        processes = [ended.enter_context(side.start("-c", PASSES)) for side in sides]
+        sides = [this, other] * num_processes
+        processes = [ended.enter_context(side.start("-c", PASSES, str(num_samples))) for side in sides]
         measured: list[list[float]] = [[] for _ in processes]
-        for number in range(NUM_PASSES):
+        for number in range(num_passes):
             for index, process in list(enumerate(processes))[:: 1 if number % 2 else -1]:
                 assert process.stdin and process.stdout
                 print(file=process.stdin, flush=True)
@@ -128,8 +133,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=["train", *FIGURES], default=["train", *FIGURES])
     parser.add_argument("--out", type=Path, default=HERE / "results" / "revisions.json")
-    options = parser.parse_args()
-    this, other = Checkout(HERE.parent, sys.executable), Checkout(options.other.resolve(), options.python)
+    options = parse_arguments(parser, rounds=1, only=["train"])
+    this = Checkout(HERE.parent, sys.executable, options.toy)
+    other = Checkout(options.other.resolve(), options.python, options.toy)
     # What isn't measured this time stays as it was.
     result = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
     revisions = {name: revision(checkout) for name, checkout in (("this", this), ("other", other))}

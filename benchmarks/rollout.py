@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import describe_machine
+from toy import parse_arguments
 
 from turnwise.models.make import make_model
 
@@ -51,11 +52,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cases", nargs="+", default=["tiny:fp32", "small:fp32", "small:bf16"], help="PRESET:DTYPE")
     parser.add_argument("--contenders", nargs="+", default=["embedded", "generate", "vllm"])
+    parser.add_argument("--pause", type=float, default=PAUSE_S, help="seconds before each turn")
     parser.add_argument("--model", help="a model folder in place of the preset `tiny`")
     parser.add_argument("--vllm-python", help="an interpreter that can import vllm")
     parser.add_argument("--vllm-arguments", type=json.loads, default={}, help="JSON of further arguments of its engine")
     parser.add_argument("--out", default=str(HERE / "results" / "rollout.json"))
-    options = parser.parse_args()
+    options = parse_arguments(parser, rounds=1, threads=1, cases=["tiny:fp32"], pause=0.0)
     contenders = [name for name in options.contenders if name != "vllm" or has_vllm(options.vllm_python)]
     result: dict[str, Any] = {
         "machine": describe_machine() | {"threads": options.threads},
@@ -90,7 +92,7 @@ def run_case(model: str, dtype: str, contenders: list[str], options: argparse.Na
         for number in range(options.rounds + 1):
             for load in WORKLOADS:
                 for name, worker in workers.items():
-                    time.sleep(PAUSE_S)
+                    time.sleep(options.pause)
                     answer = worker.ask(load)
                     if number:
                         rows[load][name].append(answer)
@@ -119,7 +121,7 @@ class Worker:
     def __init__(self, name: str, model: str, dtype: str, options: argparse.Namespace) -> None:
         command = [options.vllm_python if name == "vllm" else sys.executable, str(HERE / "rollout_worker.py"), name]
         command += ["--model", model, "--dtype", dtype, "--threads", str(options.threads)]
-        command += ["--vllm-arguments", json.dumps(options.vllm_arguments)]
+        command += ["--vllm-arguments", json.dumps(options.vllm_arguments), *(["--toy"] if options.toy else [])]
         paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,

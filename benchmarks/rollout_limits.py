@@ -15,13 +15,15 @@ from turnwise.inference.request import Request
 from turnwise.types import SamplingParams
 
 
-def measure_limits(model: PreTrainedModel, num_rows: int, prompt_tokens: int, new_tokens: int) -> dict[str, float]:
+def measure_limits(
+    model: PreTrainedModel, num_rows: int, prompt_tokens: int, new_tokens: int, gemm_size: int
+) -> dict[str, float]:
     """Tokens/s of prefill and of decoding alone, and the least time that the machine could take as a share of the time taken.
 
     Operations count at the GEMM rate of the model's dtype; bytes of weights and cache at the rate of reading memory. A step
     takes at least the longer of the two. Both rates are measured now, in the same process.
     """
-    gflops, gbytes = gemm_gflops(dtype=str(model.dtype).removeprefix("torch.")), read_gbytes()
+    gflops, gbytes = gemm_gflops(gemm_size, dtype=str(model.dtype).removeprefix("torch.")), read_gbytes()
     max_length = prompt_tokens + new_tokens
     engine = Engine(
         make_runner(model, max_length=max_length, kv_cache_bytes=2**30),

@@ -19,14 +19,15 @@ import torch
 from frozen_lake_player import Player
 from rollout_limits import measure_limits
 from rollout_servers import GenerateServer, VLLMServer
+from toy import parse_arguments
 
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.models.load import DTYPES, load_model, load_tokenizer
 from turnwise.runtime.event_loop import seldom_collecting
 from turnwise.types import SamplingParams
 
-NUM_GROUPS, GROUP_SIZE = 8, 8
-PROMPT_TOKENS, NEW_TOKENS, NUM_PROMPTS = 200, 64, 64
+GROUP_SIZE = 8
+PROMPT_TOKENS = 200
 MAX_LENGTH = 1024
 
 
@@ -37,8 +38,14 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--vllm-arguments", type=json.loads, default={})
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--turns", type=int, help="of an episode; default: the example's")
+    parser.add_argument("--gemm-size", type=int, default=2048)
+    options = parse_arguments(parser, groups=1, prompts=2, new_tokens=4, turns=2, gemm_size=128)
     with seldom_collecting():  # as a run's event loop has it
-        asyncio.run(serve(parser.parse_args()))
+        asyncio.run(serve(options))
 
 
 async def serve(options: argparse.Namespace) -> None:
@@ -63,6 +70,7 @@ class Worker:
     """A server and what it is asked about."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
         tokenizer = load_tokenizer(options.model)
         self.model = load_model(options.model, dtype=DTYPES[options.dtype]).eval()
         self.server: Any = None
@@ -74,7 +82,8 @@ class Worker:
             self.server = VLLMServer(
                 options.model, dtype=options.dtype, max_length=MAX_LENGTH, arguments=options.vllm_arguments
             )
-        self.player = Player(options.model, self.model, max_length=MAX_LENGTH, partition=NUM_GROUPS)
+        sizes = {"max_length": MAX_LENGTH, "partition": options.groups, "max_steps": options.turns}
+        self.player = Player(options.model, self.model, **sizes)
 
     async def forget(self) -> None:
         """What is cached is forgotten, as after a weight update: every round begins with nothing."""
@@ -86,26 +95,26 @@ class Worker:
 
     async def multi_turn(self, number: int) -> int:
         """Plays a step's episodes; the sampled tokens."""
-        trajectories = await self.player.play(self.server, range(NUM_GROUPS), GROUP_SIZE, seed=number)
+        trajectories = await self.player.play(self.server, range(self.options.groups), GROUP_SIZE, seed=number)
         return sum(len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns)
 
     async def single_turn(self, number: int) -> int:
         """Answers prompts that have nothing in common; the sampled tokens."""
         rng = np.random.default_rng(number)
-        prompts = rng.integers(0, self.model.config.vocab_size, (NUM_PROMPTS, PROMPT_TOKENS)).tolist()
+        prompts = rng.integers(0, self.model.config.vocab_size, (self.options.prompts, PROMPT_TOKENS)).tolist()
 
         async def answer(index: int) -> int:
-            sampling, name = SamplingParams(NEW_TOKENS, seed=index), f"{number}/{index}"
+            sampling, name = SamplingParams(self.options.new_tokens, seed=index), f"{number}/{index}"
             completion = await self.server.generate(prompts[index], sampling, name)
             await self.server.release(name)
             return len(completion.token_ids)
 
-        answers: list[Awaitable[int]] = [answer(index) for index in range(NUM_PROMPTS)]
+        answers: list[Awaitable[int]] = [answer(index) for index in range(self.options.prompts)]
         return sum(await asyncio.gather(*answers))
 
     def limits(self) -> dict[str, float]:
         """See `rollout_limits`."""
-        return measure_limits(self.model, NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS)
+        return measure_limits(self.model, self.options.prompts, PROMPT_TOKENS, self.options.new_tokens, self.options.gemm_size)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Single-turn GRPO on rows and a reward function, against TRL's `GRPOTrainer`; and what the reward manager costs.
 
-    python benchmarks/rows.py --trl-python PYTHON
+    python benchmarks/rows.py --trl-python PYTHON     # none, and only our side runs
 
 PYTHON is an interpreter of an environment of its own (`pip install -c constraints.txt -e . trl==1.16.0`). Both sides have the
 same rows, reward function, random model, batch (64 completions of at most 64 tokens, in groups of 8), optimiser and schedule,
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from machine import describe_machine
+from toy import parse_arguments
 
 HERE = Path(__file__).parent
 STEPS, BATCH, GROUP_SIZE, MAX_TOKENS = 20, 64, 8, 64
@@ -46,55 +47,59 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "rows.json")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of a run, at most {STEPS}")
+    parser.add_argument("--completions", type=int, default=10_000, help="that the reward manager is timed with")
     parser.add_argument("--side", choices=("own", "trl"), help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse_arguments(parser, rounds=1, threads=1, steps=3, completions=64)
     torch.set_num_threads(options.threads)
     if options.side:
         started = time.perf_counter()
-        ends = own(options.model) if options.side == "own" else trl(options.model)
+        ends = own(options.model, options.steps) if options.side == "own" else trl(options.model, options.steps)
         print(json.dumps({"step_s": np.diff([started, *ends]).tolist()}))
         return
-    result: dict[str, Any] = {"machine": describe_machine(), "reward_stage": reward_manager()}
+    result: dict[str, Any] = {"machine": describe_machine(), "reward_stage": reward_manager(options.completions)}
     print(json.dumps(result["reward_stage"]), flush=True)
+    result["rounds"] = run_rounds(options)
     if options.trl_python:
-        from turnwise.models.make import make_model
-
-        with tempfile.TemporaryDirectory() as folder:
-            model = str(make_model("tiny", Path(folder) / "tiny", [row["prompt"] for row in ROWS]).folder)
-            rounds = [
-                {side: run_side(side, python, model, options.threads) for side, python in sides(options.trl_python)}
-                for _ in range(options.rounds)
-            ]
-        result["rounds"] = rounds
         for what in ("step_s", "script_s"):
-            ratios = [pair["trl"][what] / pair["own"][what] for pair in rounds]
+            ratios = [pair["trl"][what] / pair["own"][what] for pair in result["rounds"]]
             result[f"ratio_{what}"] = round(statistics.median(ratios), 2)
             result[f"ratios_{what}"] = [round(ratio, 2) for ratio in ratios]
-        print(json.dumps(result, indent=2), flush=True)
+    print(json.dumps(result, indent=2), flush=True)
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def sides(trl_python: str) -> list[tuple[str, str]]:
-    return [("own", sys.executable), ("trl", trl_python)]
+def run_rounds(options: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
+    """The times of each side, round after round; of ours alone without an interpreter for the other."""
+    from turnwise.models.make import make_model
+
+    pythons = {"own": sys.executable} | ({"trl": options.trl_python} if options.trl_python else {})
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(make_model("tiny", Path(folder) / "tiny", [row["prompt"] for row in ROWS]).folder)
+        return [
+            {side: run_side(side, python, model, options.threads, options.steps) for side, python in pythons.items()}
+            for _ in range(options.rounds)
+        ]
 
 
-def run_side(side: str, python: str, model: str, threads: int) -> dict[str, float]:
+def run_side(side: str, python: str, model: str, threads: int, steps: int) -> dict[str, float]:
     """Median seconds of a step after the first two, and of the whole script up to the end of the last."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TRL_EXPERIMENTAL_SILENCE": "1"}
     paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     command = [python, str(HERE / "rows.py"), "--side", side, "--model", model, "--threads", str(threads)]
+    command += ["--steps", str(steps)]
     started = time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, env=environment)
     script_s = time.perf_counter() - started
-    steps: list[float] = json.loads(done.stdout.splitlines()[-1])["step_s"]
-    found = {"step_s": round(statistics.median(steps[NUM_WARM_UP:]), 4), "script_s": round(script_s, 2)}
+    step_s: list[float] = json.loads(done.stdout.splitlines()[-1])["step_s"]
+    found = {"step_s": round(statistics.median(step_s[NUM_WARM_UP:]), 4), "script_s": round(script_s, 2)}
     print(side, found, flush=True)
     return found
 
 
-def own(model: str) -> list[float]:
+def own(model: str, steps: int) -> list[float]:
     """When each step ended."""
     from turnwise import Trainer
 
@@ -106,7 +111,7 @@ def own(model: str) -> list[float]:
             is_quiet=True,
             output_dir=folder,
             track_with=[],
-            max_steps=STEPS,
+            max_steps=steps,
             save_steps=0,
             rollout_batch_size=BATCH,
             sequence_length=256,
@@ -121,10 +126,10 @@ def own(model: str) -> list[float]:
                 }
             },
         )
-        return [time.perf_counter() for report in trainer.steps()][:STEPS]
+        return [time.perf_counter() for report in trainer.steps()][:steps]
 
 
-def trl(model: str) -> list[float]:
+def trl(model: str, steps: int) -> list[float]:
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -142,7 +147,7 @@ def trl(model: str) -> list[float]:
             per_device_train_batch_size=BATCH,
             num_generations=GROUP_SIZE,
             max_completion_length=MAX_TOKENS,
-            max_steps=STEPS,
+            max_steps=steps,
             learning_rate=1e-5,
             lr_scheduler_type="linear",
             max_grad_norm=1.0,
@@ -163,7 +168,7 @@ def trl(model: str) -> list[float]:
     return ends
 
 
-def reward_manager(num_completions: int = 10_000) -> dict[str, float]:
+def reward_manager(num_completions: int) -> dict[str, float]:
     """Microseconds of the manager for one completion, beside those of the function itself."""
     from turnwise.data.reward_functions import FunctionReward
     from turnwise.data.rewards import RewardManager, WeightedReward

@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 
 from crowd_server import CrowdServer
 from machine import describe_machine
+from toy import parse_arguments
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
@@ -86,23 +87,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "scale.json")
     parser.add_argument("--one", type=int, help="measure this many episodes here, and print the JSON")
     parser.add_argument("--memory", action="store_true", help="trace allocations instead of timing")
-    options = parser.parse_args()
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="episodes at once")
+    options = parse_arguments(parser, rounds=1, sizes=[10])
     if options.one:
         print(json.dumps(memory(options.one) if options.memory else cost(options.one)))
         return
-    runs: dict[int, list[dict[str, float]]] = {size: [] for size in SIZES}
+    runs: dict[int, list[dict[str, float]]] = {size: [] for size in options.sizes}
     for _ in range(options.rounds):
-        for size in SIZES:
+        for size in options.sizes:
             runs[size].append(measured(size))
             print(size, runs[size][-1], flush=True)
     sizes = {
         size: {name: round(statistics.median(row[name] for row in rows), 2) for name in rows[0]} | measured(size, "--memory")
         for size, rows in runs.items()
     }
-    smallest = sizes[SIZES[0]]
+    smallest = sizes[options.sizes[0]]
     result = {
         "by_concurrent_episodes": sizes,
-        "over_that_at_100": {
+        f"over_that_at_{options.sizes[0]}": {
             name: {size: round(row[name] / smallest[name], 2) for size, row in sizes.items()}
             for name in ("overhead_us", "peak_kib_an_episode")
         },

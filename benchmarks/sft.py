@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from machine import describe_machine
+from toy import parse_arguments
 
 HERE = Path(__file__).parent
 STEPS, BATCH, SEED, LEARNING_RATE = 40, 32, 42, 1e-3
@@ -32,36 +33,48 @@ NUM_WARM_UP = 2
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trl-python", required=True, help="an interpreter that can import trl")
+    parser.add_argument("--trl-python", help="an interpreter that can import trl; none, and only our side runs")
     parser.add_argument("--size", default="tiny", help="of the model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--out", type=Path, default=HERE / "results" / "sft.json")
-    options = parser.parse_args()
+    options = parse_arguments(parser, rounds=1, threads=1, steps=3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_job(folder, options.size, options.steps)
-        tried = {size: run_side("trl", options.trl_python, folder, options.threads, size) for size in options.trl_micro_batches}
-        fastest = max(tried, key=lambda size: tried[size]["tokens_per_s"])
+        tried = {}
+        if options.trl_python:
+            for size in options.trl_micro_batches:
+                tried[size] = run_side("trl", options.trl_python, folder, options.threads, size)
         rounds = []
         for _ in range(options.rounds):
-            own = run_side("own", sys.executable, folder, options.threads)
-            rounds.append({"own": own, "trl": run_side("trl", options.trl_python, folder, options.threads, fastest)})
-    ratios = [pair["own"]["tokens_per_s"] / pair["trl"]["tokens_per_s"] for pair in rounds]
-    pairs = [abs(a / b - 1) for pair in rounds for a, b in zip(pair["own"]["loss"], pair["trl"]["loss"], strict=True)]
+            pair = {"own": run_side("own", sys.executable, folder, options.threads)}
+            if tried:
+                fastest = max(tried, key=lambda size: tried[size]["tokens_per_s"])
+                pair["trl"] = run_side("trl", options.trl_python, folder, options.threads, fastest)
+            rounds.append(pair)
     result = {
         "machine": describe_machine(),
         "job": {"size": options.size, "steps": options.steps, "rows_a_step": BATCH, "threads": options.threads},
         "trl_micro_batches": {size: found["tokens_per_s"] for size, found in tried.items()},
-        "ratio": round(statistics.median(ratios), 2),
-        "ratios": [round(ratio, 2) for ratio in ratios],
-        "loss_apart": {"mean": statistics.fmean(pairs), "largest": max(pairs)},
+        **(compared(rounds) if tried else {}),
         "rounds": rounds,
     }
     print(json.dumps({key: value for key, value in result.items() if key != "rounds"}, indent=2), flush=True)
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def compared(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios of the sides' speeds, and how far their losses are apart."""
+    ratios = [pair["own"]["tokens_per_s"] / pair["trl"]["tokens_per_s"] for pair in rounds]
+    apart = [abs(a / b - 1) for pair in rounds for a, b in zip(pair["own"]["loss"], pair["trl"]["loss"], strict=True)]
+    return {
+        "ratio": round(statistics.median(ratios), 2),
+        "ratios": [round(ratio, 2) for ratio in ratios],
+        "loss_apart": {"mean": statistics.fmean(apart), "largest": max(apart)},
+    }
 
 
 def make_job(folder: Path, size: str, steps: int) -> None:

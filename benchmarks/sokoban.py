@@ -18,6 +18,7 @@ from typing import Any
 
 from algorithms import EXAMPLES, NUM_TASKS, curves, score, turnwise
 from machine import describe_machine
+from toy import SMALL_RUN, parse_arguments
 
 from turnwise.config import AgenticConfig, load_config
 from turnwise.envs.sokoban.room import random_room
@@ -32,10 +33,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sft-model", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--tasks", type=int, default=NUM_TASKS, help="held-out rooms of each score")
     parser.add_argument("--work", default="runs/benchmark_sokoban")
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "sokoban.json"))
     parser.add_argument("overrides", nargs="*")
-    options = parser.parse_intermixed_args()
+    options = parse_arguments(parser, tasks=4, overrides=SMALL_RUN)
     rows = []
     for seed in options.seeds:
         rows.append(run(seed, options))
@@ -54,14 +56,14 @@ def run(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     work = Path(options.work)
     name = f"seed_{seed}"
     common = [str(CONFIG), *options.overrides, f"seed={seed}", f"pretrain={options.sft_model}"]
-    before = score(work / f"sft_{seed}.json", common, options.sft_model)
+    before = score(work / f"sft_{seed}.json", common, options.sft_model, options.tasks)
     finished = work / f"rl_{seed}.json"
     if not finished.exists():
         places = [f"output_dir={work}", f"exp_name={name}", "save_steps=20", "resume_from_checkpoint=true"]
         turnwise("train", *common, *places)
     folder = max(path.parent for path in (work / name).glob("*/metrics.jsonl"))
     model = max((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.removeprefix("checkpoint-")))
-    after = score(finished, common, str(model))
+    after = score(finished, common, str(model), options.tasks)
     return {
         "seed": seed,
         "revision": json.loads((folder / "environment.json").read_text())["git_revision"],
@@ -95,7 +97,7 @@ def rooms(seed: int, options: argparse.Namespace) -> dict[str, int]:
         source = SeededTasks(seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
         return [random_room(source.task(index).seed, *size, split=split) for index in range(num_tasks)]
 
-    held_out = drawn("val", NUM_TASKS)
+    held_out = drawn("val", options.tasks)
     trained = {layout for layout, _ in drawn("train", config.max_steps * config.train_env_manager.num_env_groups)}
     return {
         "held_out": len(set(held_out)),

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from machine import describe_machine
+from toy import parse_arguments
 
 CONFIG = Path(__file__).parent.parent / "examples" / "frozen_lake" / "agentic.yaml"
 COMMANDS = {
@@ -29,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=11)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "startup.json"))
-    options = parser.parse_args()
+    options = parse_arguments(parser, runs=1)
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for run in range(options.runs + 1):
         for name, command in COMMANDS.items():

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import describe_machine
+from toy import parse_arguments
 
 from turnwise import RLTrainingTool
 from turnwise.data.gsm8k import generate_problems, prompt_of
@@ -40,8 +41,10 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=240, help="16 a step, each answered 8 times")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "step_reward.json")
-    options = parser.parse_args()
-    runs = [run(seed, options.demonstrations, options.prompts, options.learning_rate) for seed in options.seeds]
+    parser.add_argument("--problems", type=int, default=100, help="that are answered after training")
+    parser.add_argument("--new-tokens", type=int, default=96)
+    options = parse_arguments(parser, seeds=[1], demonstrations=16, prompts=16, problems=2, new_tokens=8)
+    runs = [run(seed, options) for seed in options.seeds]
     means = {
         kind: {name: round(statistics.fmean(run[kind][name] for run in runs), 3) for name in runs[0][kind]} for kind in runs[0]
     }
@@ -49,9 +52,9 @@ def main() -> None:
     print(json.dumps(means, indent=2))
 
 
-def run(seed: int, num_demonstrations: int, num_prompts: int, learning_rate: float) -> dict[str, dict[str, float]]:
+def run(seed: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """The figures after imitation and after reinforcement by each reward."""
-    rows = generate_problems(max(num_demonstrations, num_prompts) + 100, seed=seed, **PROBLEMS)
+    rows = generate_problems(max(options.demonstrations, options.prompts) + options.problems, seed=seed, **PROBLEMS)
     tool, found = RLTrainingTool(), {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -64,10 +67,12 @@ def run(seed: int, num_demonstrations: int, num_prompts: int, learning_rate: flo
             return answer if answer["status"] == "success" else sys.exit(answer["message"])
 
         def measure(model: Path) -> dict[str, float]:
-            answer = ask(action="evaluate", model_path=str(model), dataset=rows[-100:], max_new_tokens=96)
+            answer = ask(
+                action="evaluate", model_path=str(model), dataset=rows[-options.problems :], max_new_tokens=options.new_tokens
+            )
             return {name: answer[name] for name in COLUMNS}
 
-        shown = {"dataset": rows[:num_demonstrations], "learning_rate": 3e-3}
+        shown = {"dataset": rows[: options.demonstrations], "learning_rate": 3e-3}
         ask(
             action="train", algorithm="sft", model_name=str(folder / "model"), output_dir=str(folder / "sft"), **shown, **common
         )
@@ -78,12 +83,12 @@ def run(seed: int, num_demonstrations: int, num_prompts: int, learning_rate: flo
                 algorithm="grpo",
                 model_name=str(folder / "sft"),
                 output_dir=str(folder / kind),
-                dataset=rows[:num_prompts],
+                dataset=rows[: options.prompts],
                 reward_type="step",
                 reward_config=config,
-                learning_rate=learning_rate,
+                learning_rate=options.learning_rate,
                 kl_coef=0.0,
-                max_new_tokens=96,
+                max_new_tokens=options.new_tokens,
                 **common,
             )
             found[kind] = measure(folder / kind) | {"average_reward": trained["average_reward"]}

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from machine import describe_machine
+from toy import parse_arguments
 
 from turnwise.batching.samples import build_samples
 from turnwise.chat.conversation import TokenContexts
@@ -139,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--conversations", type=int, default=10_000)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "tool_conversations.json")
-    options = parser.parse_args()
+    options = parse_arguments(parser, conversations=24)
     kinds = shapes()
 
     async def everything() -> list[tuple[int, ...]]:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import describe_machine
+from toy import parse_arguments
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
@@ -42,7 +43,7 @@ from turnwise.tools.session import OfferedTool, ToolBox
 from turnwise.types import CallOptions, Completion, SamplingParams, Task
 
 HERE = Path(__file__).parent
-NUM_CONVERSATIONS, NUM_CALLS, NUM_TOKENS, MAX_LENGTH = 64, 4, 32, 2048
+NUM_CALLS, NUM_TOKENS, MAX_LENGTH = 4, 32, 2048
 MEDIAN_S, P99_S = 0.1, 2.0
 SIGMA = 1.2879
 """ln(P99_S / MEDIAN_S) over the 99% quantile of a normal distribution, 2.326."""
@@ -80,13 +81,13 @@ class Server(EmbeddedServer):
 
 
 class Bench:
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, num_conversations: int, median_s: float) -> None:
         made = make_model("tiny", folder, ["Looks a thing up. found seconds number object"] * 20, seed=0)
         self.model = AutoModelForCausalLM.from_pretrained(made.folder).eval()
         self.template = ChatTemplate(AutoTokenizer.from_pretrained(made.folder))
         rng = random.Random(seed)
         self.seconds = [
-            [MEDIAN_S * math.exp(SIGMA * rng.gauss(0, 1)) for _ in range(NUM_CALLS)] for _ in range(NUM_CONVERSATIONS)
+            [median_s * math.exp(SIGMA * rng.gauss(0, 1)) for _ in range(NUM_CALLS)] for _ in range(num_conversations)
         ]
         self.tools = ToolBox([OfferedTool(FunctionTool(look))])
 
@@ -122,7 +123,7 @@ class Bench:
             self.contexts(server, number, seconds)(sampling(number), tools=self.tools.schemas, encode_special_tokens=False)
             for number, seconds in enumerate(self.seconds)
         ]
-        messages = [task(number).payload["prompt"] for number in range(NUM_CONVERSATIONS)]
+        messages = [task(number).payload["prompt"] for number in range(len(self.seconds))]
         for turn in range(NUM_CALLS + 1):
             await asyncio.gather(*(c.generate(m, CallOptions(NUM_TOKENS)) for c, m in zip(opened, messages, strict=True)))
             if turn < NUM_CALLS:
@@ -148,11 +149,13 @@ def sampling(number: int) -> SamplingParams:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--conversations", type=int, default=64)
+    parser.add_argument("--median", type=float, default=MEDIAN_S, help="seconds of a call")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "tool_latency.json")
-    options = parser.parse_args()
+    options = parse_arguments(parser, rounds=1, conversations=2, median=0.001)
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder) / "model", seed=1)
+        bench = Bench(Path(folder) / "model", 1, options.conversations, options.median)
         for number in range(options.rounds + 1):
             seconds = {
                 "instant": asyncio.run(bench.agents(is_instant=True)),

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 from machine import describe_machine, gemm_gflops
+from toy import parse_arguments
 from train_peer import build_trainer, run_trainer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -67,11 +68,13 @@ def main() -> None:
     parser.add_argument("--trainer-micro-batches", type=int, nargs="+", default=[8, 16, 32, 64, 128])
     parser.add_argument("--journal", type=Path)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "train.json"))
-    options = parser.parse_args()
+    parser.add_argument("--samples", type=int, help="the first so many; default: all")
+    parser.add_argument("--gemm-size", type=int, default=2048, help="of the matrices that give the machine's rate")
+    options = parse_arguments(parser, rounds=1, threads=1, trainer_micro_batches=[4], samples=8, gemm_size=128)
     torch.set_num_threads(options.threads)
     if options.journal:
         store(samples_of_journal(options.journal))
-    samples = load()
+    samples = load()[: options.samples]
     model = make_model(max(int(sample.token_ids.max()) for sample in samples) + 1)
     num_tokens = sum(sample.num_tokens for sample in samples)
 
@@ -98,7 +101,7 @@ def main() -> None:
             for name in ("turnwise", "turnwise, nothing shared")
             for other in fastest
         },
-        **efficiency(model, samples, times, num_tokens),
+        **efficiency(model, samples, times, num_tokens, gemm_gflops(options.gemm_size)),
         "loss_of_the_same_128_samples": losses(model, samples[:SAMPLES_PER_STEP]),
         "trainer_micro_batches": fastest,
         "samples": len(samples),
@@ -130,7 +133,7 @@ def peer(model: PreTrainedModel, samples: Sequence[Sample], sampling: str, micro
     """Seconds of one pass over the samples."""
 
     def run() -> float:
-        accumulation = SAMPLES_PER_STEP // micro_batch
+        accumulation = min(SAMPLES_PER_STEP, len(samples)) // micro_batch
         return run_trainer(build_trainer(copy.deepcopy(model), samples, sampling, micro_batch, accumulation, LEARNING_RATE))[0]
 
     return run
@@ -151,15 +154,21 @@ def train_step(strategy: TorchStrategy, samples: Sequence[Sample], loss: Loss) -
 def losses(model: PreTrainedModel, samples: Sequence[Sample]) -> dict[str, float]:
     """Everybody's loss of one optimiser step on the same samples, before it."""
     metrics = train_step(make_strategy(model), samples, CrossEntropy())
-    trainer = build_trainer(copy.deepcopy(model), samples, "sequential", 16, len(samples) // 16, LEARNING_RATE)
+    trainer = build_trainer(copy.deepcopy(model), samples, "sequential", *micro_batches(len(samples)), LEARNING_RATE)
     return {
         "turnwise": sum(float(metric.value) for metric in metrics if metric.name == "loss"),
         "Trainer": run_trainer(trainer)[1],
     }
 
 
+def micro_batches(num_samples: int) -> tuple[int, int]:
+    """Samples of a micro-batch, and how many of those are a step of all samples."""
+    size = min(16, num_samples)
+    return size, num_samples // size
+
+
 def efficiency(
-    model: PreTrainedModel, samples: Sequence[Sample], times: dict[str, list[float]], num_tokens: int
+    model: PreTrainedModel, samples: Sequence[Sample], times: dict[str, list[float]], num_tokens: int, gemm: float
 ) -> dict[str, Any]:
     """Floating-point operations that the task needs, and the share of the machine's GEMM rate that each contender reaches.
 
@@ -167,7 +176,6 @@ def efficiency(
     a layer for each pair of a query and a key that it sees. Padding, its logits and masked pairs are no use and don't count.
     With shared prefixes, only distinct tokens count: the share says how busy the machine was, not how much was saved.
     """
-    gemm = gemm_gflops()
     whole = sum(work(model, [(s.num_tokens, s.num_tokens) for s in samples], sum(s.num_trained for s in samples)))
     merged = 0.0
     branches = num_distinct = 0

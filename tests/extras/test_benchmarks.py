@@ -1,26 +1,91 @@
-"""Benchmarks that need another program for their comparison run their own side at toy size, so that they can't rot."""
+"""Every benchmark runs at toy size, our side of it where another program is compared, so that none can rot."""
 
 from __future__ import annotations
 
-import json
-import subprocess
+import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+import torch
+
+from turnwise import Trainer
+from turnwise.models.make import make_model
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LAKE = BENCHMARKS.parent / "examples" / "frozen_lake" / "agentic.yaml"
+SHAPE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+ARGUMENTS = {
+    "algorithms": "frozen_lake --sft-model MODEL --work WORK --picture PICTURE",
+    "async": "MODEL",
+    "balance": "",
+    "credit": "",
+    "display": "RUN",
+    "end_to_end": "--sft-model MODEL",
+    "end_to_end_own": None,
+    "end_to_end_trl": None,
+    "gpu": "",
+    "learning_curves": "--picture PICTURE",
+    "overheads": "RUN --name toy",
+    "process_arrays": "",
+    "quickstart": "--sft-model MODEL --work WORK",
+    "ranks": "",
+    "revisions": "ROOT MODEL",
+    "rollout": "",
+    "rollout_worker": None,
+    "rows": "",
+    "scale": "",
+    "sft": "",
+    "soak": "",
+    "sokoban": "--sft-model MODEL --work WORK",
+    "startup": "",
+    "step_reward": "",
+    "tool_conversations": "",
+    "tool_latency": "",
+    "train": "",
+}
+"""What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs TRL."""
 
 
-def test_arrays_go_to_another_process_and_back() -> None:
-    command = [sys.executable, str(BENCHMARKS / "process_arrays.py"), "--megabytes", "1", "--rounds", "1"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={"PYTHONPATH": str(BENCHMARKS.parent)})
-    assert min(json.loads(done.stdout)["seconds"].values()) > 0
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Paths that arguments name: a random model that reads the examples, and a run of it."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    made = make_model("tiny", folder / "model", [LAKE.read_text(encoding="utf-8")], overrides=SHAPE)
+    sizes = {"rollout_batch_size": 8, "val_batch_size": 4, "train_env_manager": {"num_env_groups": 1}}
+    ends = {"max_steps": 2, "eval_steps": 1, "output_dir": str(folder / "runs"), "track_with": []}
+    Trainer.from_config(LAKE, pretrain=str(made.folder), **sizes, **ends).train()
+    run = next((folder / "runs").glob("*/*/metrics.jsonl")).parent
+    return {"MODEL": str(made.folder), "RUN": str(run), "ROOT": str(BENCHMARKS.parent)}
 
 
-def test_a_timed_step_of_end_to_end_trains(tiny_model: Path) -> None:
-    """With random weights too: all groups score alike, and the step must cost what TRL's costs."""
-    job = {"model": str(tiny_model), "threads": 1, "steps": 3, "groups": 2, "group_size": 2, "max_turns": 2}
-    command = [sys.executable, str(BENCHMARKS / "end_to_end_own.py"), json.dumps(job)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={"PYTHONPATH": str(BENCHMARKS.parent)})
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert len(answer["step_s"]) == len(answer["merged"]) == 3
-    assert all(step["total"] > step["sampled"] > 0 for step in answer["tokens"])
+@pytest.fixture
+def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a script changes in this process is as before: importing torch in one for each would take minutes."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    num_threads, modules = torch.get_num_threads(), set(sys.modules)
+    yield
+    torch.set_num_threads(num_threads)
+    for name in set(sys.modules) - modules:
+        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_each_benchmark_is_here() -> None:
+    scripts = {path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
+    assert scripts == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", [name for name, arguments in ARGUMENTS.items() if arguments is not None])
+@pytest.mark.usefixtures("a_process_of_its_own")
+def test_a_benchmark_runs_at_toy_size(
+    name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = {**places, "WORK": str(tmp_path / "work"), "PICTURE": str(tmp_path / "picture.png")}
+    arguments = [words.get(word, word) for word in str(ARGUMENTS[name]).split()]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--toy", *arguments])
+    runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+    assert capfd.readouterr().out

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from turnwise import __version__
 from turnwise.cli.guard import guarded
@@ -95,6 +96,18 @@ def drops_output() -> bool:
     return False
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse hides that a full disk has taken nothing of its help, and ends with status 0."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is not sys.stdout:
+            super()._print_message(message, file)
+            return
+        status = exit_status(lambda: print(message, end="", flush=True))
+        if status:
+            sys.exit(status)
+
+
 EXIT_ERROR = 2
 _TYPES = {"int": int, "float": float}
 
@@ -176,7 +189,7 @@ def exit_status(run: Callable[[], int | None], continued: str | None = None) -> 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all verbs in `verbs.yaml`. The verbs' modules aren't imported."""
-    parser = argparse.ArgumentParser(prog="turnwise", description="Reinforcement learning of language-model agents.")
+    parser = _Parser(prog="turnwise", description="Reinforcement learning of language-model agents.")
     parser.add_argument("--version", action="version", version=f"turnwise {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for name, described in read_table(__file__, "verbs.yaml")["verbs"].items():

@@ -3,6 +3,7 @@ The forkserver of `multiprocessing` isn't used, since users' code shares its sta
 daemonic processes may have no children. This module imports little, so a fork server can be started early."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +78,11 @@ class ForkServer:
                 "there may be a message above; async_generation_ratio: 0 on one device needs no such process"
             ) from None
 
+    def remove_at_end(self, folder: str) -> None:
+        """Makes the fork server remove a folder of its forks when this process dies, however it dies."""
+        with suppress(OSError), self._talking():
+            self._control.send(folder)
+
     def reap(self, process_id: int) -> int | None:
         """Waits for a forked process. Returns its exit code, −N if signal N ended it, or None if the code is unknown.
         Thread-safe."""
@@ -148,6 +154,7 @@ def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
         except Exception:  # boundary: the main process imports the module too and reports its error
             continue
     children: set[int] = set()
+    folders: list[str] = []
     try:
         while True:
             if not control.poll(_IS_STARTER_THERE_S):
@@ -165,6 +172,8 @@ def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
                     for number in descriptors:
                         os.close(number)
                     control.send(child)
+                case str(folder):
+                    folders.append(folder)
                 case child:
                     _, status = os.waitpid(child, 0)
                     children.discard(child)
@@ -175,6 +184,8 @@ def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
         for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(name: str, descriptors: Sequence[int]) -> None:

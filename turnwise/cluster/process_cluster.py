@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
+from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.messages import Command, SetUp
 from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess, RunAsync, Started
@@ -154,6 +155,7 @@ class ProcessCluster:
         self._send("setting up the trainer's process", [Command("set_up", (set_up_child,))] * size)
         if size > 1:
             self._folder = TemporaryDirectory(prefix="turnwise-")
+            prepare_processes().remove_at_end(self._folder.name)
             rendezvous = f"{self._folder.name}/rendezvous"
             joins = [
                 (rendezvous, rank, size, self.placement.machine.device_name(device), self.placement.groups)

@@ -6,13 +6,31 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
 from turnwise.runtime.call_board import CALLS
 
 EXIT_INTERRUPTED = 130
+_CONTINUED_BY: ContextVar[str] = ContextVar("continued_by", default="")
 _LIKE_CTRL_C = ("SIGTERM", "SIGHUP")  # the signals of a cluster that ends a job, and of a closed terminal
+
+
+@contextmanager
+def continued_by(words: str) -> Iterator[None]:
+    """Inside, an interrupted run says that it continues with `words`: the caller may lack `resume_from_checkpoint`. Of nested
+    calls the outermost counts, since that is what the user called."""
+    token = _CONTINUED_BY.set(_CONTINUED_BY.get() or words)
+    try:
+        yield
+    finally:
+        _CONTINUED_BY.reset(token)
+
+
+def how_to_continue() -> str:
+    """What continues a run that is interrupted now."""
+    return _CONTINUED_BY.get() or "resume_from_checkpoint=true"
 
 
 class Interrupts:

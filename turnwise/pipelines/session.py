@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from turnwise.errors import CheckpointError, DeadlineError, TurnwiseError, WorkerError, counted
-from turnwise.pipelines.interrupt import ends_by_signals
+from turnwise.pipelines.interrupt import ends_by_signals, how_to_continue
 from turnwise.pipelines.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _save_unfinished(
             say(f"stopped in the middle of a weight update, after {steps}, which can't be saved; {newest}")
             return
         steps = counted(checkpoints.num_done, "step")
-        say(f"saved {steps}: {pipeline.do_checkpoint()}\ncontinue with resume_from_checkpoint=true")
+        say(f"saved {steps}: {pipeline.do_checkpoint()}\ncontinue with {how_to_continue()}")
     except (CheckpointError, DeadlineError, WorkerError) as second:
         say(f"the last steps could not be saved: {second}; {newest}")
     except KeyboardInterrupt:

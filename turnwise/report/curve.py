@@ -69,7 +69,8 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
     main.set_title(_literal(title))
     # If the group filter left nothing to train on, there may be no curve.
     if main.get_legend_handles_labels()[0]:
-        main.legend(loc="upper right" if is_fine_tuning else "lower right", fontsize=8)
+        # Success may lie anywhere: the legend goes where it hides least of it.
+        main.legend(loc="upper right" if is_fine_tuning else "best", fontsize=8)
     for column, (name, draw) in enumerate(small.items()):
         axes = figure.add_subplot(grid[1, column])
         draw(axes)
@@ -233,7 +234,8 @@ def _draw_times(axes: "Axes", rows: Sequence[Row]) -> None:
     axes.stackplot(
         [row["step"] + 1 for row in rows], list(shown.values()), labels=shown, colors=_COLORS, linewidth=0, step="mid"
     )
-    axes.legend(fontsize=6)
+    axes.set_ylim(0, axes.get_ylim()[1] * (1 + 0.15 * len(shown)))  # the legend is above the bars
+    axes.legend(fontsize=6, loc="upper right")
 
 
 def _series(rows: Sequence[Row], pattern: str) -> list[Point]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, TurnwiseError, nearest
+from turnwise.pipelines.interrupt import continued_by
 from turnwise.rl_tool.comparison import compare_stages
 from turnwise.rl_tool.parameters import Evaluate, LoadDataset, Train, parse
 from turnwise.rl_tool.report_page import write_report
@@ -112,7 +113,8 @@ class AgenticRLPipeline:
         print(f"{name}: begins", flush=True)
         out = Path(asked.get("output_dir", ""))
         goes_on = action == "train" and not asked.get("overwrite") and any((out / "run").glob("*/checkpoints/checkpoint-*"))
-        result = json.loads(self.rl_tool.run({**asked, **({"resume": True} if goes_on else {})}))
+        with continued_by("the same command"):
+            result = json.loads(self.rl_tool.run({**asked, **({"resume": True} if goes_on else {})}))
         if result["status"] != "success":
             # The pipeline sets `resume` by itself.
             message = result["message"].replace("resume=true", "the same command")

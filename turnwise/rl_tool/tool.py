@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError, TurnwiseError, nearest
+from turnwise.pipelines.interrupt import continued_by
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.evaluation import evaluate
 from turnwise.rl_tool.parameters import ACTIONS, CreateReward, Evaluate, Export, LoadDataset, Train, function_schema, parse
@@ -16,6 +17,7 @@ from turnwise.runtime.disk import file_error
 from turnwise.runtime.replaceable import require_new_folder
 
 NUM_SHOWN = 3
+_RESUME = "resume=true"
 _CONTINUED = {
     "train": "a training run continues with resume_from_checkpoint=true",
     "pipeline": "the same command does no stage again that is done, and continues a training run",
@@ -67,7 +69,8 @@ class RLTrainingTool:
                 raise ConfigError(f"action {action!r} isn't one of {', '.join(ACTIONS)}.{nearest(str(action), ACTIONS)}")
             asked = parse(ACTIONS[action], with_preset(given) if action == "train" else given)
             unread = {"without_effect": found} if (found := asked.without_effect()) else {}
-            return {"status": "success", "action": action, **unread, **self._answer(asked)}
+            with continued_by(_RESUME):
+                return {"status": "success", "action": action, **unread, **self._answer(asked)}
         except (TurnwiseError, OSError) as error:
             return error_answer(error, action)
 
@@ -129,7 +132,7 @@ def error_answer(error: Exception, action: Any) -> dict[str, Any]:
     text = sentence or str(error)
     # Errors name the keys of configs; the tool's own parameters are what its caller can change.
     model_parameter = "model_path" if action in ("evaluate", "export") else "model_name"
-    resume = "the same command" if action == "pipeline" else "resume=true"
+    resume = "the same command" if action == "pipeline" else _RESUME
     for key, parameter in (("`pretrain`", f"`{model_parameter}`"), ("resume_from_checkpoint=true", resume)):
         text = text.replace(key, parameter)
     message, _, hint = text.rpartition("; ")

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from typing import ClassVar, TextIO
 
 from turnwise.protocols import NO_TEXTS, StepTexts
 from turnwise.runtime.stopwatch import Stopwatch
@@ -101,12 +101,15 @@ class TerminalHandler(logging.Handler):
     """Prints warnings to the current `sys.stderr`, which a live view replaces so that they appear above the view.
     Warnings that differ only in numbers (episodes, seeds, attempts) are of one kind. A kind is printed once, then counted: the
     count is printed at the 10th, 100th, … warning and at `close`. After `MAX_KINDS` kinds of one logging call, all others count
-    as one kind. Neither a logging call with wrong arguments nor a closed `sys.stderr` raises an error."""
+    as one kind. With `only_new`, what any handler of this process has printed already isn't printed again. Neither a logging
+    call with wrong arguments nor a closed `sys.stderr` raises an error."""
 
     MAX_KINDS = 5
+    _printed: ClassVar[set[str]] = set()  # the first line of each kind, of all handlers: few, since kinds are
 
-    def __init__(self) -> None:
+    def __init__(self, only_new: bool = False) -> None:
         super().__init__(logging.WARNING)
+        self._only_new = only_new
         self._kinds: dict[str, set[str]] = {}
         self._counts: dict[str, int] = {}
         self._repeated: dict[str, str] = {}  # kind → its last text, for kinds repeated since their count was printed
@@ -114,6 +117,8 @@ class TerminalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
+            if self._only_new and line in self._printed:
+                return
             kind, source = re.sub(r"\d+", "0", line), f"{record.name}: {record.msg}"
             # Python's own warnings, and messages that were formatted before they were logged, share no template.
             kinds = self._kinds.setdefault(kind if record.msg == "%s" else source, set())
@@ -122,6 +127,7 @@ class TerminalHandler(logging.Handler):
             kinds.add(kind)
             count = self._counts[kind] = self._counts.get(kind, 0) + 1
             if count == 1:
+                self._printed.add(line)
                 self._say(line)
             elif count == 10 ** (len(str(count)) - 1):
                 self._repeated.pop(kind, None)
@@ -156,13 +162,14 @@ def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Itera
 
 
 @contextmanager
-def warnings_on_terminal() -> Iterator[None]:
-    """Prints all warnings, from loggers and from Python, through `TerminalHandler`. A nested call does nothing."""
+def warnings_on_terminal(only_new: bool = False) -> Iterator[None]:
+    """Prints all warnings, from loggers and from Python, through `TerminalHandler`, with `only_new` those that this process
+    hasn't printed yet. A nested call does nothing."""
     root = logging.getLogger()
     if any(isinstance(handler, TerminalHandler) for handler in root.handlers):
         yield
         return
-    handler = TerminalHandler()
+    handler = TerminalHandler(only_new)
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     root.addHandler(handler)
     logging.captureWarnings(True)

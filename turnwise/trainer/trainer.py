@@ -162,7 +162,9 @@ class Trainer:
     def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> "Evaluation":
         """Plays the config's validation tasks, or the first `num_tasks`, with `model`, just as a validation in training does.
         The default `model` is the newest checkpoint, or the initial model if there is none."""
-        with _alone():
+        from turnwise.tracking.terminal import warnings_on_terminal
+
+        with _alone(), warnings_on_terminal(only_new=True):
             self._objects.install()
             from turnwise.assemble.saved import evaluate_model
 

@@ -114,6 +114,13 @@ def test_a_short_output_on_a_full_disk_is_said_too(tmp_path):
     assert "status 120" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [["train", "--help"], ["--version"]])
+def test_help_on_a_full_disk_is_an_error(words):
+    with open("/dev/full", "w") as full:
+        done = turnwise(*words, stdout=full)
+    assert done.returncode == 2 and "the output of this command can't be written: No space left" in done.stderr
+
+
 @pytest.mark.parametrize("locale", ["PYTHONIOENCODING=ascii", "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"])
 def test_a_terminal_of_few_letters_gets_the_rest_written_out(locale, lake):
     env = os.environ | dict(word.split("=") for word in locale.split())

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -526,6 +527,21 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
             time.sleep(0.05)
         with pytest.raises(ProcessLookupError):
             os.kill(int(gone), 0)
+
+
+def test_a_folder_of_ranks_does_not_outlive_a_process_that_was_killed(tmp_path):
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    (folder / "rendezvous").touch()
+    script = (
+        "import os, sys; from turnwise.cluster.fork_server import ForkServer\n"
+        "server = ForkServer([]); server.remove_at_end(sys.argv[1]); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(folder)]).returncode == -9
+    end = time.monotonic() + 30
+    while time.monotonic() < end and folder.exists():
+        time.sleep(0.05)
+    assert not folder.exists()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import CheckpointError, DeadlineError, RolloutError, WorkerError
 from turnwise.pipelines.checkpoints import Checkpoints, Contents, all_checkpoints
-from turnwise.pipelines.interrupt import Interrupts, ends_at_once
+from turnwise.pipelines.interrupt import Interrupts, continued_by, ends_at_once, how_to_continue
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.session import run_to_end
@@ -108,6 +108,13 @@ def end(tmp_path, fault, **calls):
         run_to_end(RunFolder.create(tmp_path, "exp"), lambda: pipeline)
     assert pipeline.is_closed
     return pipeline
+
+
+def test_what_the_user_called_says_how_an_interrupted_run_continues():
+    assert how_to_continue() == "resume_from_checkpoint=true"
+    with continued_by("the same command"), continued_by("resume=true"):
+        assert how_to_continue() == "the same command"
+    assert how_to_continue() == "resume_from_checkpoint=true"
 
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]

@@ -143,3 +143,17 @@ def test_runs_of_one_label_are_one_curve_with_points_and_a_band(tmp_path, monkey
     compared_curves({"score": curves}, tmp_path / "compared.png")
     assert ([1, 2], [0.5, 0.25]) in drawn and ([1], [0.2]) in drawn
     assert bands == [([1, 2], [0.0, 0.0], [1.0, 0.5])]
+
+
+def test_no_legend_lies_on_what_it_explains():
+
+    rows = [
+        {"step": step, "env/A/success": 0.05, "time/step_rollout": 1.0, "time/step_train": 2.0, "time/step_val": 1.0}
+        for step in range(12)
+    ]
+    figure = curve_figure(rows, "exp")
+    figure.canvas.draw()
+    success, *_, seconds = figure.axes
+    legend = success.get_legend().get_window_extent()
+    assert legend.y0 > success.transData.transform((0, 0.05))[1], "the curve is low, and the legend above it"
+    assert seconds.get_legend().get_window_extent().y0 > seconds.transData.transform((0, 4.0))[1]

@@ -258,13 +258,15 @@ def test_the_table_has_every_documented_parameter():
 TITLES = {"train": "train", "load_dataset": "Data", "create_reward": "Rewards", "evaluate": "evaluate", "export": "export"}
 
 
-def test_a_training_that_was_stopped_goes_on_and_ends_as_the_one_that_was_not(folders, fragile):
+def test_a_training_that_was_stopped_goes_on_and_ends_as_the_one_that_was_not(folders, fragile, capsys):
     asked = {"action": "train", **_told(BASE["train"], folders), "dataset": ROWS, "max_samples": 2, "batch_size": 1}
     asked |= {"learning_rate": 0.01, "num_epochs": 2, "custom_reward": fragile}
     whole = RLTrainingTool().run_dict({**asked, "output_dir": "whole"})
     fragile.calls_left = 1
     stopped = RLTrainingTool().run_dict({**asked, "output_dir": "stopped"})
     assert stopped["status"] == "error" and "the disk is full" in stopped["message"], stopped
+    told = capsys.readouterr().err
+    assert "continue with resume=true" in told and "resume_from_checkpoint" not in told, "the tool has no such parameter"
     assert not Path("stopped/adapter_config.json").exists(), "a stopped training has no result"
     assert RLTrainingTool().run_dict({**asked, "output_dir": "stopped"})["code"] == "exists"
     fragile.calls_left = 3

@@ -11,7 +11,7 @@ import pytest
 
 from turnwise.cli.main import exit_status, main
 from turnwise.pipelines.run_folder import RunFolder
-from turnwise.tracking.terminal import TerminalHandler
+from turnwise.tracking.terminal import TerminalHandler, warnings_on_terminal
 
 logger = logging.getLogger("turnwise.somewhere")
 
@@ -78,6 +78,18 @@ def test_python_s_warnings_and_other_libraries_loggers_too(ended, capsys):
     lines = said(capsys)
     assert sum("this is deprecated" in line and "UserWarning" in line for line in lines) == 3
     assert sum("no kernel for this" in line for line in lines) == 3
+
+
+def test_outside_a_run_nothing_is_said_that_the_process_has_said_already(ended, tmp_path, capsys):
+    old, new = f"old in {tmp_path}", f"new in {tmp_path}"  # the process remembers those of other tests
+    ended(lambda: logger.warning(old))
+    assert said(capsys) == [f"WARNING: {old}"]
+    with warnings_on_terminal(only_new=True):
+        logger.warning(old)
+        logger.warning(new)
+    assert said(capsys) == [f"WARNING: {new}"]
+    ended(lambda: logger.warning(new))
+    assert said(capsys) == [f"WARNING: {new}"], "a run says all that concerns it"
 
 
 def test_the_log_file_keeps_every_one(tmp_path, capsys):
