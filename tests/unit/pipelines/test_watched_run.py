@@ -12,16 +12,17 @@ from odd_envs import block_for_ever, spin_for_ever
 from small_runs import run_small, small_config
 
 from turnwise.errors import DeadlineError, EnvironmentFault, RolloutError
+from turnwise.examine.envs import try_environment
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.training.torch_strategy import TorchStrategy
 
 LETTERS, STUCK = "toy_envs:LettersEnv", "odd_envs:StuckEnv"
 
 
-def train(tiny_model, tmp_path, env_type=LETTERS, env_config=None, max_in_threads=0, **deadlines):
+def config_of(tiny_model, tmp_path, env_type=LETTERS, env_config=None, max_in_threads=0, **deadlines):
     limits = {"env_step_timeout_s": 0.1, "max_env_retries": 0, "max_env_num_per_worker": max_in_threads}
     toy = {"env_type": env_type, "env_config": env_config or {}, "max_steps": 2, "max_tokens_per_step": 4}
-    config = small_config(
+    return small_config(
         tiny_model,
         tmp_path,
         max_steps=1,
@@ -33,7 +34,10 @@ def train(tiny_model, tmp_path, env_type=LETTERS, env_config=None, max_in_thread
         val_env_manager=limits,
         custom_envs={"Toy": toy},
     )
-    run_small(config)
+
+
+def train(*arguments, **deadlines):
+    run_small(config_of(*arguments, **deadlines))
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +69,7 @@ def is_spinning():
 
 def test_an_environment_whose_constructor_never_returns(tiny_model, tmp_path):
     with pytest.raises(EnvironmentFault, match=r"(?s)waited 0.1 s for the environment's constructor.*block_for_ever"):
-        train(tiny_model, tmp_path, STUCK, {"where": "constructor"})
+        try_environment(config_of(tiny_model, tmp_path, STUCK, {"where": "constructor"}), "Toy", "train")
 
 
 def test_an_engine_that_never_returns(tiny_model, tmp_path, monkeypatch):
