@@ -1,6 +1,6 @@
 """Keys of other systems (`published.yaml`): their counterparts here, and defaults that differ."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -60,8 +60,9 @@ def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:
         yield path
 
 
-def counterpart(path: KeyPath) -> str:
-    """A hint for a key of another system: our key, and how its value converts; empty if no known system has such a key.
+def counterpart(path: KeyPath, top_level: Collection[str] = ()) -> str:
+    """A hint for a key of another system: our key, and how its value converts; empty if no known system has such a key. With
+    the keys of a config's `top_level`, such as SFT's, which has no `actor_train` around its sections, our key is that config's.
 
     >>> counterpart(("num_generations",))
     " Did you mean 'train_env_manager.group_size'? (TRL and Hugging Face's num_generations: the same number)"
@@ -77,6 +78,11 @@ def counterpart(path: KeyPath) -> str:
     if theirs is None:
         return ""
     system, ours, how = _keys()[theirs]
+    if ours and top_level and ours.partition(".")[0] not in top_level:
+        here = ours.partition(".")[2]
+        if here.partition(".")[0] not in top_level:
+            return f" {system}'s {theirs} is {ours} here, a key of `turnwise train` that this config doesn't have."
+        ours = here
     return f" Did you mean {ours!r}? ({system}'s {theirs}: {how})" if ours else f" It has no counterpart here: {how}."
 
 

@@ -232,7 +232,7 @@ def _unknown_key(kind: type[BaseModel], path: KeyPath) -> Problem:
     homes = [home for home, section in sections.items() if name in section.model_fields and home != here]
     homes = [home for home in homes if not never_works(f"{home}.{name}") and not home.startswith("reward.")]
     own = [home for home in homes if home.startswith(f"{path[0]}.")]
-    hint = "" if own else counterpart(path)
+    hint = "" if own else counterpart(path, kind.model_fields)
     homes = own or homes
     if not hint and homes:
         hint = f" It belongs in {' or '.join(home or 'the top level' for home in homes[:3])}."

@@ -213,7 +213,7 @@ class Checkpoints:
             last = f"the last good one is {self.newest}" if self.newest else "none has been saved before"
             place = next(place for place in (self.path, *self.path.parents) if place.is_dir())
             raise CheckpointError(
-                f"{folder} can't be written: {fault}. {shutil.disk_usage(place).free / 2**20:.0f} MiB are free there now; "
+                f"{folder} can't be written: {fault}. {shutil.disk_usage(place).free / 1e6:,.1f} MB are free there now; "
                 f"{last}. Free some space, or point checkpoint_config.output_dir elsewhere or lower max_ckpt_to_keep, then "
                 "continue with resume_from_checkpoint=true"
             ) from fault

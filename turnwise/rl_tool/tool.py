@@ -133,7 +133,12 @@ def error_answer(error: Exception, action: Any) -> dict[str, Any]:
     # Errors name the keys of configs; the tool's own parameters are what its caller can change.
     model_parameter = "model_path" if action in ("evaluate", "export") else "model_name"
     resume = "the same command" if action == "pipeline" else _RESUME
-    for key, parameter in (("`pretrain`", f"`{model_parameter}`"), ("resume_from_checkpoint=true", resume)):
+    words = {
+        "`pretrain`": f"`{model_parameter}`",
+        "resume_from_checkpoint=true": resume,
+        ", or point checkpoint_config.output_dir elsewhere or lower max_ckpt_to_keep": "",
+    }
+    for key, parameter in words.items():
         text = text.replace(key, parameter)
     message, _, hint = text.rpartition("; ")
     if not message:

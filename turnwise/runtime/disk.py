@@ -88,7 +88,7 @@ def existing_folder(path: Path) -> Path:
 def free_text(path: Path) -> str:
     """How much is free on the disk of `path`, as a clause of a message; empty if the system doesn't say."""
     with suppress(OSError, ValueError):
-        return f"{shutil.disk_usage(existing_folder(path)).free / 2**20:,.0f} MiB are free there now"
+        return f"{shutil.disk_usage(existing_folder(path)).free / 1e6:,.1f} MB are free there now"
     return ""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from small_configs import config_of
 
+from turnwise.config import SFTConfig, parse_config
 from turnwise.errors import ConfigError
 
 
@@ -105,3 +106,13 @@ def test_an_estimator_that_compares_states_is_refused_for_rows_without_them() ->
     said = refusal(adv_estimator="gigpo", data=rows, custom_envs={})
     assert "adv_estimator: gigpo" in said and "state_key" in said and "data.default_agent" in said
     config_of(adv_estimator="gigpo", data=rows | {"default_agent": "loops:Mine"}, custom_envs={})
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [("lr", "'training_args.learning_rate'"), ("max_length", "'sequence_length'"), ("num_generations", "`turnwise train`")],
+)
+def test_a_hint_for_fine_tuning_names_a_key_that_fine_tuning_has(key, ours):
+    with pytest.raises(ConfigError) as refused:
+        parse_config({"pretrain": "m", "train_files": "rows.jsonl", key: 3}, SFTConfig)
+    assert ours in str(refused.value) and "Did you mean 'actor_train" not in str(refused.value)

@@ -133,10 +133,11 @@ def test_what_is_refused_is_an_error_with_code_and_message(word_model, tmp_path,
 )
 def test_advice_on_a_full_disk_is_in_the_words_of_the_action(action, words, absent):
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/x")
-    of_training = CheckpointError("out/x can't be written; free some space, then continue with resume_from_checkpoint=true")
+    elsewhere = "free some space, or point checkpoint_config.output_dir elsewhere or lower max_ckpt_to_keep"
+    of_training = CheckpointError(f"out/x can't be written; {elsewhere}, then continue with resume_from_checkpoint=true")
     for answer in [error_answer(error, action), *([error_answer(of_training, action)] if action != "evaluate" else [])]:
         assert "out/x can't be written" in answer["message"] and absent not in answer["message"]
-        assert re.search(words, answer["message"])
+        assert re.search(words, answer["message"]) and "max_ckpt_to_keep" not in answer["message"]
     assert "allow it, or name another place" in error_answer(PermissionError(errno.EACCES, "no", "out/x"), action)["hint"]
 
 
