@@ -196,6 +196,8 @@ def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         ]
         paths[name] = str(folder / f"{name[1:]}.jsonl")
         Path(paths[name]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    paths["$spoilt_demonstrations"] = str(folder / "spoilt_demonstrations.jsonl")
+    Path(paths["$spoilt_demonstrations"]).write_text(Path(paths["$demonstrations"]).read_text() + '{"prompt": "one"}\n')
     for name, lines in (("$rows", "one two three"), ("$other_rows", "four five six")):
         paths[name] = str(folder / f"{name[1:]}.jsonl")
         rows = [

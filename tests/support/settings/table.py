@@ -370,7 +370,7 @@ SFT: tuple[Live, ...] = (
     Live("early_stopping.min_delta", 9.0, "metrics", _SFT_VALIDATED | {"early_stopping.patience": 1}),
     Live("train_files", "$other_demonstrations", "weights"),
     Live("data.format", "alpaca", "error"),
-    Live("data.on_bad_row", "skip", "log", {"train_files": ["$demonstrations", "$rows"]}),
+    Live("data.on_bad_row", "skip", "log", {"train_files": ["$spoilt_demonstrations"]}),
     Live("val_files", "$demonstrations", "metrics"),
     Live("num_epochs", 2, "weights"),
     Live("use_dynamic_batching_in_train", False, "calls", {"training_args.gradient_accumulation_steps": 2}),
