@@ -1,4 +1,4 @@
-"""Finds contradictions and impossible sizes before a model is loaded. Here are the checks that `rules.yaml` can't express."""
+"""Finds contradictions and impossible sizes before a model is loaded. Here are the checks that are no single `Rule`."""
 
 import math
 import re
@@ -12,12 +12,18 @@ from turnwise.config.model_shape import PROJECTIONS, read_model_shape
 from turnwise.config.problems import Path, Problem
 from turnwise.config.resolve import streaming_obstacles
 from turnwise.config.roles import ROLES, ModelArgs, PlacedModel, StrategyArgs
-from turnwise.config.rules import impossible
+from turnwise.config.rules.algorithm import ALGORITHM_RULES, SIBLING_RULES
+from turnwise.config.rules.play import PLAY_RULES
+from turnwise.config.rules.rule import Rule, refused
+from turnwise.config.rules.run import RUN_RULES, SHARED_RULES
+from turnwise.config.rules.sft import SFT_RULES
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, nearest
 from turnwise.model_folder import check_model
 from turnwise.spec import PG_VARIANTS, ROW_AGENTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS, Split
+
+AGENTIC_RULES: tuple[Rule[AgenticConfig], ...] = (*SHARED_RULES, *PLAY_RULES, *ALGORITHM_RULES, *RUN_RULES)
 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
@@ -25,8 +31,8 @@ def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     checks = (_environments, _rewards, _sizes, _roles, _cache, _loss, _room, _streaming, _updates, _states)
     shared = [*_models(config), *_trackers(config), *_validations(config)]
     if isinstance(config, SFTConfig):
-        return [*shared, *impossible("impossible_in_sft", config), *_placed("", config, ["train"])]
-    return [*shared, *impossible("impossible", config), *(problem for check in checks for problem in check(config))]
+        return [*shared, *refused(SFT_RULES, config), *_placed("", config, ["train"])]
+    return [*shared, *refused(AGENTIC_RULES, config), *(problem for check in checks for problem in check(config))]
 
 
 def named_models(config: AgenticConfig | SFTConfig) -> Iterator[tuple[str, ModelArgs]]:
@@ -263,7 +269,7 @@ def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
         if estimator.has_step_returns:
             message = f"1 leaves {config.adv_estimator} no siblings with whose turns a turn could be compared; use at least 2"
         yield Problem.at("train_env_manager.group_size", message)
-    yield from impossible("without_siblings", config)
+    yield from refused(SIBLING_RULES, config)
 
 
 def _loss(config: AgenticConfig) -> Iterator[Problem]:

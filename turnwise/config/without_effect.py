@@ -4,23 +4,27 @@ from collections.abc import Iterator
 
 from turnwise.config.problems import Problem, as_sentences
 from turnwise.config.resolve import published_clips
-from turnwise.config.roles import ROLES
-from turnwise.config.rules import Requirement, requirements, without_effect
+from turnwise.config.roles import ROLES, Role
+from turnwise.config.rules.requirements import REQUIREMENTS
+from turnwise.config.rules.roles import OF_ROLE
+from turnwise.config.rules.rule import Requirement, without_effect
+from turnwise.config.rules.sft import SFT_REQUIREMENTS
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 
-REQUIREMENTS = requirements("without_effect")
-_TRAINS = requirements("trained", "trained_by_reinforcement", "computing")
-_FROZEN = requirements("computing", "untrained")
-_AT_TIMES = {"actor_train": _TRAINS, "critic": _TRAINS, "reference": _FROZEN, "reward": _FROZEN}
-"""Role → requirements for those of its keys that have an effect only in some configs."""
 UNREAD: dict[str, dict[str, list[str]]] = {name: role["unread"] for name, role in ROLES.items()}
 """Role → reason → keys of the role that are never read."""
-ROLE_REQUIREMENTS: dict[str, tuple[Requirement, ...]] = {
-    role: (*_AT_TIMES.get(role, ()), *(Requirement(tuple(keys), (), reason) for reason, keys in unread.items()))
-    for role, unread in UNREAD.items()
-}
-SFT_REQUIREMENTS = requirements("trained", "trained_by_imitation")
+
+
+def _requirements(role: str) -> tuple[Requirement[Role], ...]:
+    """What the role's keys need. Keys that are never read need what never holds."""
+    requirements = list(OF_ROLE.get(role, ()))
+    for reason, keys in UNREAD[role].items():
+        requirements.append(Requirement(tuple(keys), lambda section: False, reason))
+    return tuple(requirements)
+
+
+ROLE_REQUIREMENTS = {role: _requirements(role) for role in UNREAD}
 
 
 def never_works(key: str) -> bool:
