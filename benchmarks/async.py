@@ -30,9 +30,10 @@ import yaml
 from machine import describe_machine
 from slow_lake import SlowLake
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.examine.examined import examine
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.tracking.jsonl import read_metrics
 
@@ -80,7 +81,7 @@ class Bench:
     @contextmanager
     def pipeline(self, config: AgenticConfig, rollouts: Path | None = None) -> Iterator[AgenticPipeline]:
         SlowLake.forget()
-        pipeline = build_agentic(config, start_run(config), is_quiet=True, rollouts=rollouts)
+        pipeline = build_agentic(examine(config), start_run(config), is_quiet=True, rollouts=rollouts)
         try:
             yield pipeline
         finally:

@@ -27,9 +27,9 @@ from train import make_model, make_strategy, train_step, with_advantages
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.samples import build_samples
-from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
 from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.runtime.entry_points import load_class
 from turnwise.spec import ESTIMATORS
 from turnwise.types import Group, SamplingParams, Task, Trajectory, Turn, samples_of
 

@@ -16,9 +16,10 @@ import yaml
 from end_to_end_job import Job
 from frozen_lake_player import EXAMPLE, TAG
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.examine.examined import examine
 from turnwise.tracking.jsonl import read_metrics
 
 
@@ -34,7 +35,7 @@ def main() -> None:
 def run(job: Job, folder: Path) -> dict[str, Any]:
     """What `Job` says of an answer, and the shares of tokens whose computation siblings share."""
     config = parse_config(settings(job, folder), AgenticConfig)[0]
-    pipeline = build_agentic(config, start_run(config), is_quiet=True)
+    pipeline = build_agentic(examine(config), start_run(config), is_quiet=True)
     try:
         pipeline.run()
     finally:

@@ -18,9 +18,10 @@ from typing import Any
 
 from machine import describe_machine
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
 from turnwise.pipelines.session import run_to_end
 from turnwise.spec import ESTIMATORS
@@ -87,7 +88,7 @@ def train(estimator: str, seed: int, steps: int, model: Path, work: Path) -> lis
         values |= {"critic": trained, "critic_warmup": 2, "gae_granularity": "turn", "whiten_advantages": True}
     config, _ = parse_config(values, AgenticConfig)
     folder = start_run(config)
-    run_to_end(folder, lambda: build_agentic(config, folder, is_quiet=True))
+    run_to_end(folder, lambda: build_agentic(examine(config), folder, is_quiet=True))
     return [round(row["rollout/score/mean"], 4) for row in read_metrics(folder.metrics) if "rollout/score/mean" in row]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from machine import describe_machine
 
-from turnwise.jsonl import read_jsonl
+from turnwise.runtime.jsonl import read_jsonl
 from turnwise.tracking.jsonl import read_metrics
 
 SHARES = {"checkpoints": "time/step_checkpoint", "parity gate": "time/parity_s", "metrics and display": "time/step_log"}

@@ -29,17 +29,20 @@ import yaml
 from machine import describe_machine
 from train import LEARNING_RATE, load, make_model
 
+from turnwise.assemble.placement import set_torch_threads
+from turnwise.assemble.rollouts import build_scheduler, open_served_policy
 from turnwise.batching.plan import deal
-from turnwise.build.placement import set_torch_threads
-from turnwise.build.rollouts import build_scheduler, open_served_policy
 from turnwise.cluster.fork_server import prepare_processes
-from turnwise.cluster.placement import place
-from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
+from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.config.place import place
+from turnwise.examine.examined import examine
 from turnwise.models.make import make_model as make_tiny_model
 from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.machine import Machine, Node
+from turnwise.runtime.placement import CpuThreads
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import ENGINE, Stopwatch
 from turnwise.runtime.watchdog import Watchdog
@@ -75,7 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "ranks.json"))
     options = parser.parse_args()
-    prepare_processes(["turnwise.build.roles", "turnwise.build.servers"])
+    prepare_processes(["turnwise.assemble.roles", "turnwise.assemble.servers"])
     samples = load()[:128]
     tokens = sum(sample.num_tokens for sample in samples)
     rates: dict[int, list[float]] = {1: [], 2: []}
@@ -111,7 +114,9 @@ class Contender:
 
     def __init__(self, runner: WatchedRunner, size: int, vocab_size: int) -> None:
         self.size, self.stopwatch, self.seconds = size, Spans(), 0.0
-        placement = place({"actor_train": list(range(size))}, num_devices=size, accelerator="", is_apart=True)
+        values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) | {"cluster": {"name": "process"}}
+        values["actor_train"] = values.get("actor_train", {}) | {"device_mapping": list(range(size))}
+        placement = place(parse_config(values, AgenticConfig)[0], Machine((Node(size),)))
         threads = CpuThreads(THREADS, THREADS, torch.get_num_threads())
         self.cluster = ProcessCluster(
             runner.run, runner.watchdog, self.stopwatch, threads, set_torch_threads, placement=placement
@@ -145,9 +150,9 @@ def replicas(rounds: int) -> tuple[dict[int, list[float]], dict[int, float]]:
             values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) | {"pretrain": folder, "num_gpus_per_node": size}
             values["actor_infer"] = values.get("actor_infer", {}) | {"device_mapping": list(range(size))}
             config = parse_config(values, AgenticConfig)[0]
-            policy = open_served_policy(config)
+            policy = open_served_policy(examine(config))
             ends.callback(policy.close)
-            schedulers[size] = policy, build_scheduler(config, policy, "train")
+            schedulers[size] = policy, build_scheduler(examine(config), policy, "train")
         for number in range(rounds + 1):
             for size, (policy, scheduler) in schedulers.items():
                 watch = policy.event_loop.stopwatch

@@ -67,10 +67,10 @@ def main() -> None:
 def make_job(folder: Path, size: str, steps: int) -> None:
     """The model, the demonstrations, and their tokens in the order in which turnwise trains on them."""
     from turnwise.batching.plan import optimizer_steps
-    from turnwise.build.demonstration_rows import encode_demonstrations
     from turnwise.chat.template import ChatTemplate
     from turnwise.data.demonstrations import read_rows
     from turnwise.data.gsm8k import generate_problems, sft_row
+    from turnwise.examine.demonstrations import encode_demonstrations
     from turnwise.models.load import load_tokenizer
     from turnwise.models.make import make_model
     from turnwise.types import derive_seed

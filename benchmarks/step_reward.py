@@ -22,8 +22,8 @@ from machine import describe_machine
 from turnwise import RLTrainingTool
 from turnwise.data.gsm8k import generate_problems, prompt_of
 from turnwise.models.make import make_model
-from turnwise.package_tables import read_table
 from turnwise.rl_tool import training
+from turnwise.spec.package_tables import read_table
 
 HERE = Path(__file__).parent
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}

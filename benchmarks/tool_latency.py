@@ -36,7 +36,7 @@ from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.models.make import make_model
-from turnwise.tool_protocols import ParsedResponse, ToolCall
+from turnwise.protocols.tools import ParsedResponse, ToolCall
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.session import OfferedTool, ToolBox
 from turnwise.types import CallOptions, Completion, SamplingParams, Task

@@ -22,11 +22,12 @@ from bisect import bisect_left
 from pathlib import Path
 
 from turnwise import Trainer
-from turnwise.build.sft import fine_tune
+from turnwise.assemble.sft import fine_tune
 from turnwise.cli.main import exit_status
 from turnwise.config import SFTConfig, load_config
+from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
-from turnwise.replaceable import point_link, require_new_or_link, write_new_or_same
+from turnwise.runtime.replaceable import point_link, require_new_or_link, write_new_or_same
 
 HERE = Path(__file__).parent
 NUM_HELD_OUT = 1000
@@ -75,7 +76,7 @@ def main() -> None:
     made = make_model("tiny", out / "model", [f"{row['prompt']} {row['answer']}" for row in train[:3000]], seed=options.seed)
     paths = [f"pretrain={made.folder}", f"output_dir={out}", f"train_files=[{out / 'demonstrations.jsonl'}]"]
     config, _ = load_config(HERE / "sft.yaml", [*paths, f"seed={options.seed}", *options.overrides], SFTConfig)
-    point_link(start, first_good_enough(fine_tune(config), out), "--out")
+    point_link(start, first_good_enough(fine_tune(examine(config)), out), "--out")
     print(f"\nnext: turnwise train examples/arithmetic/grpo.yaml  (starts from {start})")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from turnwise.cli.main import exit_status
 from turnwise.data.tables import read_tables
 from turnwise.errors import DataError
-from turnwise.replaceable import write_new_or_same
+from turnwise.runtime.replaceable import write_new_or_same
 
 TOOL = "calc_gsm8k_reward"
 SYSTEM = (

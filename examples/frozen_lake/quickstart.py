@@ -21,22 +21,24 @@ from itertools import chain
 from pathlib import Path
 
 from turnwise.agents.demonstrations import play, write_jsonl
-from turnwise.build.agentic import build_agentic
-from turnwise.build.demonstrate import Demonstrator, demonstrate, tasks_of_tag
-from turnwise.build.envs import agent_settings, env_factory
-from turnwise.build.saved import evaluate_model
-from turnwise.build.sft import fine_tune
-from turnwise.build.whole_run import whole_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.demonstrate import Demonstrator, demonstrate, tasks_of_tag
+from turnwise.assemble.saved import evaluate_model
+from turnwise.assemble.sft import fine_tune
+from turnwise.assemble.whole_run import whole_run
 from turnwise.cli.main import exit_status
 from turnwise.config import AgenticConfig, SFTConfig, load_config
 from turnwise.data.demonstrations import read_demonstrations
 from turnwise.envs.frozen_lake.map import best_blind_path
 from turnwise.envs.players import BlindPlayer
+from turnwise.examine.agents import agent_settings
+from turnwise.examine.envs import env_factory
+from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
 from turnwise.pipelines.evaluate import Score, success_table
 from turnwise.pipelines.tokenizer_text import message_text
-from turnwise.replaceable import point_link, require_new_or_link
 from turnwise.report.curve import learning_curve
+from turnwise.runtime.replaceable import point_link, require_new_or_link
 from turnwise.tracking.jsonl import read_metrics
 
 HERE = Path(__file__).parent
@@ -55,7 +57,7 @@ def main() -> None:
 
     announce("1/4  demonstrations of a player that errs half of the time")
     demos = out / "demonstrations.jsonl"
-    episodes = demonstrate(config, TAG, Demonstrator("erring", ERROR_RATE), NUM_DEMONSTRATIONS)
+    episodes = demonstrate(examine(config), TAG, Demonstrator("erring", ERROR_RATE), NUM_DEMONSTRATIONS)
     write_jsonl(demos, chain.from_iterable(episode.conversations for episode in episodes))
 
     announce("2/4  a model with random weights")
@@ -67,12 +69,12 @@ def main() -> None:
     sft_overrides = [f"pretrain={made.folder}", f"train_files=[{demos}]", f"output_dir={out}", f"seed={options.seed}"]
     sft_overrides += [f"sequence_length={config.sequence_length}"]
     sft_config, _ = load_config(HERE / "sft.yaml", sft_overrides, SFTConfig)
-    sft_model = point_link(out / "sft_model", fine_tune(sft_config), "--out")
+    sft_model = point_link(out / "sft_model", fine_tune(examine(sft_config)), "--out")
     after_sft = success(config, sft_model, options.episodes)
 
     announce("4/4  reinforcement learning: win")
     training = config_of(options, f"pretrain={sft_model}")
-    with whole_run(training, partial(build_agentic, training)) as pipeline:
+    with whole_run(training, partial(build_agentic, examine(training))) as pipeline:
         pipeline.run()
     folder, rl_model = pipeline.folder, pipeline.checkpoints.newest
     assert rl_model is not None  # a finished run has saved one
@@ -107,7 +109,7 @@ def config_of(options: argparse.Namespace, *changes: str) -> AgenticConfig:
 
 def success(config: AgenticConfig, model: Path, num_episodes: int) -> Score:
     """Success of a saved model on the held-out tasks."""
-    return evaluate_model(config, str(model), num_episodes).overall
+    return evaluate_model(examine(config), str(model), num_episodes).overall
 
 
 def baselines(config: AgenticConfig, num_episodes: int) -> list[tuple[str, Score]]:
@@ -121,7 +123,7 @@ def baselines(config: AgenticConfig, num_episodes: int) -> list[tuple[str, Score
     blind = play(make_env, settings, lambda env, task: BlindPlayer(env, path), tasks)
 
     def scripted(policy: str) -> Score:
-        played = demonstrate(config, TAG, Demonstrator(policy), num_episodes, "val")
+        played = demonstrate(examine(config), TAG, Demonstrator(policy), num_episodes, "val")
         return Score.count([episode.outcome for episode in played])
 
     return [

@@ -21,11 +21,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from turnwise.build.sft import fine_tune
+from turnwise.assemble.sft import fine_tune
 from turnwise.cli.main import exit_status
 from turnwise.config import SFTConfig, load_config
+from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
-from turnwise.replaceable import point_link, require_new_or_link, write_new_or_same
+from turnwise.runtime.replaceable import point_link, require_new_or_link, write_new_or_same
 from turnwise.tools.calculator import calculator
 from turnwise.tools.function_tool import schema_of
 
@@ -93,7 +94,7 @@ def main() -> None:
     made = make_model("tiny", out / "model", text, seed=options.seed)
     paths = [f"pretrain={made.folder}", f"output_dir={out}", f"train_files=[{out / 'demonstrations.jsonl'}]"]
     config, _ = load_config(HERE / "sft.yaml", [*paths, f"seed={options.seed}", *options.overrides], SFTConfig)
-    point_link(start, fine_tune(config), "--out")
+    point_link(start, fine_tune(examine(config)), "--out")
     print(f"\nnext: turnwise train examples/products/grpo.yaml  (starts from {start})")
 
 

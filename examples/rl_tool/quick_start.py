@@ -16,7 +16,7 @@ from turnwise import RLTrainingTool
 from turnwise.cli.main import exit_status
 from turnwise.data.gsm8k import generate_problems, prompt_of
 from turnwise.models.make import make_model
-from turnwise.replaceable import write_new_or_same
+from turnwise.runtime.replaceable import write_new_or_same
 
 NUM_TRAIN, NUM_TEST = 10_000, 400
 SIZES = {"steps": (1, 2), "largest": 29, "operations": "+"}

@@ -25,7 +25,7 @@ from turnwise import AgenticRLPipeline
 from turnwise.cli.main import exit_status
 from turnwise.data.gsm8k import generate_problems, prompt_of
 from turnwise.models.make import make_model
-from turnwise.replaceable import write_new_or_same
+from turnwise.runtime.replaceable import write_new_or_same
 from turnwise.types import derive_seed
 
 SIZES = {"steps": (1, 2), "largest": 39, "operations": "+"}

@@ -17,19 +17,21 @@ import sys
 from pathlib import Path
 
 from turnwise.agents.demonstrations import demonstrations, write_jsonl
-from turnwise.build.demonstrate import Demonstrator, demonstrate, tasks_of_tag
-from turnwise.build.envs import agent_settings, env_factory
-from turnwise.build.saved import evaluate_model
-from turnwise.build.sft import fine_tune
+from turnwise.assemble.demonstrate import Demonstrator, demonstrate, tasks_of_tag
+from turnwise.assemble.saved import evaluate_model
+from turnwise.assemble.sft import fine_tune
 from turnwise.cli.main import exit_status
 from turnwise.config import AgenticConfig, SFTConfig, load_config
 from turnwise.data.demonstrations import read_demonstrations
 from turnwise.envs.players import ErringPlayer, ExpertPlayer, GivingUpPlayer, Player
 from turnwise.envs.sokoban.env import SokobanEnv
+from turnwise.examine.agents import agent_settings
+from turnwise.examine.envs import env_factory
+from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
 from turnwise.pipelines.evaluate import Score, success_table
 from turnwise.pipelines.tokenizer_text import message_text
-from turnwise.replaceable import point_link, require_new_or_link
+from turnwise.runtime.replaceable import point_link, require_new_or_link
 from turnwise.types import Task, derive_seed
 
 HERE = Path(__file__).parent
@@ -60,13 +62,13 @@ def main() -> None:
     announce("3/3  supervised fine-tuning: imitate the erring player")
     overrides = [f"pretrain={made.folder}", f"train_files=[{demos}]", f"output_dir={out}", f"seed={options.seed}"]
     sft_config, _ = load_config(HERE / "sft.yaml", [*overrides, *options.overrides], SFTConfig)
-    sft_model = point_link(out / "sft_model", fine_tune(sft_config), "--out")
+    sft_model = point_link(out / "sft_model", fine_tune(examine(sft_config)), "--out")
 
     rows = []
     for policy in ("random", "erring", "expert"):
-        played = demonstrate(config, TAG, Demonstrator(policy, options.error_rate), options.episodes, "val")
+        played = demonstrate(examine(config), TAG, Demonstrator(policy, options.error_rate), options.episodes, "val")
         rows.append((policy, Score.count([episode.outcome for episode in played])))
-    rows.append(("after SFT", evaluate_model(config, str(sft_model), options.episodes).overall))
+    rows.append(("after SFT", evaluate_model(examine(config), str(sft_model), options.episodes).overall))
     announce(f"success on {options.episodes} held-out rooms")
     print(success_table(rows))
     print(f"\nnext: turnwise train examples/sokoban/agentic.yaml pretrain={sft_model}")

@@ -22,15 +22,19 @@ from settings.answers import BASE, COMBINATIONS, answers
 from settings.leaves import KINDS, TAG, Kind, Leaf, leaves, with_value
 from settings.table import AGENTIC, PLACES, SAME_RESULT, SFT, Live
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.build.run_table import settings_table
-from turnwise.build.sft import build_sft
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
+from turnwise.assemble.run_table import settings_table
+from turnwise.assemble.sft import build_sft
+from turnwise.cluster.weight_senders import spawn_senders
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.config.problems import Problem
 from turnwise.errors import TurnwiseError
+from turnwise.examine.examined import examine
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.value_head import load_value_model, value_head
+from turnwise.pipelines.roles import ModelRole
+from turnwise.protocols import Cluster, WeightSource
 from turnwise.tracking.jsonl import read_metrics
 
 _NOTES = "toy_tools.Notebook"
@@ -99,12 +103,19 @@ STAMP = re.compile(r"\d{8}-\d{6}(-\d+)?|(?<=tfevents\.).*")
 TIMES = re.compile(r"(?<=tok/s )[\d,]+|\d+\.\d+|\d+(?=s)|\d{8}-\d{6}")
 
 
+def sent_weights(cluster: Cluster, role: ModelRole) -> WeightSource:
+    senders = spawn_senders(cluster, role.name, is_shared=True, is_sharded=role.is_sharded)
+    return senders.publish().result()
+
+
 def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
     config, notes = parse_config(values, kind)
     folder = start_run(config)
     calls: list[Any] = []
     try:
-        pipeline = build_agentic(config, folder) if isinstance(config, AgenticConfig) else build_sft(config, folder)
+        pipeline = (
+            build_agentic(examine(config), folder) if isinstance(config, AgenticConfig) else build_sft(examine(config), folder)
+        )
     except TurnwiseError:
         folder.close()
         raise
@@ -117,12 +128,8 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
             if role is not None:
                 role.workers = Recorder(role.workers, role.name, calls)
         pipeline.run()
-        weights = [
-            w
-            for role in roles
-            if role and role.name not in ("reference", "reward")
-            for _, w in role.workers.call("weights").result()
-        ]
+        trained = [role for role in roles if role and role.name not in ("reference", "reward")]
+        weights = [tensor for role in trained for _, tensor in sent_weights(pipeline.cluster, role)]
     finally:
         pipeline.close()
     metrics = [{k: v for k, v in row.items() if not k.startswith(("time/", "system/"))} for row in read_metrics(folder.metrics)]

@@ -26,8 +26,9 @@ from turnwise.errors import ConfigError, ModelError, ReplicasDeadError
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.inference.vllm_server import VLLMServer
 from turnwise.models.load import policy_info
+from turnwise.runtime.info import PolicyInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import PolicyInfo
+from turnwise.transfer.live import manifest_of
 from turnwise.types import SamplingParams, VersionRun
 
 ENGINES_OWN = (contract.a_continuation_draws_the_same, contract.stop_strings_need_text)
@@ -137,7 +138,7 @@ async def weights_that_miss_a_tensor_are_refused(server: VLLMServer, model: PreT
     weights = model.state_dict()
     for missing in ("model.norm.weight", "model.layers.1.mlp.up_proj.weight"):
         try:
-            await server.receive((name, tensor) for name, tensor in weights.items() if name != missing)
+            await server.begin_update(manifest_of((name, tensor) for name, tensor in weights.items() if name != missing))
         except ModelError as error:
             assert missing in str(error)
         else:

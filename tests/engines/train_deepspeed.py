@@ -81,7 +81,7 @@ class TestZero3WithValues(TestZero3):
 
 def whole(role) -> dict[str, np.ndarray]:
     """The weights as the inference servers get them."""
-    return {name: tensor.float().numpy().copy() for name, tensor in role.workers.call("weights").result()}
+    return {name: tensor.float().numpy().copy() for name, tensor in role.sent_weights()}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=name_of)
@@ -117,7 +117,7 @@ def test_one_sample_for_two_ranks(make_role, stage):  # noqa: F811
 def test_a_loss_that_is_not_finite_on_one_rank_skips_the_step_of_all(make_role, stage):  # noqa: F811
     role = make_role(Kind(stage=stage), 2)
     start = whole(role)
-    metrics = role.optimizer_step(toy_samples(8), InfiniteOnce(role.workers._processes[1]._id), position=0)
+    metrics = role.optimizer_step(toy_samples(8), InfiniteOnce(role.workers._processes[1].process.life.process_id), position=0)
     assert [metric.value for metric in metrics if metric.name == "actor/skipped_steps"] == [1.0]
     np.testing.assert_equal(whole(role), start)
 

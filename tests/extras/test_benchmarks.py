@@ -10,6 +10,12 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+def test_arrays_go_to_another_process_and_back() -> None:
+    command = [sys.executable, str(BENCHMARKS / "process_arrays.py"), "--megabytes", "1", "--rounds", "1"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={"PYTHONPATH": str(BENCHMARKS.parent)})
+    assert min(json.loads(done.stdout)["seconds"].values()) > 0
+
+
 def test_a_timed_step_of_end_to_end_trains(tiny_model: Path) -> None:
     """With random weights too: all groups score alike, and the step must cost what TRL's costs."""
     job = {"model": str(tiny_model), "threads": 1, "steps": 3, "groups": 2, "group_size": 2, "max_turns": 2}

@@ -27,8 +27,8 @@ SHAPE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "n
 DRIVER = """
 import os, sys
 from turnwise.config import AgenticConfig, load_config
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.pipelines.session import run_to_end
 from turnwise.tracking.run_log import RunLog
 
@@ -42,7 +42,7 @@ def phase(log, name):
 
 RunLog.phase = phase
 folder = start_run(config)
-run_to_end(folder, lambda: build_agentic(config, folder))
+run_to_end(folder, lambda: build_agentic(examine(config), folder))
 """
 """A run that says, in the first 40 bytes of a file, which phase it is in."""
 

@@ -15,8 +15,8 @@ from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
-from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
+from turnwise.runtime.entry_points import load_class
 from turnwise.spec import ESTIMATORS
 from turnwise.types import Group, ModelOutputs, Task, Trajectory, Turn, samples_of
 

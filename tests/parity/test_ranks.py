@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from rank_workers import InfiniteOnce, Kind, RaisesOnce, distance
+from small_configs import config_of
 from strategy_contract import VALUES, WeightedLoss
 from toy_model import toy_samples
 
-from turnwise.build.cluster import set_torch_threads
+from turnwise.assemble.cluster import set_torch_threads
 from turnwise.cluster import process_cluster
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.messages import Command
-from turnwise.cluster.placement import CpuThreads, place
 from turnwise.cluster.process_cluster import ProcessCluster
+from turnwise.cluster.weight_senders import spawn_senders
+from turnwise.config.place import place
 from turnwise.errors import WorkerError
 from turnwise.pipelines.roles import BatchPlan, ModelRole
-from turnwise.protocols import Loss
+from turnwise.protocols import Loss, WeightSource
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.machine import Machine, Node
+from turnwise.runtime.placement import CpuThreads
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
@@ -31,6 +36,16 @@ STEPS = 3
 
 
 FULL, LORA, CRITIC = Kind(), Kind(rank=4), Kind("value", outputs=VALUES)
+
+
+@dataclass(eq=False)
+class SendingRole(ModelRole):
+    cluster: ProcessCluster | None = None
+
+    def sent_weights(self) -> WeightSource:
+        """The weights as the inference servers get them, gathered by all ranks."""
+        senders = spawn_senders(self.cluster, self.name, is_shared=True, is_sharded=True)
+        return senders.publish().result()
 
 
 @pytest.fixture
@@ -42,17 +57,20 @@ def runner() -> Iterator[WatchedRunner]:
 @pytest.fixture
 def make_roles(runner):
     """Roles of a kind, by their names, on these devices of one cluster, with micro-batches of three samples."""
-    prepare_processes(["turnwise.build.roles"])
+    prepare_processes(["turnwise.assemble.roles"])
     clusters, threads = [], torch.get_num_threads()
 
     def make(kind: Kind, mappings: dict[str, list[int]]) -> list[ModelRole]:
         stopwatch, num_devices = Stopwatch(), max(map(max, mappings.values())) + 1
-        placement = place(mappings, num_devices=num_devices, accelerator="", is_apart=True)
+        mapped = {f"{role}.device_mapping": devices for role, devices in mappings.items()}
+        estimator = "gae" if "critic" in mappings else "grpo"
+        config = config_of(adv_estimator=estimator, **{"cluster.name": "process"}, **mapped)
+        placement = place(config, Machine((Node(num_devices),)))
         how = CpuThreads(num_devices, 1, threads), set_torch_threads
         cluster = ProcessCluster(runner.run, runner.watchdog, stopwatch, *how, deadline_s=60.0, placement=placement)
         clusters.append(cluster)
         plan = BatchPlan(samples_per_step=16, max_length=64, seed=0, max_sequences=3)
-        return [ModelRole(name, cluster.spawn(name, kind.make), plan, stopwatch) for name in mappings]
+        return [SendingRole(name, cluster.spawn(name, kind.make), plan, stopwatch, cluster=cluster) for name in mappings]
 
     yield make
     for cluster in clusters:
@@ -123,7 +141,7 @@ def test_ranks_have_the_same_weights_before_and_after_steps(make_role):
 def test_a_loss_that_is_not_finite_on_one_rank_skips_the_step_of_all(make_role):
     role = make_role(FULL, 2)
     start = of_each_rank(role)
-    metrics = role.optimizer_step(toy_samples(8), InfiniteOnce(role.workers._processes[1]._id), position=0)
+    metrics = role.optimizer_step(toy_samples(8), InfiniteOnce(role.workers._processes[1].process.life.process_id), position=0)
     assert [metric.value for metric in metrics if metric.name == "actor/skipped_steps"] == [1.0]
     np.testing.assert_equal(of_each_rank(role), start)
 
@@ -139,7 +157,7 @@ def test_fp16_scales_the_loss_alike_on_all_ranks(make_role):
     assert distance(*(ask(role, "last_gradient") for role in (one, two))) <= 1e-2
     start, [scale, _] = of_each_rank(two), of_each_rank(two, "loss_scale")
     assert scale == ask(one, "loss_scale") > 1
-    two.optimizer_step(toy_samples(8), InfiniteOnce(two.workers._processes[1]._id), position=STEPS)
+    two.optimizer_step(toy_samples(8), InfiniteOnce(two.workers._processes[1].process.life.process_id), position=STEPS)
     assert of_each_rank(two, "loss_scale") == [scale / 2, scale / 2]
     np.testing.assert_equal(of_each_rank(two), start)
 
@@ -181,7 +199,7 @@ def test_ranks_may_have_nothing_to_do(make_role):
 
 def test_a_killed_rank_is_named_as_the_first_cause(make_role):
     role = make_role(FULL, 2)
-    os.kill(role.workers._processes[1]._id, signal.SIGKILL)
+    os.kill(role.workers._processes[1].process.life.process_id, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"train_step: the trainer's process of rank 1 has ended: .*SIGKILL"):
         role.optimizer_step(toy_samples(8), WeightedLoss(), position=0)
 
@@ -189,6 +207,6 @@ def test_a_killed_rank_is_named_as_the_first_cause(make_role):
 def test_an_error_of_one_rank_is_raised_while_the_other_waits_for_it(make_role, monkeypatch):
     monkeypatch.setattr(process_cluster, "_OTHERS_S", 0.5)
     role = make_role(FULL, 2)
-    process = role.workers._processes[1]._id
+    process = role.workers._processes[1].process.life.process_id
     with pytest.raises(ArithmeticError, match="the loss of one rank"):
         role.optimizer_step(toy_samples(8), RaisesOnce(process), position=0)

@@ -13,10 +13,11 @@ from rank_workers import distance
 from safetensors.numpy import load_file
 from small_runs import TIMES, run_small, small_config
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.build.sft import build_sft
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
+from turnwise.assemble.sft import build_sft
 from turnwise.config import AgenticConfig, SFTConfig, load_any_config, parse_config
+from turnwise.examine.examined import examine
 from turnwise.tracking.jsonl import read_metrics
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frozen_lake"
@@ -75,7 +76,7 @@ def trained(
     """The way of each trained tensor in three steps, and the metrics of the steps."""
     folder = start_run(config)
     is_sft = isinstance(config, SFTConfig)
-    pipeline = build_sft(config, folder) if is_sft else build_agentic(config, folder, rollouts=rollouts)
+    pipeline = build_sft(examine(config), folder) if is_sft else build_agentic(examine(config), folder, rollouts=rollouts)
     start = Path(config.output_dir) / "start"
     with closing(pipeline):
         roles = (

@@ -16,10 +16,11 @@ from server_factories import server_in_a_process
 from small_runs import measured, played, run_small, small_config, training
 from toy_model import toy_model
 
-from turnwise.build import agentic
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble import agentic
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.errors import ConfigError, DataError, ReplicasDeadError
+from turnwise.examine.examined import examine
 from turnwise.types import SamplingParams
 
 TWO = {"device_mapping": [0, 1]}
@@ -51,7 +52,7 @@ def count_episodes(pipeline):
 def test_two_replicas_play_what_one_plays_each_a_fair_share_and_follow_the_trainer(make_config):
     one = run_small(make_config("one"))
     config = make_config("two", actor_infer=TWO)
-    with closing(build_agentic(config, start_run(config))) as two:
+    with closing(build_agentic(examine(config), start_run(config))) as two:
         served = count_episodes(two)
         two.run()
         two.event_loop.run(two.weight_transfer.update(3))
@@ -81,7 +82,7 @@ def test_they_serve_a_trainer_in_another_process_ahead_of_it(make_config):
 
 
 def kill(server):
-    os.kill(server._id, signal.SIGKILL)
+    os.kill(server.process.life.process_id, signal.SIGKILL)
 
 
 def test_a_killed_replica_is_left_and_the_run_goes_on(make_config, caplog):

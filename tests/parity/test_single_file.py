@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from turnwise.build.agentic import algorithm_settings
 from turnwise.config import AgenticConfig, load_config
+from turnwise.examine.algorithm import algorithm_settings
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "examples" / "single_file_grpo.py"

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig
+from turnwise.examine.examined import examine
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.session import run_to_end
 from turnwise.tracking.run_log import PhaseTime, RunLog
@@ -48,7 +49,7 @@ def interrupted(
 ) -> RunFolder:
     """A run that `disturb` ends with an error, when a phase has begun for the `times`-th time."""
     folder = start_run(config)
-    pipeline = build_agentic(config, folder)
+    pipeline = build_agentic(examine(config), folder)
     pipeline.log = Disturbing(pipeline.log, phase, times, disturb)
     with pytest.raises(error, match=message):
         run_to_end(folder, lambda: pipeline)

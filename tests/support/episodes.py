@@ -10,8 +10,8 @@ import numpy as np
 from turnwise.algorithms.estimator import Estimator
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.samples import build_samples
-from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
+from turnwise.runtime.entry_points import load_class
 from turnwise.spec import ESTIMATORS
 from turnwise.types import Group, Task, Trajectory, Turn
 

@@ -9,7 +9,7 @@ import sys
 from functools import partial
 
 from turnwise.cli.main import exit_status, main
-from turnwise.hub import model_folder
+from turnwise.model_files.hub import model_folder
 
 
 def show(name: str) -> None:

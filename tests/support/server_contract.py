@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from turnwise.errors import ServerError
+from turnwise.errors import ModelError, ServerError
 from turnwise.protocols import InferenceServer
+from turnwise.transfer.live import LiveWeights, manifest_of
+from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Completion, IntArray, SamplingParams, VersionRun
 
 ServerFactory = Callable[..., InferenceServer]
@@ -278,6 +280,26 @@ async def weight_update_takes_effect(make_server: ServerFactory, model: PreTrain
     await server.close()
 
 
+async def weights_that_do_not_fit_are_refused_before_they_are_sent(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=MAX_LENGTH)
+    manifest = manifest_of(model.named_parameters())
+    name, spec = next(iter(manifest.tensors.items()))
+    misshapen = {**manifest.tensors, name: replace(spec, shape=(3, *spec.shape[1:]))}
+    unknown = {**manifest.tensors, "model.unknown.weight": spec}
+    missing = {other: tensor for other, tensor in manifest.tensors.items() if other != name}
+    for tensors, culprit in ((misshapen, name), (unknown, "model.unknown.weight"), (missing, name)):
+        try:
+            await server.begin_update(WeightManifest(tensors))
+        except ModelError as error:
+            assert culprit in str(error) and "model_name_or_path" in str(error)
+        else:
+            raise AssertionError(f"{culprit} is wrong, and was accepted")
+    await server.begin_update(manifest)
+    completion = await server.generate([1, 2, 3], SamplingParams(2), "after it")
+    assert completion.versions == (VersionRun(0, 2),)
+    await server.close()
+
+
 async def interrupted_requests_go_on(make_server: ServerFactory, model: PreTrainedModel) -> None:
     prompt, sampling = prompts_of(model, 1)[0], SamplingParams(40, seed=3)
     server = make_server(model, max_length=MAX_LENGTH)
@@ -423,7 +445,9 @@ async def _let_it_sample(server: InferenceServer) -> None:
 async def _update(server: InferenceServer, model: PreTrainedModel, version: int) -> None:
     """Brings the model's weights to a suspended server."""
     if server.info().needs_weights:
-        assert await server.receive(model.state_dict().items()) > 0
+        weights = LiveWeights.of(lambda: model.state_dict().items())
+        await server.begin_update(weights.manifest)
+        assert await server.receive(weights) > 0
     await server.resume(version)
 
 
@@ -447,6 +471,7 @@ CHECKS: tuple[Callable[[ServerFactory, PreTrainedModel], Awaitable[None]], ...] 
     later_turns_equal_fresh_ones,
     a_shared_prompt_changes_nothing,
     weight_update_takes_effect,
+    weights_that_do_not_fit_are_refused_before_they_are_sent,
     interrupted_requests_go_on,
     frozen_requests_go_on,
     a_continuation_draws_the_same,

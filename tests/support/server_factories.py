@@ -13,15 +13,15 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from turnwise.build.placement import set_torch_threads
+from turnwise.assemble.placement import set_torch_threads
 from turnwise.cluster.messages import SetUp
 from turnwise.cluster.server_process import ServerProcess
-from turnwise.cluster.shared_tensors import Written
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.protocols import NamedTensors
+from turnwise.protocols import WeightSource
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
+from turnwise.transfer.shared_memory import SharedMemory
 
 STEP_S = 0.02
 """Seconds of a step of the other process's engine, so that a request of forty tokens can be met in the middle."""
@@ -32,10 +32,12 @@ class SharingProcess(ServerProcess):
 
     def __init__(self, *talk: Any) -> None:
         super().__init__(*talk)
-        self._written = Written()
+        self._memory: SharedMemory | None = None
 
-    async def receive(self, weights: NamedTensors) -> int:
-        return await super().receive(self._written.share(weights))
+    async def receive(self, weights: WeightSource) -> int:
+        self._memory = self._memory or SharedMemory(weights.manifest)
+        self._memory.write(weights)
+        return await super().receive(self._memory.weights)
 
     async def let_it_sample(self) -> None:
         await asyncio.sleep(8 * STEP_S)
@@ -43,7 +45,7 @@ class SharingProcess(ServerProcess):
 
 def server_in_a_process(model: PreTrainedModel, **options: Any) -> SharingProcess:
     """An embedded server with a copy of the model."""
-    process = SharingProcess(_run_elsewhere, Watchdog(), Stopwatch(), None, "the replica")
+    process = SharingProcess("the replica", _run_elsewhere, Watchdog(), Stopwatch())
     set_up = SetUp(dict(os.environ), list(sys.path), os.getcwd(), {}, partial(set_torch_threads, 1))
     process.begin(set_up, partial(_make, model, options), RankContext("actor_infer"))
     process.wait_until_ready()

@@ -12,9 +12,10 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
+from turnwise.examine.examined import examine
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.tracking.jsonl import read_metrics
@@ -60,7 +61,7 @@ def built(config: AgenticConfig, **options: Any) -> Iterator[AgenticPipeline]:
     """The pipeline of a config, before its run; it is closed at the end."""
     folder = start_run(config)
     try:
-        pipeline = build_agentic(config, folder, **options)
+        pipeline = build_agentic(examine(config), folder, **options)
     except BaseException:
         folder.discard()
         raise

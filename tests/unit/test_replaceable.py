@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.errors import ConfigError
-from turnwise.replaceable import (
+from turnwise.runtime.replaceable import (
     foreign_entries,
     point_link,
     require_new_folder,

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from turnwise.errors import DataError
-from turnwise.replay_log import BatchGroups, ReplayLog
+from turnwise.runtime.replay_log import BatchGroups, ReplayLog
 
 A, B = ("a", 0), ("b", 1)
 

@@ -17,8 +17,8 @@ from turnwise.envs.parsing import ANSWERS, as_answer, parse_action
 from turnwise.envs.players import Player
 from turnwise.errors import ConfigError, RolloutError, TurnwiseError
 from turnwise.protocols import Env, MakeEnv
-from turnwise.replaceable import write_new_or_same
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.replaceable import write_new_or_same
 from turnwise.runtime.stacks import describe_error
 from turnwise.types import Message, SamplingParams, Task, Trajectory
 

@@ -1,9 +1,10 @@
 """Runs an agent so that special tokens spelt out in its environment's text can't forge a turn."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
-from turnwise.protocols import AgentLoop, OpenConversation
+from turnwise.protocols import AgentLoop, Conversation, HearsCalls, OpenConversation
 from turnwise.types import SamplingParams, Task, Trajectory
 
 
@@ -16,4 +17,19 @@ class OverForeignText:
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        return await self.agent.run(task, sibling, partial(open_conversation, encode_special_tokens=False), sampling)
+        contexts = _ForeignContexts(open_conversation)
+        return await self.agent.run(task, sibling, contexts, sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class _ForeignContexts:
+    """Opens contexts for foreign text, unless the agent says otherwise, and passes on the calls of tools."""
+
+    open_conversation: OpenConversation
+
+    def __call__(self, sampling: SamplingParams, **options: Any) -> Conversation:
+        return self.open_conversation(sampling, **{"encode_special_tokens": False, **options})
+
+    def called(self, name: str, arguments: Mapping[str, Any], result: str, seconds: float) -> None:
+        if isinstance(self.open_conversation, HearsCalls):
+            self.open_conversation.called(name, arguments, result, seconds)

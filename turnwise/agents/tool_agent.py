@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from turnwise.agents.single_turn_agent import RowAgentSettings, cut_by
 from turnwise.data.prompts import prompt_of
-from turnwise.protocols import Conversation, OpenConversation
-from turnwise.tools.session import Interactions, InteractionSession, ToolBox, ToolSession, readable
+from turnwise.protocols import Conversation, HearsCalls, OpenConversation
+from turnwise.tools.session import Interactions, InteractionSession, ToolBox, ToolResult, ToolSession, readable
 from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,8 @@ class ToolAgent:
             # Special tokens in results of tools or messages of users would forge a turn.
             conversation = open_conversation(sampling, tools=session.schemas, encode_special_tokens=False)
             prompt = prompt_of(task.payload, self._settings.prompt_key, session.schemas)
-            limit = await self._converse(session, user, conversation, prompt)
+            hears = open_conversation if isinstance(open_conversation, HearsCalls) else None
+            limit = await self._converse(_ToldSession(session, hears), user, conversation, prompt)
             rewards, metrics = await session.rewards(), await user.metrics()
         status: Status = "truncated" if limit else "finished"
         trajectory = Trajectory(task, sibling, conversation.turns, status=status, limit=limit)
@@ -63,15 +64,17 @@ class ToolAgent:
         return [trajectory]
 
     async def _converse(
-        self, session: ToolSession, user: InteractionSession, conversation: Conversation, messages: Sequence[Message]
+        self, session: "_ToldSession", user: InteractionSession, conversation: Conversation, messages: Sequence[Message]
     ) -> Limit | None:
         settings, said = self._settings, list[Message]()
         while True:
             reply = await conversation.generate(messages, CallOptions(settings.max_new_tokens))
             if reply is None:  # the last results, or the user's last message, leave no room for a response
                 return "sequence_length"
-            turn, recorded = conversation.turns[-1], reply.pop("tool_results", None)
-            calls, errors = reply.get("tool_calls") or (), reply.get("call_errors") or ()
+            turn = conversation.turns[-1]
+            recorded = reply.pop("tool_results", None)
+            calls = reply.get("tool_calls") or ()
+            errors = reply.get("call_errors") or ()
             turn.metrics = {"tool_calls": float(len(calls) + len(errors)), "unreadable_calls": float(len(errors))}
             if turn.finish_reason == "length":
                 return cut_by(conversation)
@@ -89,7 +92,11 @@ class ToolAgent:
             turn.step_s = time.perf_counter() - started
 
     async def _answers(
-        self, session: ToolSession, calls: Sequence[Mapping[str, Any]], errors: Sequence[str], recorded: Sequence[str] | None
+        self,
+        session: "_ToldSession",
+        calls: Sequence[Mapping[str, Any]],
+        errors: Sequence[str],
+        recorded: Sequence[str] | None,
     ) -> list[Message]:
         """A message of role `tool` per call, in the order of the calls; unreadable calls come last. `recorded` are the
         texts of these messages in a replay; if there is one for each call, they are used and no call is executed."""
@@ -108,7 +115,7 @@ class ToolAgent:
         said = zip(names, ids, recorded, strict=True)
         return [{"role": "tool", "name": name, "tool_call_id": call_id, "content": text} for name, call_id, text in said]
 
-    async def _results(self, session: ToolSession, functions: Sequence[Mapping[str, Any]]) -> list[str]:
+    async def _results(self, session: "_ToldSession", functions: Sequence[Mapping[str, Any]]) -> list[str]:
         most = self._limits.max_parallel_calls
         running = [
             asyncio.create_task(session.call(f["name"], f["arguments"]), name=f"tool call {f['name']!r:.60}")
@@ -123,6 +130,25 @@ class ToolAgent:
             await asyncio.gather(*running, return_exceptions=True)
         beyond = f"not executed: at most {most} call{'s' if most > 1 else ''} a turn"
         return [result.text for result in results] + [beyond] * (len(functions) - len(results))
+
+
+@dataclass(frozen=True, slots=True)
+class _ToldSession:
+    """The tools of an episode, whose answers are told to those who observe it."""
+
+    session: ToolSession
+    hears: HearsCalls | None
+
+    @property
+    def schemas(self) -> list[Mapping[str, Any]]:
+        return self.session.schemas
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        started = time.perf_counter()
+        result = await self.session.call(name, arguments)
+        if self.hears is not None:
+            self.hears.called(name, arguments, result.text, time.perf_counter() - started)
+        return result
 
 
 def shortened(text: str, limit: int, side: Side) -> str:

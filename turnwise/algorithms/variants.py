@@ -15,8 +15,8 @@ from torch import Tensor
 from turnwise.algorithms.kl import MAX_EXPONENT
 from turnwise.algorithms.masks import replace_outside
 from turnwise.algorithms.ratios import Spans
-from turnwise.entry_points import load_function
 from turnwise.errors import ConfigError
+from turnwise.runtime.entry_points import load_function
 from turnwise.spec import Granularity
 
 

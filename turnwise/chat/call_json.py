@@ -5,7 +5,7 @@ import math
 import re
 from typing import Any
 
-from turnwise.tool_protocols import ToolCall
+from turnwise.protocols.tools import ToolCall
 
 _MAX_NESTING = 100
 _MAX_BITS = 14_000  # of an integer; Python writes at most 4,300 digits

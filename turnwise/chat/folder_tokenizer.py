@@ -6,7 +6,7 @@ from typing import Any
 
 from turnwise.chat.rendering import GENERATION_TAG
 from turnwise.chat.trial_program import environment
-from turnwise.model_folder import read_object
+from turnwise.model_files.folder import read_object
 from turnwise.types import Message
 
 

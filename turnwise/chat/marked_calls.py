@@ -9,7 +9,7 @@ from typing import ClassVar
 from turnwise.chat.argument_types import ArgumentTypes
 from turnwise.chat.call_json import Unreadable, skip_space
 from turnwise.chat.rendering import Tools
-from turnwise.tool_protocols import ParsedResponse, ToolCall
+from turnwise.protocols.tools import ParsedResponse, ToolCall
 
 MAX_UNREADABLE = 32
 """Maximum calls of one response that can't be read before reading stops. Each may cost a look at the whole text."""

@@ -12,11 +12,11 @@ from turnwise.chat.argument_types import ArgumentTypes, typed_value
 from turnwise.chat.call_json import Unreadable, call_of, json_at, json_value, skip_space
 from turnwise.chat.marked_calls import MAX_UNREADABLE, MarkedCallParser
 from turnwise.chat.template import ChatTemplate
-from turnwise.entry_points import load_class
 from turnwise.errors import ChatTemplateError, ConfigError
+from turnwise.protocols.tools import ToolCall, ToolCallParser
+from turnwise.runtime.entry_points import load_class
 from turnwise.runtime.foreign import Foreign
 from turnwise.spec import TOOL_PARSERS
-from turnwise.tool_protocols import ToolCall, ToolCallParser
 
 _MAX_WRITTEN = 200  # maximum characters of a call that an error shows
 _MAX_PYTHON = 2**17
@@ -51,7 +51,7 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
     with Foreign(f"agent.tool_parser {name}: making it", "at the start", are_faults=True):
         parser: ToolCallParser = load_class(TOOL_PARSERS.get(name, name), "agent.tool_parser", ConfigError)()
     if not isinstance(parser, ToolCallParser):
-        raise ConfigError(f"agent.tool_parser: {name} has no method `parse`; see ToolCallParser in turnwise/tool_protocols.py")
+        raise ConfigError(f"agent.tool_parser: {name} has no method `parse`; see ToolCallParser in turnwise/protocols/tools.py")
     if isinstance(parser, MarkedCallParser):
         parser.opens_thinking = template.opens_thinking
     return parser

@@ -12,7 +12,7 @@ from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_tar
 from turnwise.envs.checks.examination import CheckSettings, Report, check_env
 from turnwise.envs.registry import make_env, takes_split
 from turnwise.errors import EnvironmentFault
-from turnwise.model_folder import folder_here
+from turnwise.model_files.folder import folder_here
 from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.runtime.threads import DaemonThread
 

@@ -5,6 +5,7 @@ import argparse
 from turnwise.cli.env_target import given_actions, read_target
 from turnwise.cli.options import check_policy, new_file
 from turnwise.errors import ConfigError
+from turnwise.examine.examined import examine
 from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.runtime.disk import naming
 
@@ -19,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     file = new_file(options.out, "--out")
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
-        from turnwise.build.demonstrate import Demonstrator, as_row, demonstrate
+        from turnwise.assemble.demonstrate import Demonstrator, as_row, demonstrate
         from turnwise.pipelines.evaluate import Score, success_table
 
     error_rate = 0.5 if options.error_rate is None else options.error_rate
@@ -27,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     outcomes, num_rows = [], 0
     try:
         with naming(file), file.open("w", encoding="utf-8") as lines:
-            for episode in demonstrate(target.config, target.tag, demonstrator, options.episodes):
+            for episode in demonstrate(examine(target.config), target.tag, demonstrator, options.episodes):
                 for conversation in episode.conversations:
                     lines.write(as_row(conversation, episode.tools) + "\n")
                     num_rows += 1

@@ -11,7 +11,7 @@ from turnwise.config.compose import compose
 from turnwise.config.environments import CustomEnv
 from turnwise.config.yaml_text import load_yaml
 from turnwise.errors import ConfigError, nearest
-from turnwise.jsonl import not_utf8
+from turnwise.runtime.jsonl import not_utf8
 from turnwise.spec import ROWS_TAG
 
 NO_MODEL = "none"

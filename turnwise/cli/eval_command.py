@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from turnwise.build.envs import plug_in_problems
-from turnwise.cli.options import read_config, writable_file
-from turnwise.config import AgenticConfig, SettingsTable, require, unavailable_to_play
+from turnwise.cli.options import read_examined, writable_file
+from turnwise.config import SettingsTable, require, unavailable_to_play
 from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.runtime.disk import replace_file
 
 if TYPE_CHECKING:
-    from turnwise.build.saved import Mode
+    from turnwise.assemble.saved import Mode
     from turnwise.pipelines.evaluate import Evaluation, Score
 
 
@@ -28,7 +27,8 @@ class Result(NamedTuple):
 
 def run(options: argparse.Namespace) -> int:
     """Plays the config's validation tasks with saved models, and prints each model's success with its interval and pass@k."""
-    config = read_config(options, AgenticConfig, plug_in_problems, "play")
+    examined = read_examined(options, "play")
+    config = examined.config
     if options.samples and options.greedy and not options.sampled:
         raise ConfigError(f"--samples {options.samples} with --greedy alone: greedy episodes of a task are all the same")
     # Absolute paths, since an environment may change the folder; a name on the hub isn't a path.
@@ -38,13 +38,13 @@ def run(options: argparse.Namespace) -> int:
     models = options.model or [config.actor_train.model_args.model_name_or_path]
     # torch takes seconds to import; a wrong config has been refused by now.
     with ends_at_once():
-        from turnwise.build.saved import evaluate_modes, validation_mode
+        from turnwise.assemble.saved import evaluate_modes, validation_mode
 
     plan = _modes(options, validation_mode(config)), options.episodes, options.samples
     results: list[Result] = []
     try:
         for model in models:
-            for mode, evaluation in evaluate_modes(config, *plan, absolute.get(model, model), SettingsTable.show):
+            for mode, evaluation in evaluate_modes(examined, *plan, absolute.get(model, model), SettingsTable.show):
                 results.append(Result(model, mode, evaluation))
     finally:
         if results:

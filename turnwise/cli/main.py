@@ -14,11 +14,11 @@ from importlib import import_module
 from turnwise import __version__
 from turnwise.cli.guard import guarded
 from turnwise.errors import ConfigError, TurnwiseError, nearest
-from turnwise.package_tables import read_table
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
 from turnwise.runtime.call_board import CALLS
 from turnwise.runtime.disk import NO_SPACE, file_error
 from turnwise.runtime.rank import launched
+from turnwise.spec.package_tables import read_table
 
 EXIT_NO_READER = 141
 """Exit status if the program that reads the output, such as `head`, has ended: the one that a shell reports for SIGPIPE."""

@@ -15,7 +15,7 @@ def export(options: argparse.Namespace) -> int:
     """Writes the model and its tokenizer without the training state, and prints what was written."""
     out = free_folder(options.out)
     with ends_at_once():  # torch takes seconds to import
-        from turnwise.model_folder import base_of_adapter
+        from turnwise.model_files.folder import base_of_adapter
         from turnwise.models.load import export_model, parse_dtype
 
     base = base_of_adapter(options.model)

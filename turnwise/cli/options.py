@@ -7,20 +7,29 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from turnwise.build.play_policies import OPENAI
-from turnwise.config.load import C, Examine, Purpose, load_config
+from turnwise.assemble.play_policies import OPENAI
+from turnwise.config.load import Purpose
 from turnwise.errors import ConfigError
+from turnwise.examine.examined import Examined
+from turnwise.examine.problems import object_problems
+from turnwise.examine.read import Find, load_examined
 from turnwise.pipelines.interrupt import ends_at_once
-from turnwise.replaceable import require_new_folder
+from turnwise.runtime.replaceable import require_new_folder
 
 
-def read_config(options: argparse.Namespace, kind: type[C], examine: Examine, purpose: Purpose = "train") -> C:
-    """The config that the command line names. Prints its notes. `examine` yields further faults, such as those of plug-ins."""
-    with ends_at_once():  # plug-ins are imported
-        config, notes = load_config(options.config, options.overrides, kind, options.strict, purpose, examine)
+def read_examined(options: argparse.Namespace, purpose: Purpose = "train", find: Find = object_problems) -> Examined:
+    """What the config names that the command line names. Prints the notes on the config. `find` yields the faults of what it
+    names."""
+    with ends_at_once():  # the user's classes are imported
+        examined, notes = load_examined(options.config, options.overrides, options.strict, purpose, find)
+    print_notes(notes)
+    return examined
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Prints the notes on a config to standard error."""
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    return config
 
 
 def check_policy(options: argparse.Namespace, draws: bool, who_draws: str, more: Iterable[tuple[str, bool, bool, str]]) -> None:

@@ -4,11 +4,12 @@ import argparse
 import sys
 from contextlib import closing
 
-from turnwise.build.play_policies import OPENAI, PLAYERS
+from turnwise.assemble.play_policies import OPENAI, PLAYERS
 from turnwise.cli.env_target import NO_MODEL, given_actions, read_target
 from turnwise.cli.options import check_policy
-from turnwise.hub import local_path, looks_like_hub_name
-from turnwise.model_folder import folder_here
+from turnwise.examine.examined import examine
+from turnwise.model_files.folder import folder_here
+from turnwise.model_files.hub import local_path, looks_like_hub_name
 from turnwise.pipelines.interrupt import ends_at_once
 
 HELP = "an action, or !TEXT for a response as it stands; q leaves"
@@ -27,8 +28,7 @@ def run(options: argparse.Namespace) -> int:
     target = read_target(options, model=model, takes_rows=True)
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
-        from turnwise.build.play import EpisodePrinter
-        from turnwise.build.play_setup import Choices, set_up
+        from turnwise.assemble.play_setup import Choices, set_up
         from turnwise.cli.console import open_console
         from turnwise.cli.play_screen import PlayScreen, reader
 
@@ -43,10 +43,10 @@ def run(options: argparse.Namespace) -> int:
         read=reader(console, sys.stdin),
         show=lambda text: console.print(text, style="dim", markup=False),
     )
-    with closing(set_up(target.config, target.tag, choices)) as setup:
+    with closing(set_up(examine(target.config), target.tag, choices)) as setup:
         screen = PlayScreen(console, setup, shows_ids=options.ids)
         screen.begin(policy)
         if policy == "human":
             console.print(HELP if target.tag in target.config.custom_envs else HELP_ROWS, style="dim")
-        screen.end(setup.play(EpisodePrinter(screen)))
+        setup.play(screen)
     return 0

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.text import Text
 
 from turnwise.batching.samples import build_samples
-from turnwise.chat.conversation import TextAnswer
 from turnwise.cli.console import printable
 from turnwise.errors import counted
-from turnwise.types import Completion, Sample, Trajectory, Turn
+from turnwise.protocols import SilentObserver, TurnPlace
+from turnwise.types import Message, Sample, Trajectory, Turn
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from turnwise.build.play import PlayedEpisode, ShownPrompt
-    from turnwise.build.play_setup import EpisodeSetup
+    from turnwise.assemble.play import ShownPrompt
+    from turnwise.assemble.play_setup import EpisodeSetup
 
 _LABEL, _COUNT = 7, 6  # characters of the gutter's two columns
 _SHOWN_IDS, _CUT_IDS = 60, 24  # up to 60 token ids are all shown; of a longer list, 24
@@ -37,13 +37,15 @@ ENDS = {
 }
 
 
-class PlayScreen:
+class PlayScreen(SilentObserver):
     """An `Onlooker` that prints an episode on a console. Long lists of token ids are shortened unless `shows_ids`."""
 
     def __init__(self, console: "Console", setup: "EpisodeSetup", shows_ids: bool = False) -> None:
         self._console = console
         self._setup = setup
         self._shows_ids = shows_ids
+        self._turn_idx = 1
+        self._prompt: ShownPrompt
         self._left = (0, 0)  # tokens that the last response left unused: of the context, and of its own limit
 
     def begin(self, policy: str) -> None:
@@ -58,9 +60,13 @@ class PlayScreen:
         if setup.policy.note:
             self._print(Text(f"note: {setup.policy.note}", "yellow"))
 
-    def prompt(self, prompt: "ShownPrompt") -> None:
+    def asked(self, place: TurnPlace, messages: Sequence[Message]) -> None:
+        self._turn_idx = place.number + 1
+
+    def prompted(self, prompt: "ShownPrompt") -> None:
+        self._prompt = prompt
         most = self._setup.max_turns
-        title = f"turn {prompt.turn_idx} of {most}" if most else f"turn {prompt.turn_idx}"
+        title = f"turn {self._turn_idx} of {most}" if most else f"turn {self._turn_idx}"
         if self._setup.policy.tokenizer:
             title += f", context {prompt.num_before} of {self._setup.max_length}" if prompt.num_before else ", a new context"
         self._rule(title)
@@ -73,26 +79,28 @@ class PlayScreen:
                 name, given = call["function"]["name"], call["function"].get("arguments", {})
                 self._lines("calls", "", f"{name}({given if isinstance(given, str) else json.dumps(given)})")
 
-    def response(self, prompt: "ShownPrompt", answer: Completion | TextAnswer) -> None:
+    def sampled(self, place: TurnPlace, turn: Turn, reply: Message) -> None:
+        prompt = self._prompt
         ending = {"stop": "", "length": f"  ← cut at {prompt.max_new_tokens} tokens", "aborted": "  ← aborted"}
-        note = ending[answer.finish_reason]
-        if isinstance(answer, TextAnswer):
-            self._lines("says", "", answer.text + note, "green")
-            for call in answer.tool_calls:
-                self._lines("calls", "", f"{call.name}({json.dumps(call.arguments)})", "green")
+        note = ending[turn.finish_reason]
+        if self._setup.policy.tokenizer is None:
+            self._lines("says", "", turn.text + note, "green")
+            for call in reply.get("tool_calls") or ():
+                function = call["function"]
+                self._lines("calls", "", f"{function['name']}({json.dumps(function['arguments'])})", "green")
             return
-        ids = answer.token_ids.tolist()
+        ids = turn.response_ids.tolist()
         self._left = (
             self._setup.max_length - prompt.num_before - len(prompt.added_ids) - len(ids),
             prompt.max_new_tokens - len(ids),
         )
         self._lines("says", f"+{len(ids)}", self._decode(ids) + note, "green")
         if self._setup.policy.has_logprobs:
-            self._logprobs(ids, answer.logprobs.tolist())
+            self._logprobs(ids, turn.logprobs.tolist())
         else:
             self._lines("ids", "", self._ids(ids), "dim")
 
-    def outcome(self, turn_idx: int, turn: Turn) -> None:
+    def rewarded(self, place: TurnPlace, turn: Turn) -> None:
         action = "nothing that action_pattern reads" if turn.action is None else repr(turn.action)
         style = "red" if turn.action is None else "bold"
         if self._setup.task.row is not None:
@@ -103,17 +111,17 @@ class PlayScreen:
         if turn.state_key is not None and turn.state_key != turn.observation:
             self._lines("state", "", str(turn.state_key), "dim")
         most = self._setup.max_turns
-        left = counted(most - turn_idx, "turn") if most else "any number of turns"
+        left = counted(most - place.number - 1, "turn") if most else "any number of turns"
         if self._setup.policy.tokenizer:
             left += f", {self._left[0]} tokens of the context, {self._left[1]} of the response"
         self._lines("left", "", left, "dim")
 
-    def end(self, played: "PlayedEpisode") -> None:
+    def ended(self, trajectories: Sequence[Trajectory], fault: BaseException | None) -> None:
         """Prints the score, what ended the episode, and which tokens would be trained on."""
-        trajectory = played.trajectory
+        trajectory = trajectories[0]
         self._rule("end")
         finished = "finished by the environment" if trajectory.task.row is None else "finished"
-        how = "left by you" if played.is_left else ENDS[trajectory.limit] if trajectory.limit else finished
+        how = "left by you" if fault is not None else ENDS[trajectory.limit] if trajectory.limit else finished
         turns = counted(len(trajectory.turns), "turn")
         if trajectory.status == "failed":
             self._lines("failed", "", f"no score after {turns}: {trajectory.error}", "red")

@@ -5,21 +5,21 @@ import json
 import sys
 from pathlib import Path
 
-from turnwise.build.envs import plug_in_problems
-from turnwise.cli.options import new_file, read_config
-from turnwise.config import AgenticConfig, require, unavailable_to_play
+from turnwise.cli.options import new_file, read_examined
+from turnwise.config import require, unavailable_to_play
 from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
     """Plays batches, writes them to a file, and prints a summary. With --replay, replays a file up to the first difference."""
-    config = read_config(options, AgenticConfig, plug_in_problems, "play")
+    examined = read_examined(options, "play")
+    config = examined.config
     if options.replay:
         require(unavailable_to_play(config, options.split))
         with ends_at_once():
-            from turnwise.build.saved import replay_rollouts
+            from turnwise.assemble.saved import replay_rollouts
 
-        num_replayed, sentences = replay_rollouts(config, Path(options.replay), options.split, options.model)
+        num_replayed, sentences = replay_rollouts(examined, Path(options.replay), options.split, options.model)
         for sentence in sentences:
             print(f"note: {sentence}", file=sys.stderr)
         print(f"replayed   {options.replay}: {num_replayed:,} trajectories, all as recorded")
@@ -28,14 +28,14 @@ def run(options: argparse.Namespace) -> int:
     require(unavailable_to_play(config, options.split))
     # torch takes seconds to import; a wrong config has been refused by now.
     with ends_at_once():
-        from turnwise.build.saved import collect_rollouts
+        from turnwise.assemble.saved import collect_rollouts
         from turnwise.pipelines.collect import Collection
 
     collection = Collection(file)
     terminal = sys.stderr if options.json else sys.stdout
     try:
         collect_rollouts(
-            config, collection, options.split, options.batches, options.model, on_start=lambda table: table.show(terminal)
+            examined, collection, options.split, options.batches, options.model, on_start=lambda table: table.show(terminal)
         )
     finally:
         if collection.num_written:

@@ -4,15 +4,17 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from turnwise.build.prepare import prepare_run, problems_here
-from turnwise.cli.options import read_config
-from turnwise.config import AgenticConfig, SFTConfig, not_here, require, unavailable
+from turnwise.assemble.placement import prepare_run
+from turnwise.cli.options import print_notes, read_examined
+from turnwise.config import not_here, require, unavailable
 from turnwise.config.dump import RESUMED
+from turnwise.config.place import place, smallest_machine
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError
+from turnwise.examine.problems import problems
+from turnwise.examine.read import load_examined_sft
 from turnwise.pipelines.interrupt import ends_at_once
-
-_EXAMINE = partial(problems_here, may_miss=False)
+from turnwise.runtime.rank import launched
 
 
 def run(options: argparse.Namespace) -> int:
@@ -22,22 +24,24 @@ def run(options: argparse.Namespace) -> int:
     if file is None:
         raise ConfigError("train needs a config: turnwise train FILE [KEY=VALUE ...], or --replay RUN with the folder of a run")
     options.config, options.overrides = file, overrides
-    config = read_config(options, AgenticConfig, _EXAMINE)
+    examined = read_examined(options, find=problems)
+    config = examined.config
     # Before torch is imported, to refuse at once what can't run here.
     require([*unavailable(config), *not_here(config)])
     rollouts = Path(options.from_rollouts) if options.from_rollouts else None
     if rollouts is not None and not rollouts.is_file():
         raise DataError(f"--from-rollouts {rollouts}: there is no such file; `turnwise rollout` and every run write one")
     with ends_at_once():
-        if rollouts is None:
-            prepare_run(config)
-        from turnwise.build.agentic import build_agentic
-        from turnwise.build.whole_run import whole_run
+        if rollouts is None and launched() == (0, 1):
+            # Not the placement on this machine: its accelerators are found by torch, which the fork server imports meanwhile.
+            prepare_run(place(config, smallest_machine(config)))
+        from turnwise.assemble.agentic import build_agentic
+        from turnwise.assemble.whole_run import whole_run
 
     build = partial(
-        build_agentic, config, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay
+        build_agentic, examined, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay
     )
-    with whole_run(config, build, options.quiet) as pipeline:
+    with whole_run(config, build, options.quiet, plays=rollouts is None) as pipeline:
         pipeline.run()
     if options.profile:
         print(f"timeline: {pipeline.folder.timeline}")
@@ -46,10 +50,12 @@ def run(options: argparse.Namespace) -> int:
 
 def run_sft(options: argparse.Namespace) -> int:
     """Trains on demonstrations, and prints where the model is."""
-    config = read_config(options, SFTConfig, _EXAMINE)
     with ends_at_once():
-        from turnwise.build.sft import fine_tune
-    fine_tune(config, is_quiet=options.quiet)
+        examined, notes = load_examined_sft(options.config, options.overrides, options.strict, problems)
+    print_notes(notes)
+    with ends_at_once():
+        from turnwise.assemble.sft import fine_tune
+    fine_tune(examined, is_quiet=options.quiet)
     return 0
 
 

@@ -5,17 +5,15 @@ import logging
 import os
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any
 
-from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, dumps, loads
-from turnwise.cluster.shared_tensors import SharedTensors, Written
+from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, dumps, loads, pack, unpack
+from turnwise.cluster.wire import Message, Wire
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch, TokenCounts
@@ -25,7 +23,7 @@ from turnwise.runtime.torch_group import form_groups, join_processes
 class BufferedStopwatch(Stopwatch):
     """Keeps its spans for the next Reply. Reports finished micro-batches at once, through `send`."""
 
-    def __init__(self, send: Callable[[bytes], None]) -> None:
+    def __init__(self, send: Callable[[Message], None]) -> None:
         super().__init__()
         self.spans: list[tuple[str, str, float, float, dict[str, Any]]] = []
         self._send = send
@@ -34,22 +32,7 @@ class BufferedStopwatch(Stopwatch):
         self.spans.append((track, name, started, self.now() if ended is None else ended, details))
 
     def did_batch(self, num_tokens: int) -> None:
-        self._send(DONE + b"%d" % num_tokens)
-
-
-class Wire:
-    """The connection to the calling process, usable from any thread."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-
-    def receive(self) -> bytes:
-        return self._connection.recv_bytes()
-
-    def send(self, pickled: bytes) -> None:
-        with self._lock:
-            self._connection.send_bytes(pickled)
+        self._send(Message(DONE + b"%d" % num_tokens))
 
 
 class SentRecords(QueueHandler):
@@ -66,7 +49,7 @@ class SentRecords(QueueHandler):
         except Exception:  # boundary: a record's `extra` may hold anything
             plain = ("name", "levelno", "levelname", "msg", "created", "pathname", "lineno", "module", "filename")
             pickled = dumps(logging.makeLogRecord({name: vars(record)[name] for name in plain}))
-        self._wire.send(RECORD + pickled)
+        self._wire.send(Message(RECORD + pickled))
 
 
 def serve(connection: Connection, stacks: Connection) -> None:
@@ -97,18 +80,14 @@ class RoleWorkers:
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.workers: dict[str, Any] = {}
         self._stopwatch = stopwatch
-        self._written: dict[tuple[str, str], Written] = {}
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
         """Makes the worker of a role."""
         self.workers[context.role] = factory(replace(context, neighbours=dict(self.workers), stopwatch=self._stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of a role's worker and returns the result. If the method yields named tensors, writes them to shared
-        memory without delay: iterating may gather sharded tensors, and then all processes of the role must iterate together."""
-        call = partial(getattr(self.workers[role], method), *args, **kwargs)
-        value = call()
-        return self._written.setdefault((role, method), Written())(call) if isinstance(value, Iterator) else value
+        """Calls a method of a role's worker and returns the result."""
+        return getattr(self.workers[role], method)(*args, **kwargs)
 
 
 class Child(RoleWorkers):
@@ -120,18 +99,20 @@ class Child(RoleWorkers):
         self.stopwatch = BufferedStopwatch(wire.send)
         super().__init__(self.stopwatch)
 
-    def answer(self, message: bytes) -> bytes:
-        """Runs the Command of a pickled message and returns the pickled Reply."""
+    def answer(self, message: Message) -> Message:
+        """Runs the Command of a packed message and returns the packed Reply."""
         reply = Reply()
         try:
-            command: Command = loads(message)
+            command: Command = unpack(message)
             reply.value = getattr(self, command.method)(*command.args)
-            reply.spans, reply.tokens = self.stopwatch.spans, self.stopwatch.tokens
-            pickled = dumps(reply)
+            reply.spans = self.stopwatch.spans
+            reply.tokens = self.stopwatch.tokens
+            packed = pack(reply)
         except BaseException as error:  # boundary: the process that waits for the reply gets the exception
-            pickled = dumps(Reply(error=portable(error)))
-        self.stopwatch.spans, self.stopwatch.tokens = [], TokenCounts()
-        return pickled
+            packed = pack(Reply(error=portable(error)))
+        self.stopwatch.spans = []
+        self.stopwatch.tokens = TokenCounts()
+        return packed
 
     def set_up(self, set_up: SetUp) -> None:
         """Takes over the caller's current folder, `sys.path`, environment and log levels, then calls `set_up.function`."""
@@ -148,10 +129,6 @@ class Child(RoleWorkers):
         """Joins the processes that meet through the file `rendezvous`, and forms groups, so that ranks can compute together."""
         join_processes(rendezvous, rank, world_size, device)
         form_groups(groups)
-
-    def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = super().ask(role, method, args, kwargs)
-        return value.shared if isinstance(value, SharedTensors) else value
 
     def check_sendable(self, value: Any) -> None:
         """Does nothing: a call arrives only if its value can be pickled and unpickled."""

@@ -18,11 +18,15 @@ import torch
 import torch.distributed as dist
 
 from turnwise import __version__
-from turnwise.cluster.child import RoleWorkers, Wire, answer_all
+from turnwise.cluster.channel import Channel
+from turnwise.cluster.child import RoleWorkers, answer_all
 from turnwise.cluster.greeting import greetings
 from turnwise.cluster.messages import Command, SetUp
-from turnwise.cluster.process import ConnectedProcess, TrainerProcess
+from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.process_cluster import ProcessCluster
+from turnwise.cluster.process_life import LaunchedLife
+from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess
+from turnwise.cluster.wire import Message, Wire
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext, launched
 from turnwise.runtime.torch_group import form_groups, join_processes
@@ -31,12 +35,12 @@ _GREETING_S = 600.0
 """Seconds in which the other processes connect to the first one. They have all joined by then, so they are fast."""
 
 
-class OwnRank(TrainerProcess, RoleWorkers):
-    """The workers of this process. Their calls run in a thread, so the event loop runs while they wait for other ranks."""
+class OwnRanks(RankProcess, RoleWorkers):
+    """The ranks in this process. Their calls run in a thread, so the event loop runs while they wait for other ranks."""
 
-    def __init__(self, *talk: Any) -> None:
-        TrainerProcess.__init__(self, *talk)
-        RoleWorkers.__init__(self, self._stopwatch)
+    def __init__(self, name: str, settings: CallSettings) -> None:
+        RankProcess.__init__(self, name, settings)
+        RoleWorkers.__init__(self, settings.stopwatch)
 
     def _ask(self, name: str, command: Command) -> Any:
         return getattr(self, command.method)(*command.args)
@@ -50,7 +54,7 @@ class OwnRank(TrainerProcess, RoleWorkers):
             torch.cuda.set_device(context.device)  # for this thread
         super().make(factory, context)
 
-    def _stack(self) -> str:
+    def _stacks(self) -> str:
         return "it is this process, whose stacks are above"
 
     def _end(self) -> None:
@@ -64,22 +68,25 @@ class LaunchedCluster(ProcessCluster):
 
     _has_run = False
 
-    def _start(self, talk: tuple[Any, ...], begin: Callable[[], object]) -> None:
+    def _start(self, settings: CallSettings, begin: Callable[[], object]) -> None:
         size = self.placement.num_processes
         if LaunchedCluster._has_run:
             raise WorkerError("the launched processes ended with the first run of this script; start it again for another run")
         LaunchedCluster._has_run = True
-        join_processes(None, 0, size, self.placement.device(self.placement.devices[0]))
+        join_processes(None, 0, size, self.placement.machine.device_name(self.placement.devices[0]))
         key = secrets.token_bytes(32)
         with create_server(("127.0.0.1", 0), backlog=size) as server:
             dist.broadcast_object_list([server.getsockname(), key, self.placement.groups], src=0)
             form_groups(self.placement.groups)
             connections = dict(_checked(*greeting) for greeting in greetings(server, key, size - 1, _GREETING_S))
-        self._processes.append(OwnRank(*talk, "rank 0"))
+        self._processes.append(OwnRanks("rank 0", settings))
         for rank in range(1, size):
-            self._processes.append(ConnectedProcess(*connections[rank], *talk, f"the launched process of rank {rank}"))
-        others = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
-        self._send("setting up the ranks", [Command("begin", (begin,)), *[Command("set_up", (others,))] * (size - 1)])
+            connection, process_id = connections[rank]
+            channel = Channel(Wire(connection), settings.stopwatch)
+            process = WorkerProcess(f"the launched process of rank {rank}", LaunchedLife(process_id), channel)
+            self._processes.append(ConnectedRanks(process, settings))
+        set_up = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
+        self._send("setting up the ranks", [Command("begin", (begin,)), *[Command("set_up", (set_up,))] * (size - 1)])
 
     def _end(self) -> None:
         super()._end()
@@ -92,9 +99,9 @@ def serve_launched() -> None:
     rank, size = launched()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
     join_processes(None, rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu")
-    found: list[Any] = [None, None, None]
-    dist.broadcast_object_list(found, src=0)
-    address, key, groups = found
+    meeting: list[Any] = [None, None, None]
+    dist.broadcast_object_list(meeting, src=0)
+    address, key, groups = meeting
     form_groups(groups)
     connection = Client(tuple(address), authkey=key)
     connection.send((rank, os.getpid(), _versions()))
@@ -109,11 +116,11 @@ class _ReadAhead(Wire):
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
-        self._messages: SimpleQueue[bytes | None] = SimpleQueue()
+        self._messages: SimpleQueue[Message | None] = SimpleQueue()
         self._is_busy = False
         threading.Thread(target=self._read, name="reader", daemon=True).start()
 
-    def receive(self) -> bytes:
+    def receive(self) -> Message:
         self._is_busy = False
         message = self._messages.get()
         if message is None:
@@ -143,5 +150,5 @@ def _checked(connection: Connection, greeting: tuple[int, int, dict[str, str]]) 
 
 def _versions() -> dict[str, str]:
     """Versions that must be equal in all processes, since functions are sent as code. turnwise needn't be installed."""
-    own = {"turnwise": __version__, "Python": platform.python_version()}
-    return {**own, **{name: version(name) for name in ("torch", "transformers")}}
+    libraries = {name: version(name) for name in ("torch", "transformers")}
+    return {"turnwise": __version__, "Python": platform.python_version(), **libraries}

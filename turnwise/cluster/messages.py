@@ -3,20 +3,21 @@
 import io
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import cloudpickle
-import numpy as np
 import torch
 
+from turnwise.cluster.wire import Message
 from turnwise.runtime.stopwatch import TokenCounts
 
 RECORD = b"log"
 """Prefix of a message that holds a pickled log record. A message to the caller without this prefix or `DONE` is a Reply."""
 DONE = b"did"
 """Prefix of the message about a finished micro-batch. The number of the batch's tokens follows, in decimal digits."""
+_MIN_BUFFER_BYTES = 2**16  # a smaller array costs less to copy than to send by itself
 _NUMPY_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
 
 
@@ -57,7 +58,8 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized:
             return super().reducer_override(value) if isinstance(value, type | FunctionType) else NotImplemented
-        copy, is_trained = value.detach().cpu(), value.requires_grad and value.is_leaf
+        copy = value.detach().cpu()
+        is_trained = value.requires_grad and value.is_leaf
         if value.dtype in _NUMPY_DTYPES:
             return _tensor, (copy.numpy(), is_trained)
         return _tensor, (copy.reshape(-1).view(torch.uint8).numpy(), is_trained, value.dtype, value.shape)
@@ -66,18 +68,58 @@ class _Pickler(cloudpickle.Pickler):
 def dumps(value: Any) -> bytes:
     """The pickled value; plain dense tensors become copies on the CPU. If the value can't be pickled, any Exception may be
     raised: objects define how they are pickled."""
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
-    return buffer.getvalue()
+    file = io.BytesIO()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
 
 
 loads = pickle.loads
 
 
+def pack(value: Any) -> Message:
+    """Pickles as `dumps` does, but leaves large arrays where they are: the message refers to their memory."""
+    file = io.BytesIO()
+    buffers: list[memoryview] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        """Says whether the array is pickled with the rest."""
+        array_bytes = buffer.raw()
+        if array_bytes.nbytes < _MIN_BUFFER_BYTES:
+            return True
+        buffers.append(array_bytes)
+        return False
+
+    _Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=is_small).dump(value)
+    return Message(file.getvalue(), buffers)
+
+
+def unpack(message: Message) -> Any:
+    """What was packed. Large arrays use the memory of the message's buffers."""
+    return pickle.loads(message.content, buffers=message.buffers)
+
+
+def unsendable_part(value: Any, name: str, depth: int = 5) -> str:
+    """The part of a value that can't be pickled, as `name.attribute`, at most `depth` attributes deep, with its type."""
+    for part, inner in _parts(value).items() if depth else ():
+        try:
+            dumps(inner)
+        except Exception:  # boundary: a user's object defines how it is pickled
+            return unsendable_part(inner, f"{name}.{part}", depth - 1)
+    return f"{name} ({type(value).__name__})"
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    is_plain = is_dataclass(value) and not isinstance(value, type)
+    parts = {field.name: getattr(value, field.name) for field in fields(value)} if is_plain else {}
+    if "__dict__" in dir(value):
+        parts.update(vars(value))
+    return parts
+
+
 def _tensor(
     array: Any, requires_grad: bool, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None
 ) -> torch.Tensor:
-    tensor = torch.from_numpy(np.array(array))
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     if dtype is not None and shape is not None:
         tensor = tensor.view(dtype).view(shape) if tensor.numel() else torch.empty(shape, dtype=dtype)
     return tensor.requires_grad_(requires_grad)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from tempfile import TemporaryDirectory
@@ -14,14 +14,18 @@ from types import MappingProxyType
 from typing import Any
 
 from turnwise.cluster.messages import Command, SetUp
-from turnwise.cluster.placement import CpuThreads, Placement
-from turnwise.cluster.process import ForkedProcess, RunAsync, Started, TrainerProcess
+from turnwise.cluster.process import WorkerProcess
+from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess, RunAsync, Started
+from turnwise.cluster.ranks import require_rank
 from turnwise.errors import WorkerError
 from turnwise.protocols import Route
+from turnwise.runtime.placement import CpuThreads, Placement
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
+CHILD = "turnwise.cluster.child:serve"
+"""The function that a process of ranks runs."""
 _OTHERS_S = 5.0  # seconds to wait, after the first rank has failed, for others to fail too
 
 
@@ -65,7 +69,7 @@ class StartedAll:
 class ProcessWorkers:
     """The ranks of a role, each in its own process."""
 
-    def __init__(self, role: str, processes: Sequence[TrainerProcess]) -> None:
+    def __init__(self, role: str, processes: Sequence[RankProcess]) -> None:
         self.size = self.dp_size = len(processes)
         self._role = role
         self._processes = processes
@@ -74,12 +78,26 @@ class ProcessWorkers:
         shares = [args] * self.size
         if route == "split" and self.size > 1:
             shares = [tuple(_share(argument, rank, self.size) for argument in args) for rank in range(self.size)]
-        name, asked = f"{self._role}.{method}", self._processes[: 1 if route == "rank0" else None]
-        calls = [
-            process.start(name, Command("ask", (self._role, method, share, kwargs)))
-            for process, share in zip(asked, shares, strict=False)
-        ]
-        return calls[0] if len(calls) == 1 else StartedAll(calls, partial(sum, start=[]) if route == "split" else itemgetter(0))
+        num_called = 1 if route == "rank0" else self.size
+        calls = [self.at(rank).call(method, *shares[rank], **kwargs) for rank in range(num_called)]
+        if len(calls) == 1:
+            return calls[0]
+        return StartedAll(calls, partial(sum, start=[]) if route == "split" else itemgetter(0))
+
+    def at(self, rank: int) -> "ProcessRank":
+        require_rank(self._role, self.size, rank)
+        return ProcessRank(self._role, self._processes[rank])
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRank:
+    """One rank of a role in its process, as a `protocols.RankCalls`."""
+
+    role: str
+    process: RankProcess
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Started:
+        return self.process.start(f"{self.role}.{method}", Command("ask", (self.role, method, args, kwargs)))
 
 
 def _share(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
@@ -92,9 +110,8 @@ def _share(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
 class ProcessCluster:
     """Spawns each role in the processes of its placement, one per device. A rank's methods run in the order of the calls.
 
-    Arguments and results are pickled. An iterator of `(name, tensor)` pairs comes back as `SharedTensors`, which the next call
-    of the same method overwrites; the first call goes through the pairs twice. The processes' log records are logged in this
-    process, and their stopwatches report to `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
+    Arguments and results are pickled. The processes' log records are logged in this process, and their stopwatches report to
+    `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
 
     `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets how many threads torch's operators use:
     until `shutdown` this process uses `num_threads.rollout`, and the spawned processes share `num_threads.train`. Each spawned
@@ -116,21 +133,22 @@ class ProcessCluster:
     ) -> None:
         self.num_threads = num_threads
         self._set_num_threads = set_num_threads
-        self.placement = placement or Placement("process", "", (0,), {})
-        self._processes: list[TrainerProcess] = []
+        self.placement = placement or Placement("process")
+        self._processes: list[RankProcess] = []
         with ExitStack() as on_error:
             on_error.callback(self._end)
             begin = partial(_begin, set_num_threads, max(1, num_threads.train // self.placement.num_processes), set_up)
-            self._start((run_async, watchdog, stopwatch, deadline_s), begin)
+            self._start(CallSettings(run_async, watchdog, stopwatch, deadline_s), begin)
             on_error.pop_all()
         set_num_threads(num_threads.rollout)
 
-    def _start(self, talk: tuple[Any, ...], begin: Callable[[], object]) -> None:
-        """Starts the processes and connects their ranks. `talk` holds the arguments of a `TrainerProcess` except its name."""
+    def _start(self, settings: CallSettings, begin: Callable[[], object]) -> None:
+        """Starts the processes and connects their ranks."""
         size = self.placement.num_processes
         for rank in range(size):
             name = "the trainer's process" if size == 1 else f"the trainer's process of rank {rank}"
-            self._processes.append(ForkedProcess(*talk, name))
+            forked = WorkerProcess.fork(name, CHILD, settings.stopwatch)
+            self._processes.append(ConnectedRanks(forked, settings))
         levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
         set_up_child = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
         self._send("setting up the trainer's process", [Command("set_up", (set_up_child,))] * size)
@@ -138,20 +156,21 @@ class ProcessCluster:
             self._folder = TemporaryDirectory(prefix="turnwise-")
             rendezvous = f"{self._folder.name}/rendezvous"
             joins = [
-                (rendezvous, rank, size, self.placement.device(device), self.placement.groups)
+                (rendezvous, rank, size, self.placement.machine.device_name(device), self.placement.groups)
                 for rank, device in enumerate(self.placement.devices)
             ]
             self._send("joining the ranks", [Command("join", join) for join in joins])
 
-    def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> ProcessWorkers:
-        placed = self.placement.roles.get(role)
+    def spawn(self, role: str, factory: Callable[[RankContext], Any], *, beside: str = "") -> ProcessWorkers:
+        host_role = beside or role
+        placed = self.placement.roles.get(host_role)
         hosts = placed.processes if placed else (0,)
-        contexts = [self.placement.context(role, rank) for rank in range(len(hosts))]
+        contexts = [replace(self.placement.context(host_role, rank), role=role) for rank in range(len(hosts))]
         processes = [self._processes[host] for host in hosts]
         self._send(f"making {role}", [Command("make", (factory, context)) for context in contexts], processes)
         return ProcessWorkers(role, processes)
 
-    def _send(self, name: str, commands: Sequence[Command], processes: Sequence[TrainerProcess] = ()) -> None:
+    def _send(self, name: str, commands: Sequence[Command], processes: Sequence[RankProcess] = ()) -> None:
         """Sends each process its command, and waits for all."""
         pairs = zip(processes or self._processes, commands, strict=True)
         StartedAll([process.start(name, command) for process, command in pairs], itemgetter(0)).result()
@@ -174,11 +193,11 @@ class ProcessCluster:
         self._end()
 
     def _end(self) -> None:
-        with ExitStack() as rest:
+        with ExitStack() as endings:
             if self._folder is not None:
-                rest.callback(self._folder.cleanup)
+                endings.callback(self._folder.cleanup)
             for process in self._processes:
-                rest.callback(process.end)
+                endings.callback(process.end)
 
 
 def _begin(set_num_threads: Callable[[int], None], num_threads: int, set_up: Callable[[], object] | None) -> None:

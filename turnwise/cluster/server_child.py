@@ -5,9 +5,9 @@ import inspect
 import threading
 from typing import Any, NamedTuple
 
-from turnwise.cluster.child import Child, Wire, begin, portable
-from turnwise.cluster.messages import Reply, dumps, loads
-from turnwise.cluster.shared_tensors import Shared, opened_once
+from turnwise.cluster.child import Child, begin, portable
+from turnwise.cluster.messages import Reply, pack, unpack
+from turnwise.cluster.wire import Message, Wire
 from turnwise.runtime.stopwatch import TokenCounts
 
 
@@ -41,7 +41,6 @@ class _Calls:
         self._server = server
         self._stopwatch = child.stopwatch
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._open = opened_once()
 
     async def answer_all(self) -> None:
         loop = asyncio.get_running_loop()
@@ -50,7 +49,7 @@ class _Calls:
         def read() -> None:
             try:
                 while True:
-                    loop.call_soon_threadsafe(self._begin, loads(self._wire.receive()))
+                    loop.call_soon_threadsafe(self._begin, unpack(self._wire.receive()))
             except (EOFError, OSError):
                 loop.call_soon_threadsafe(is_over.set)
 
@@ -65,21 +64,23 @@ class _Calls:
 
     async def _answer(self, call: ServerCall) -> None:
         try:
-            args = [self._open(value) if isinstance(value, Shared) else value for value in call.args]
-            value = getattr(self._server, call.method)(*args)
-            pickled = self._pickled(call, Reply(await value if inspect.isawaitable(value) else value))
+            value = getattr(self._server, call.method)(*call.args)
+            packed = self._packed(call, Reply(await value if inspect.isawaitable(value) else value))
         except asyncio.CancelledError:
             return
         except Exception as error:  # boundary: the process that waits for the reply gets the exception
-            pickled = self._pickled(call, Reply(error=portable(error)))
+            packed = self._packed(call, Reply(error=portable(error)))
         finally:
             del self._running[call.number]
-        self._wire.send(pickled)
+        self._wire.send(packed)
 
-    def _pickled(self, call: ServerCall, reply: Reply) -> bytes:
-        """Adds what the stopwatch has noted since the last reply. Returns the pickled reply with the call's number."""
+    def _packed(self, call: ServerCall, reply: Reply) -> Message:
+        """Adds what the stopwatch has noted since the last reply. Returns the packed reply with the call's number."""
         watch = self._stopwatch
-        reply.spans, watch.spans = watch.spans, []
-        reply.tokens, watch.tokens = watch.tokens, TokenCounts()
-        reply.num_sampled, watch.num_sampled = watch.num_sampled, 0
-        return dumps((call.number, reply))
+        reply.spans = watch.spans
+        reply.tokens = watch.tokens
+        reply.num_sampled = watch.num_sampled
+        watch.spans = []
+        watch.tokens = TokenCounts()
+        watch.num_sampled = 0
+        return pack((call.number, reply))

@@ -3,46 +3,76 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from turnwise.cluster.messages import Command, Reply, SetUp, dumps, loads
-from turnwise.cluster.process import ForkedProcess, Started
+from turnwise.cluster.messages import Command, Reply, SetUp, pack
+from turnwise.cluster.process import WorkerProcess, add_stacks
+from turnwise.cluster.rank_process import RunAsync
 from turnwise.cluster.server_child import ServerCall
-from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import ServerError
-from turnwise.protocols import MemoryKind, NamedTensors, Suspension
+from turnwise.protocols import MemoryKind, Suspension, WeightSource
+from turnwise.runtime.info import ServerInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import ServerInfo
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.threads import DaemonThread
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Completion, Media, SamplingParams
 
+SERVER_CHILD = "turnwise.cluster.server_child:serve"
+"""The function that a server's process runs."""
 
-class ServerProcess(ForkedProcess):
+
+class ServerProcess:
     """A `protocols.InferenceServer` in another process, where its calls run concurrently. `begin` makes the server. If the
     process ends, all callers that wait for it get a ConnectionError."""
 
-    _entry = "turnwise.cluster.server_child:serve"
-
-    def __init__(self, *talk: Any) -> None:
-        super().__init__(*talk)
+    def __init__(self, name: str, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch) -> None:
+        self.name = name
+        self._run_async = run_async
+        self._watchdog = watchdog
+        self.process = WorkerProcess.fork(name, SERVER_CHILD, stopwatch)
+        self._thread = DaemonThread(name)
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._info: ServerInfo | None = None
-        self._beginning: list[Started] = []
+        self._setting_up: Future[None] | None = None
+        self._has_ended = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended by itself."""
+        return self.process.life.is_gone
 
     def begin(self, set_up: SetUp, factory: Callable[[RankContext], Any], rank: RankContext) -> None:
         """Begins to set up the process and to make the server in it."""
-        self._beginning = [
-            self.start(f"setting up {self.name}", Command("set_up", (set_up,))),
-            self.start(f"making {self.name}", Command("make", (factory, rank))),
-        ]
+        self._setting_up = self._thread.start(self._set_up, set_up, factory, rank)
+
+    def _set_up(self, set_up: SetUp, factory: Callable[[RankContext], Any], rank: RankContext) -> None:
+        self.process.ask(f"setting up {self.name}", Command("set_up", (set_up,)))
+        self.process.ask(f"making {self.name}", Command("make", (factory, rank)))
 
     def wait_until_ready(self) -> None:
         """Waits until the server is made. Raises DeadlineError, WorkerError if the process has ended, or the server's error."""
-        for step in self._beginning:
-            step.result()
+        self._run_async(self._wait_until_ready())
+
+    async def _wait_until_ready(self) -> None:
+        assert self._setting_up is not None, "`begin` comes first"
+        try:
+            await asyncio.wrap_future(self._setting_up)
+        except asyncio.CancelledError:
+            self._abandon()
+            raise
         self._thread.start(self._read_replies)
-        self._info = self._run_async(self._call("info"))
+        self._info = await self._call("info")
+
+    def end(self) -> None:
+        """Ends the process, even in the middle of a call. Calling it again is harmless."""
+        if not self._has_ended:
+            self._has_ended = True
+            self.process.end(self._thread)
 
     async def generate(
         self,
@@ -64,10 +94,12 @@ class ServerProcess(ForkedProcess):
     async def suspend(self, how: Suspension = "finish") -> None:
         await self._call("suspend", how)
 
-    async def receive(self, weights: NamedTensors) -> int:
-        """See `InferenceServer`. `weights` must be SharedTensors."""
-        assert isinstance(weights, SharedTensors), "the transfer shares them"
-        num_bytes: int = await self._call("receive", weights.shared)
+    async def begin_update(self, manifest: WeightManifest) -> None:
+        await self._call("begin_update", manifest)
+
+    async def receive(self, weights: WeightSource) -> int:
+        """See `InferenceServer`. `weights` must have a form that can be sent, such as `SharedWeights`."""
+        num_bytes: int = await self._call("receive", weights)
         return num_bytes
 
     async def resume(self, version: int) -> None:
@@ -93,55 +125,63 @@ class ServerProcess(ForkedProcess):
         if self._has_ended:
             raise ServerError(f"{self.name} is closed")
         if self.is_gone:
-            raise ConnectionError(f"{self.name} has ended: {self._fate()}")
-        number, loop = next(self._numbers), asyncio.get_running_loop()
-        self._waiting[number] = answered = loop.create_future()
+            raise self._error_of_end()
+        number = next(self._numbers)
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
         try:
             self._send(ServerCall(number, method, args))
-            return await answered
+            return await answer
         except asyncio.CancelledError:
-            self.left()
+            self._abandon()
             with suppress(ConnectionError):  # a process that has ended needs no cancelling
                 self._send(ServerCall(number))
             raise
         finally:
             self._waiting.pop(number, None)
 
+    def _abandon(self) -> None:
+        """Notes that nobody waits for a call any more. Past the deadline, adds the process's stacks to the error."""
+        wait = self._watchdog.expired()
+        if wait is not None:
+            add_stacks(wait, self.name, self.process.life.stacks())
+
     def _send(self, call: ServerCall) -> None:
+        message = pack(call)
         try:
-            self._connection.send_bytes(dumps(call))
+            self.process.channel.send(message)
         except OSError as error:
-            raise ConnectionError(f"{self.name} has ended: {self._fate()}") from error
+            raise self._error_of_end() from error
+
+    def _error_of_end(self) -> ConnectionError:
+        return ConnectionError(f"{self.name} has ended: {self.process.life.fate()}")
 
     def _read_replies(self) -> None:
         """Runs in the thread: passes replies to the event loops that wait for them."""
         try:
             while True:
-                self._resolve(*loads(self._received()))
+                number, reply = self.process.channel.receive()
+                self._resolve(number, reply)
         except (EOFError, OSError, TypeError):  # TypeError: `end` closed the connection in the middle of a read
-            self.is_gone = True
+            self.process.life.is_gone = True
             for number in list(self._waiting):
-                self._resolve(number, Reply(error=ConnectionError(f"{self.name} has ended: {self._fate()}")))
-
-    def _note(self, reply: Reply) -> None:
-        """See `ConnectedProcess`. A replica's spans get their own track, since spans of one track mustn't overlap."""
-        reply.spans = [(f"{self.name}: {track}", *rest) for track, *rest in reply.spans]  # type: ignore[misc]
-        super()._note(reply)
+                self._resolve(number, Reply(error=self._error_of_end()))
 
     def _resolve(self, number: int, reply: Reply) -> None:
         """Passes a reply to call `number`, on the caller's event loop. Does nothing if nobody waits for the call any more."""
-        answered = self._waiting.get(number)
-        if answered is None:
+        answer = self._waiting.get(number)
+        if answer is None:
             return
 
         def resolve() -> None:
-            self._note(reply)
-            if answered.done():
+            # A replica's spans get their own track, since spans of one track mustn't overlap.
+            self.process.channel.note(reply, track_prefix=f"{self.name}: ")
+            if answer.done():
                 return
             if reply.error is None:
-                answered.set_result(reply.value)
+                answer.set_result(reply.value)
             else:
-                answered.set_exception(reply.error)
+                answer.set_exception(reply.error)
 
         with suppress(RuntimeError):  # the run's event loop is closed
-            answered.get_loop().call_soon_threadsafe(resolve)
+            answer.get_loop().call_soon_threadsafe(resolve)

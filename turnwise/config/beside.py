@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from turnwise.hub import local_path
+from turnwise.model_files.hub import local_path
 
 FILE_KEYS = (
     ("data", "train_files"),

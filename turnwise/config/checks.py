@@ -7,29 +7,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
+from turnwise.config.abilities import lacking_abilities
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import PROJECTIONS, read_model_shape
+from turnwise.config.place import contradictions
 from turnwise.config.problems import Path, Problem
 from turnwise.config.resolve import streaming_obstacles
 from turnwise.config.roles import ROLES, ModelArgs, PlacedModel, StrategyArgs
 from turnwise.config.rules.algorithm import ALGORITHM_RULES, SIBLING_RULES
 from turnwise.config.rules.play import PLAY_RULES
 from turnwise.config.rules.rule import Rule, refused
-from turnwise.config.rules.run import RUN_RULES, SHARED_RULES
+from turnwise.config.rules.run import RUN_RULES
 from turnwise.config.rules.sft import SFT_RULES
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, nearest
-from turnwise.model_folder import check_model
+from turnwise.model_files.folder import check_model
 from turnwise.spec import PG_VARIANTS, ROW_AGENTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS, Split
 
-AGENTIC_RULES: tuple[Rule[AgenticConfig], ...] = (*SHARED_RULES, *PLAY_RULES, *ALGORITHM_RULES, *RUN_RULES)
+AGENTIC_RULES: tuple[Rule[AgenticConfig], ...] = (*PLAY_RULES, *ALGORITHM_RULES, *RUN_RULES)
 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """All problems for which the config is refused, except `sibling_problems`."""
     checks = (_environments, _rewards, _sizes, _roles, _cache, _loss, _room, _streaming, _updates, _states)
     shared = [*_models(config), *_trackers(config), *_validations(config)]
+    shared += [*contradictions(config), *lacking_abilities(config)]
     if isinstance(config, SFTConfig):
         return [*shared, *refused(SFT_RULES, config), *_placed("", config, ["train"])]
     return [*shared, *refused(AGENTIC_RULES, config), *(problem for check in checks for problem in check(config))]
@@ -247,7 +250,7 @@ def _options(path: str, strategy_args: StrategyArgs, is_active: bool) -> Iterato
 
 def _cache(config: AgenticConfig) -> Iterator[Problem]:
     strategy, shape = config.actor_infer.strategy_args, config.model_shape()
-    if strategy.strategy_name != "embedded" or shape is None:
+    if not strategy.spec.limits_cache or shape is None:
         return
     token, length = shape.kv_bytes_per_token(config.actor_infer.model_args.dtype), config.sequence_length
     if config.kv_cache_bytes < token * length:

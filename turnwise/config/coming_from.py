@@ -8,7 +8,7 @@ from typing import Any, Literal
 from turnwise.config.dump import leaves
 from turnwise.config.problems import Path as KeyPath
 from turnwise.config.schema import AgenticConfig
-from turnwise.package_tables import read_table
+from turnwise.spec.package_tables import read_table
 
 AnswerKind = Literal["", "warn", "nothing to do", "refuse"]
 

@@ -2,7 +2,7 @@
 with some rows replaced by what loading has found (`build.run_table`)."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from shutil import get_terminal_size
@@ -14,14 +14,16 @@ from turnwise.config.environments import EnvManager
 from turnwise.config.missing import unavailable
 from turnwise.config.model_shape import ModelShape
 from turnwise.config.phrases import advantages, kl, stale_tokens
+from turnwise.config.place import place, smallest_machine
 from turnwise.config.roles import Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.config.sizes import checkpoints, episodes_at_once, memory, trained_memory
 from turnwise.config.without_effect import ineffective
 from turnwise.errors import counted, nearest
-from turnwise.hub import looks_like_hub_name
-from turnwise.model_folder import base_of_adapter, folder_here
+from turnwise.model_files.folder import base_of_adapter, folder_here
+from turnwise.model_files.hub import looks_like_hub_name
+from turnwise.runtime.placement import Placement
 from turnwise.spec import ENVS, ROWS_TAG, STRATEGIES, Split
 
 SettingRow = tuple[str, str]
@@ -55,10 +57,16 @@ class SettingsTable:
         return "\n".join(lines)
 
 
-def describe(config: AgenticConfig | SFTConfig, built: dict[str, str] | None = None) -> SettingsTable:
-    """The settings in force, computed from the config and the model's config.json. `built` are rows of a run, by name: they
-    replace rows of the same name, and an empty text removes the row. With `built`, `missing` stays empty."""
-    rows = dict(_sft_rows(config) if isinstance(config, SFTConfig) else _agentic_rows(config))
+def describe(
+    config: AgenticConfig | SFTConfig, placement: Placement | None = None, built: dict[str, str] | None = None
+) -> SettingsTable:
+    """The settings in force, computed from the config and the model's config.json. `placement` says where roles run (default:
+    on a machine that has all devices of the config). `built` are rows of a run, by name: they replace rows of the same name,
+    and an empty text removes the row. With `built`, `missing` stays empty."""
+    if isinstance(config, SFTConfig):
+        rows = dict(_sft_rows(config))
+    else:
+        rows = dict(_agentic_rows(config, placement or place(config, smallest_machine(config))))
     if built is not None:
         return SettingsTable([(name, text) for name, text in (rows | built).items() if text], ineffective(config))
     return SettingsTable([*rows.items()], [*ineffective(config), *_unknown_environments(config)], unavailable(config))
@@ -93,14 +101,12 @@ def _sft_rows(config: SFTConfig) -> Iterator[SettingRow]:
     yield "tracking", _tracking(config)
 
 
-def _agentic_rows(config: AgenticConfig) -> Iterator[SettingRow]:
+def _agentic_rows(config: AgenticConfig, placement: Placement) -> Iterator[SettingRow]:
     shape = config.model_shape()
     yield "model", _model(config.actor_train.model_args.model_name_or_path, shape)
     for name, role in config.active_roles.items():
         in_policy = name == "reference" and config.is_reference_in_policy
-        is_apart = config.trains_apart and name in config.device_mappings
-        where = "in the trainer's process" if is_apart else "in this process"
-        yield name, IN_POLICY if in_policy else _role(role, where)
+        yield name, IN_POLICY if in_policy else _role(role, _where(name, role, placement))
     yield "optimiser", _optimizer(config.actor_train.training_args, config.max_grad_norm)
     if config.needs_critic:
         alone = f"; alone for the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""
@@ -115,7 +121,7 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[SettingRow]:
         ratio = config.async_generation_ratio
         yield "asynchronous", f"up to {'1 batch' if ratio == 1 else f'{ratio} batches'} ahead; {_asynchronous(config)}"
     if shape:
-        yield "memory", memory(config, shape)
+        yield "memory", memory(config, shape, placement)
         yield "checkpoints", checkpoints(config, shape)
     yield "validation", validation(config)
     yield "profile", profile(config)
@@ -178,17 +184,31 @@ def _model(path: str, shape: ModelShape | None) -> str:
     return f"{start_of(path)}: {shape.architecture}, {shown} parameters, context {shape.context_length}"
 
 
+def _where(name: str, role: Role, placement: Placement) -> str:
+    """The devices of a role that names some, else its process."""
+    if not role.device_mapping or f"{name}.device_mapping" in placement.unused_keys:
+        is_apart = placement.trains_apart and name in placement.roles
+        return "in the trainer's process" if is_apart else "in this process"
+    placed = placement.of(name)
+    numbers = _numbers(placed.devices)
+    if len(placed.devices) == 1:
+        return f"device {numbers}"
+    if name in placement.roles:
+        return f"a process for each of devices {numbers}"
+    if placed.size == len(placed.devices):
+        return f"a server for each of devices {numbers}"
+    groups = (", ".join(map(str, devices)) for devices in placed.ranks)
+    return f"a server on devices {' and one on '.join(groups)}"
+
+
+def _numbers(devices: Sequence[int]) -> str:
+    """A text: `0–7` for a run of three or more."""
+    is_run = [*devices] == [*range(devices[0], devices[-1] + 1)] and len(devices) > 2
+    return f"{devices[0]}–{devices[-1]}" if is_run else ", ".join(map(str, devices))
+
+
 def _role(role: Role, where: str) -> str:
     kind = STRATEGIES[role.strategy_args.strategy_name].kind
-    if ranks := role.device_mapping:
-        is_run = ranks == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 2
-        shown = f"{ranks[0]}–{ranks[-1]}" if is_run else ", ".join(str(rank) for rank in ranks)
-        where = f"a {'server' if kind == 'sampling' else 'process'} for each of devices {shown}"
-        where = where if len(ranks) > 1 else f"device {shown}"
-        size = role.model_parallel_size
-        if kind == "sampling" and size > 1:
-            parts_of = [ranks[first : first + size] for first in range(0, len(ranks), size)]
-            where = f"a server on devices {' and one on '.join(', '.join(map(str, part)) for part in parts_of)}"
     arguments = role.model_args
     parts = [role.strategy_args.strategy_name, where, arguments.dtype, f"attention {arguments.attn_implementation}"]
     if kind == "train" and arguments.lora_rank is not None:

@@ -11,8 +11,8 @@ from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.config.without_effect import UNREAD
 from turnwise.config.yaml_words import with_words_of_configs
-from turnwise.package_tables import read_table
 from turnwise.spec import Split
+from turnwise.spec.package_tables import read_table
 
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs", "args")
 _MAX_INLINE = 300  # maximum characters of a mapping that is written on one line

@@ -72,7 +72,7 @@ class CustomEnv(Section):
     agent_system_template: str = DEFAULT_SYSTEM_TEMPLATE
     """System message, used verbatim; empty = none."""
     agent_template: str = derived()
-    """User message of a turn [the mode's template in turnwise/spec.yaml]. {observation} {turn_idx} {actions_left}
+    """User message of a turn [the mode's template in turnwise/spec/spec.yaml]. {observation} {turn_idx} {actions_left}
     {max_response_length} {suffix} are filled in, and in mode step also {history} {history_length} {step_count} {current_step}
     {current_observation}. {env_instruction} places the environment's rules, which otherwise open a context's first message."""
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN

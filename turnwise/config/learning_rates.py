@@ -8,7 +8,7 @@ from turnwise.config.problems import Path, Problem
 from turnwise.config.roles import ModelArgs, TrainingArgs
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
-from turnwise.package_tables import read_table
+from turnwise.spec.package_tables import read_table
 
 TABLE = read_table(__file__, "learning_rates.yaml")
 

@@ -124,7 +124,6 @@ def _parse(
         try:
             for problem in examine(config):
                 problems.append(problem)  # one by one: problems that were found before an error are reported
-            config.note_examined()
         except NotAvailableError:
             if not problems:
                 raise

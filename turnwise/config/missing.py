@@ -11,12 +11,11 @@ from turnwise.config.roles import Role
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, NotAvailableError, install_hint
-from turnwise.hub import check_hub_name
-from turnwise.model_folder import NO_TOKENIZER, NO_WEIGHTS, base_of_adapter, folder_here, has_tokenizer, has_weights
+from turnwise.model_files.folder import NO_TOKENIZER, NO_WEIGHTS, base_of_adapter, folder_here, has_tokenizer, has_weights
+from turnwise.model_files.hub import check_hub_name
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS, Split
 
 _MODULES = {"megatron": "megatron.core"}  # extra → its module, where the names differ
-_WITHOUT_OPTIONS = ("torch_train", "torch_infer")  # strategies that take no strategy_config
 
 
 def require(missing: Sequence[str]) -> None:
@@ -40,7 +39,7 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
 
 def not_here(config: AgenticConfig | SFTConfig) -> list[str]:
     """A sentence for every model that is incomplete, or that is neither on this machine nor named like a model on the hub, and
-    for every folder that can't be written to. Devices are checked elsewhere, by `build.placement`."""
+    for every folder that can't be written to. Devices are checked elsewhere, by `place`."""
     return [*dict.fromkeys(_models(config)), *_places(config)]
 
 
@@ -60,7 +59,7 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
         yield f"{path}: {name} isn't in this version, which has {same}."
     elif (
         spec.extra
-        and not (name == "sglang" and "url" in role.strategy_args.strategy_config)  # a server that runs elsewhere
+        and spec.attaches_by not in role.strategy_args.strategy_config
         and not _is_installed(_MODULES.get(spec.extra, spec.extra))
     ):
         yield f"{path}: {name} needs a library that isn't installed; {install_hint(spec.extra)}."
@@ -68,8 +67,9 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
         yield f"{prefix}model_args.lora_rank: LoRA needs peft, which isn't installed; {install_hint('rl')}."
     if role.model_args.attn_implementation == "fa2" and not _is_installed("flash_attn"):
         yield f"{prefix}model_args.attn_implementation: fa2 needs the flash-attn package and a CUDA device; use auto here."
-    if name in _WITHOUT_OPTIONS and role.strategy_args.strategy_config:
-        options = f"an option of {' or '.join(_WITHOUT_OPTIONS)}"
+    if not spec.has_options and role.strategy_args.strategy_config:
+        names = [other for other, known in STRATEGIES.items() if not known.has_options]
+        options = f"an option of {' or '.join(names)}"
         yield f"{prefix}strategy_args.strategy_config: {options} isn't in this version."
 
 

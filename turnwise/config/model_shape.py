@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from turnwise.costs.model import BYTES
 from turnwise.errors import ModelError
-from turnwise.model_folder import base_of_adapter, check_sizes, folder_here, read_object
+from turnwise.model_files.folder import base_of_adapter, check_sizes, folder_here, read_object
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Last parts of the names of the linear modules in a layer of the Llama family."""
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Bytes of a number by dtype."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,19 @@
 """Fills in settings that the user left unset and that follow from other settings, so that no other code has to derive them."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from turnwise.config.keys import AgenticKeys
 from turnwise.config.model_shape import read_model_shape
 from turnwise.config.roles import ROLES, ModelArgs
+from turnwise.config.running import RunKeys
 from turnwise.spec import AGENT_ALIASES, AGENTS, DEFAULT_STEP_TEMPLATE, DEFAULT_TURN_TEMPLATE, ROWS_TAG
-
-if TYPE_CHECKING:
-    from turnwise.config.running import RunKeys
-    from turnwise.config.schema import AgenticConfig
 
 DEFAULT_SEQUENCE_LENGTH = 4096
 _LEAST_TOKENS_OF_MICROBATCH = 4096  # in smaller passes, launching an operation takes longer than computing it
 
 
-def resolve(config: "AgenticConfig") -> None:
+def resolve(config: AgenticKeys) -> None:
     """Fills every derived field of the config and its sections."""
     config.fill(reward_pretrain=config.pretrain)
     _resolve_algorithm(config)
@@ -53,15 +51,18 @@ def tokens_of_microbatch(sequence_length: int) -> int:
     return max(2 * sequence_length, _LEAST_TOKENS_OF_MICROBATCH)
 
 
-def resolve_sequence_length(config: "RunKeys", model: str) -> None:
+def resolve_sequence_length(config: RunKeys, model: str) -> None:
     """Fills `sequence_length` with the model's context length, at most 4096, or with 4096 if the model's isn't known."""
     shape = read_model_shape(model)
     config.fill(sequence_length=min(shape.context_length, DEFAULT_SEQUENCE_LENGTH) if shape else DEFAULT_SEQUENCE_LENGTH)
 
 
-def streaming_obstacles(config: "AgenticConfig") -> Iterator[str]:
+def streaming_obstacles(config: AgenticKeys) -> Iterator[str]:
     """Why a step can't be trained on group by group: a clause for each setting that needs the whole batch."""
     estimator, normalization = config.estimator, config.reward_normalization
+    strategy = config.actor_train.strategy_args
+    if obstacle := strategy.spec.lacks.get("streamed_parts"):
+        yield f"{strategy.strategy_name} takes no step in parts: {obstacle}"
     takes_groups = normalization.grouping == "traj_group_id" and not {"batch", "running"} & {*normalization.statistics}
     if "values" in estimator.needs:
         yield f"adv_estimator {config.adv_estimator} trains a critic"
@@ -85,7 +86,7 @@ def streaming_obstacles(config: "AgenticConfig") -> Iterator[str]:
         )
 
 
-def _resolve_algorithm(config: "AgenticConfig") -> None:
+def _resolve_algorithm(config: AgenticKeys) -> None:
     estimator, variant = config.estimator, config.variant
     config.fill(lambd=0.95 if config.gae_granularity == "turn" else 1.0, loss_agg_mode=variant.aggregation)
     if estimator.reward_placement != "score":
@@ -95,7 +96,7 @@ def _resolve_algorithm(config: "AgenticConfig") -> None:
     object.__setattr__(config, "pg_args", {**variant.parameters, **published_clips(config), **(config.pg_args or {})})
 
 
-def published_clips(config: "AgenticConfig") -> dict[str, Any]:
+def published_clips(config: AgenticKeys) -> dict[str, Any]:
     """The `pg_args` that the keys `pg_clip`, … and `dual_clip_loss` set. Leaves out parameters that the loss variant lacks."""
     variant = config.variant
     asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
@@ -105,7 +106,7 @@ def published_clips(config: "AgenticConfig") -> dict[str, Any]:
     return clips if config.dual_clip_loss or "dual_clip" not in variant.parameters else {**clips, "dual_clip": None}
 
 
-def _resolve_roles(config: "AgenticConfig") -> None:
+def _resolve_roles(config: AgenticKeys) -> None:
     policy = config.actor_train.model_args
     policy.fill(model_name_or_path=config.pretrain, dtype="fp32")
     paths = {"actor_infer": policy.model_name_or_path, "critic": config.reward_pretrain, "reward": config.reward_pretrain}
@@ -130,7 +131,7 @@ def equal_partition(num_groups: int, num_tags: int) -> list[int]:
     return [share + (index < rest) for index in range(num_tags)]
 
 
-def _resolve_environments(config: "AgenticConfig") -> None:
+def _resolve_environments(config: AgenticKeys) -> None:
     for env in config.custom_envs.values():
         env.fill(agent_template=DEFAULT_STEP_TEMPLATE if env.mode == "step" else DEFAULT_TURN_TEMPLATE)
     train, val = config.train_env_manager, config.val_env_manager

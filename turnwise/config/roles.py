@@ -18,9 +18,9 @@ from turnwise.config.section import (
     Section,
     derived,
 )
-from turnwise.model_folder import Trust
-from turnwise.package_tables import read_table
-from turnwise.spec import MAX_KEPT, STRATEGIES
+from turnwise.model_files.folder import Trust
+from turnwise.spec import MAX_KEPT, STRATEGIES, StrategySpec
+from turnwise.spec.package_tables import read_table
 
 MAX_DEVICES = 65_536
 """Maximum number of devices that a text may name. A text with more is refused, since it must be a typo."""
@@ -214,14 +214,19 @@ class StrategyArgs(Section):
         return options
 
     @property
+    def spec(self) -> StrategySpec:
+        """What the strategy is, by its name."""
+        return STRATEGIES[self.strategy_name]
+
+    @property
     def always_packs(self) -> bool:
         """Whether the strategy always packs samples, whatever `use_sequence_packing` says."""
-        return self.strategy_name.startswith(("torch_", "deepspeed_"))
+        return self.spec.always_packs
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank holds only a shard of the trained parameters, so that no server can read them in place."""
-        return self.strategy_name == "deepspeed_train"
+        """Whether each rank holds only a share of the trained parameters, so that no server can read them in place."""
+        return self.spec.is_sharded
 
     def degree(self, *names: str) -> int:
         """The value of the first of these options in `strategy_config`; 1 if there is none, or it isn't a whole number > 0."""
@@ -241,11 +246,17 @@ class PlacedModel(Section):
     """Maximum tokens of a micro-batch with use_dynamic_batching_in_train [2 × sequence_length, at least 4096]."""
 
     @property
+    def tensor_parallel_size(self) -> int:
+        return self.strategy_args.degree("tp_size", "tensor_parallel_size", "tensor_model_parallel_size")
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        return self.strategy_args.degree("pp_size", "pipeline_parallel_size", "pipeline_model_parallel_size")
+
+    @property
     def model_parallel_size(self) -> int:
         """Number of devices that hold one copy of the model: tensor × pipeline parallel ranks."""
-        strategy = self.strategy_args
-        tensor = strategy.degree("tp_size", "tensor_parallel_size", "tensor_model_parallel_size")
-        return tensor * strategy.degree("pp_size", "pipeline_parallel_size", "pipeline_model_parallel_size")
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def data_parallel_size(self) -> int:

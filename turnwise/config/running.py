@@ -3,7 +3,7 @@
 import reprlib
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr
+from pydantic import AfterValidator, Field
 
 from turnwise.config.section import Count, Name, Names, NonNegative, OneOf, Positive, PositiveCount, Seconds, Section, derived
 from turnwise.spec import TRACKERS
@@ -142,16 +142,6 @@ class RunKeys(Section):
     """Arguments by tracker name (`wandb: {mode: offline}`), or directly if only one tracker accepts any (docs/python.md)."""
     sequence_length: PositiveCount = derived()
     """Maximum tokens of a context [the model's, at most 4096]."""
-    _is_examined: bool = PrivateAttr(False)
-
-    @property
-    def is_examined(self) -> bool:
-        """Whether the user's own classes that the config names were checked when the config was read."""
-        return self._is_examined
-
-    def note_examined(self) -> None:
-        """Sets `is_examined`."""
-        self._is_examined = True
 
 
 class LimitKeys(Section):

@@ -29,8 +29,6 @@ class SFTConfig(PlacedModel, RunKeys):
     use_dynamic_batching_in_train: bool = True
     """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
     plays_ahead: ClassVar[bool] = False
-    num_replicas: ClassVar[int] = 0  # no inference server: nothing is sampled
-    server_devices: ClassVar[list[int] | None] = None
 
     @model_validator(mode="after")
     def _resolve(self) -> Self:
@@ -46,16 +44,6 @@ class SFTConfig(PlacedModel, RunKeys):
     @property
     def uses_validation(self) -> bool:
         return self.eval_steps > 0 and bool(self.val_files)
-
-    @property
-    def device_mappings(self) -> dict[str, list[int] | None]:
-        """The devices of the only role, `sft`, in the form of `AgenticConfig.device_mappings`."""
-        return {"sft": self.device_mapping}
-
-    @property
-    def trains_apart(self) -> bool:
-        """Whether training runs in processes other than this one."""
-        return self.cluster.name == "process" or len(self.device_mapping or ()) > 1
 
     def model_shape(self) -> ModelShape | None:
         """The model's sizes; None if `read_model_shape` can't read them."""

@@ -1,13 +1,13 @@
 """Estimates a run's memory and the size of its checkpoints, and finds settings that make its steps faster."""
 
-from turnwise.config.model_shape import BYTES, ModelShape, read_model_shape
+from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.roles import ModelArgs
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
+from turnwise.costs.model import BYTES, WEIGHT_BYTES, Sampler, TrainedModel, bytes_text, disk_bytes
+from turnwise.runtime.placement import Placement
 from turnwise.spec import MAX_PACKED_BYTES
 
-TRAINED_BYTES = 16
-"""Bytes per trained parameter: fp32 weight, gradient and the two moments of Adam."""
 _SHORTEST_RESPONSE = 8  # in tokens; a shorter one holds no answer
 
 
@@ -45,21 +45,23 @@ def _critic_shape(config: AgenticConfig, policy: ModelShape) -> ModelShape:
     return read_model_shape(config.critic.model_args.model_name_or_path) or policy
 
 
-def _num_adapter(arguments: ModelArgs, shape: ModelShape) -> int:
-    """Number of parameters of a model's LoRA adapter; 0 without one."""
-    return shape.num_lora_parameters(arguments.lora_rank or 0, arguments.lora_target or ["all"])
+def _trained(arguments: ModelArgs, shape: ModelShape, num_parameters: int) -> TrainedModel:
+    """A trained model of `num_parameters`, with the number of its adapter's parameters if it has one."""
+    if not arguments.has_adapter:
+        return TrainedModel(num_parameters)
+    num_adapter = shape.num_lora_parameters(arguments.lora_rank or 0, arguments.lora_target or ["all"])
+    return TrainedModel(num_parameters, num_adapter)
 
 
 def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
     """A text: the size of one checkpoint, and the space on the disk that all kept checkpoints and a new one need together.
     Counts fp32 weights and Adam's two moments, of each trained model or, if it has an adapter, of the adapter only."""
-    saved = [(config.actor_train.model_args, shape)]
+    size = _trained(config.actor_train.model_args, shape, shape.num_parameters).checkpoint_bytes
     if config.needs_critic:
-        saved.append((config.critic.model_args, _critic_shape(config, shape)))
-    size = 12 * sum(_num_adapter(model, shape) if model.has_adapter else shape.num_parameters for model, shape in saved)
+        critic = _critic_shape(config, shape)
+        size += _trained(config.critic.model_args, critic, critic.num_parameters).checkpoint_bytes
     limit = config.max_ckpt_to_keep
-    # A new checkpoint is written before the oldest is deleted.
-    total = f", {bytes_text((limit + 1) * size)} while one is written" if limit else ", all kept"
+    total = f", {bytes_text(disk_bytes(size, limit))} while one is written" if limit else ", all kept"
     return f"about {bytes_text(size)} each{total} (max_ckpt_to_keep, save_steps)"
 
 
@@ -69,58 +71,62 @@ def episodes_at_once(config: AgenticConfig) -> int:
     return manager.num_env_groups * (manager.group_size + manager.group_size_redundancy + has_greedy)
 
 
-def memory(config: AgenticConfig, shape: ModelShape) -> str:
+def memory(config: AgenticConfig, shape: ModelShape, placement: Placement) -> str:
     """A run's estimated memory as a text, without activations. A server reads the trainer's weights instead of keeping a copy
-    if it is in the trainer's process, is `embedded` or `hf` in fp32, gets every update, and the policy has no adapter."""
-    num, num_servers = shape.num_parameters, config.num_replicas
+    if it is in the trainer's process, can do so in fp32, gets every update, and the policy has no adapter."""
+    num_servers = placement.num_servers
+    are_apart = "actor_train" not in placement.neighbours("actor_infer")
+    copy = bytes_text(WEIGHT_BYTES * shape.num_parameters)
     policy = config.actor_train.model_args
-    parts = [trained_memory(policy, shape) + _ranks(config, "actor_train")]
+    parts = [trained_memory(policy, shape) + _ranks(config, placement, "actor_train")]
     if config.needs_critic:
-        critic, arguments = _critic_shape(config, shape).num_value_parameters, config.critic.model_args
-        adapter = _num_adapter(arguments, _critic_shape(config, shape))
-        size = 4 * critic + TRAINED_BYTES * adapter if arguments.has_adapter else TRAINED_BYTES * critic
-        parts.append(f"{bytes_text(size)} critic{_ranks(config, 'critic')}")
+        critic_shape = _critic_shape(config, shape)
+        critic = _trained(config.critic.model_args, critic_shape, critic_shape.num_value_parameters)
+        parts.append(f"{bytes_text(critic.frozen_bytes + critic.trained_bytes)} critic{_ranks(config, placement, 'critic')}")
     if config.needs_reference and not config.is_reference_in_policy:
-        parts.append(f"{bytes_text(4 * num)} reference{_ranks(config, 'reference')}")
-    dtype, sampler = config.actor_infer.model_args.dtype, config.actor_infer.strategy_args.strategy_name
-    are_apart = config.trains_apart or num_servers > 1
-    reads_trainer = sampler in ("embedded", "hf") and dtype == "fp32" and not are_apart and not policy.has_adapter
+        parts.append(f"{copy} reference{_ranks(config, placement, 'reference')}")
+    dtype = config.actor_infer.model_args.dtype
+    sampler = Sampler(shape.num_parameters, dtype, num_servers)
+    strategy = config.actor_infer.strategy_args.spec
+    reads_trainer = strategy.reads_trainer and dtype == "fp32" and not are_apart and not policy.has_adapter
     if not reads_trainer or config.actor_train.model_update_frequency > 1:
-        samplers = "sampler" if num_servers == 1 else f"in {num_servers} samplers"
-        parts.append(f"{bytes_text(num_servers * BYTES[dtype] * num)} {samplers}")
+        names = "sampler" if num_servers == 1 else f"in {num_servers} samplers"
+        parts.append(f"{bytes_text(sampler.weight_bytes)} {names}")
     if are_apart:
-        parts.append(f"{bytes_text(4 * num)} on the way between processes")
-    episodes = episodes_at_once(config)
-    kv = shape.kv_bytes_per_token(dtype) * config.sequence_length * episodes
-    bound = num_servers * config.kv_cache_bytes if sampler == "embedded" else kv
-    parts.append(f"at most {bytes_text(min(kv, bound))} keys and values of {episodes} contexts")
-    if bound < kv:
-        parts[-1] += f" (kv_cache_bytes; all of them would be {bytes_text(kv)})"
-    if sampler == "embedded" and dtype == "fp32" and BYTES[dtype] * num <= MAX_PACKED_BYTES:
-        parts.append(f"on a CPU about {bytes_text(num_servers * BYTES[dtype] * num)} weights packed for its kernels")
+        parts.append(f"{copy} on the way between processes")
+    parts.append(_cache(config, shape, sampler))
+    is_packed = strategy.packs_weights and dtype == "fp32" and BYTES[dtype] * shape.num_parameters <= MAX_PACKED_BYTES
+    if is_packed:
+        parts.append(f"on a CPU about {bytes_text(sampler.weight_bytes)} weights packed for its kernels")
     return ", ".join(parts) + " (estimated; activations come on top)"
 
 
-def _ranks(config: AgenticConfig, role: str) -> str:
+def _cache(config: AgenticConfig, shape: ModelShape, sampler: Sampler) -> str:
+    """A text: the memory of keys and values."""
+    episodes = episodes_at_once(config)
+    context_bytes = shape.kv_bytes_per_token(sampler.dtype) * config.sequence_length * episodes
+    limit = config.kv_cache_bytes if config.actor_infer.strategy_args.spec.limits_cache else None
+    num_bytes = sampler.cache_bytes(context_bytes, limit)
+    text = f"at most {bytes_text(num_bytes)} keys and values of {episodes} contexts"
+    if num_bytes < context_bytes:
+        text += f" (kv_cache_bytes; all of them would be {bytes_text(context_bytes)})"
+    return text
+
+
+def _ranks(config: AgenticConfig, placement: Placement, role: str) -> str:
     """A text: how the role's memory is spread over its ranks; empty for one rank."""
-    size = len(config.device_mappings[role] or config.device_mappings["actor_train"] or ())
+    size = placement.of(role).size
+    if size < 2:
+        return ""
     is_sharded = config.roles[role].strategy_args.is_sharded
-    return "" if size < 2 else f" divided among {size} ranks" if is_sharded else f" on each of {size} ranks"
+    return f" divided among {size} ranks" if is_sharded else f" on each of {size} ranks"
 
 
 def trained_memory(arguments: ModelArgs, shape: ModelShape) -> str:
     """A text: the estimated memory of a trained language model, without activations."""
-    num, adapter = shape.num_parameters, _num_adapter(arguments, shape)
+    model = _trained(arguments, shape, shape.num_parameters)
+    trained = bytes_text(model.trained_bytes)
     if arguments.has_adapter:
-        return f"{bytes_text(4 * num)} frozen weights, {bytes_text(TRAINED_BYTES * adapter)} adapters to be trained"
+        return f"{bytes_text(model.frozen_bytes)} frozen weights, {trained} adapters to be trained"
     most = "at most " if arguments.freeze_module_prefix else ""
-    return f"{most}{bytes_text(TRAINED_BYTES * num)} weights, gradients, optimiser"
-
-
-def bytes_text(number: int) -> str:
-    """A number of bytes in MB or GB.
-
-    >>> bytes_text(1_500_000), bytes_text(8_000_000_000)
-    ('1.5 MB', '8.0 GB')
-    """
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+    return f"{most}{trained} weights, gradients, optimiser"

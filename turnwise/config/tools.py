@@ -11,7 +11,7 @@ from turnwise.config.problems import Problem, config_error
 from turnwise.config.section import Name, PositiveCount, Seconds, Section, is_entry_point
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, nearest
-from turnwise.hub import local_path
+from turnwise.model_files.hub import local_path
 from turnwise.spec import INTERACTION_ALIASES, INTERACTIONS, TOOL_ALIASES, TOOLS
 
 S = TypeVar("S", bound=Section)

@@ -12,7 +12,7 @@ import yaml
 from turnwise.config.problems import Path as KeyPath
 from turnwise.config.yaml_words import WordLoader
 from turnwise.errors import ConfigError
-from turnwise.package_tables import YAML_LOADER
+from turnwise.spec.package_tables import YAML_LOADER
 
 MAX_BYTES = 2**20
 """Maximum bytes of a YAML file."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from turnwise.package_tables import YAML_LOADER
+from turnwise.spec.package_tables import YAML_LOADER
 
 FLOAT, TIMESTAMP = "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"
 _MERGE = "tag:yaml.org,2002:merge"

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -96,6 +97,12 @@ class FunctionReward:
         else:
             self.wanted = Wanted.by(self.function, [*GIVEN, *_NOT_GIVEN, *self.arguments])
             self._given = frozenset(GIVEN if takes_all else named.keys() & set(GIVEN))
+
+    def reading(self, completion: DecodeCompletion) -> "FunctionReward":
+        """The same reward, which reads responses by `completion`."""
+        other = copy(self)
+        other.completion = completion
+        return other
 
     def _check_parameters(self, named: Mapping[str, inspect.Parameter], takes_all: bool, positional: Sequence[str]) -> None:
         """Raises ConfigError if the function can't be called with the names that a run has, or `args` don't fit."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from turnwise.errors import DataError
-from turnwise.jsonl import half_character
+from turnwise.runtime.jsonl import half_character
 
 LINES = (".jsonl", ".ndjson", ".json")
 TABLES = {".csv": ",", ".tsv": "\t"}

@@ -7,19 +7,18 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from turnwise.data.bad_rows import BadRows
 from turnwise.data.padding import plain_schema, without_nulls
 from turnwise.data.row_files import SUFFIXES, Row, read_row_file, suffix_of
-from turnwise.entry_points import OBJECT_PREFIX, load_object
 from turnwise.errors import DataError, NotAvailableError, TurnwiseError, install_hint, nearest
-from turnwise.hub import local_path, looks_like_hub_name
-from turnwise.jsonl import half_character
+from turnwise.model_files.hub import local_path, looks_like_hub_name
 from turnwise.protocols import ChecksRows
+from turnwise.runtime.entry_points import OBJECT_PREFIX, load_object
 from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.jsonl import half_character
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,7 +57,7 @@ def read_tables(names: Sequence[str], key: str, bad: BadRows | None = None) -> l
     found = BadRows() if bad is None else bad
     rows = []
     for name in names:
-        for row in _table(name, key):
+        for row in _read(name, key):
             if row.fault:
                 found.add(row.fault)
             else:
@@ -66,18 +65,6 @@ def read_tables(names: Sequence[str], key: str, bad: BadRows | None = None) -> l
     if bad is None:
         found.refuse("repair or remove them")
     return rows
-
-
-def _table(name: str, key: str) -> Sequence[TableRow]:
-    """The rows of one source. The last two files read are cached, because a run reads each file several times at its start."""
-    path = local_path(name)
-    status = path.stat() if path.is_file() else None
-    return _read(name, key) if status is None else _read_once(name, key, status.st_mtime_ns, status.st_size)
-
-
-@lru_cache(maxsize=2)
-def _read_once(name: str, key: str, *changes: int) -> Sequence[TableRow]:
-    return _read(name, key)
 
 
 def _read(name: str, key: str) -> Sequence[TableRow]:

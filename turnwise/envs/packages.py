@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.errors import NotAvailableError, install_hint
-from turnwise.package_tables import read_table
+from turnwise.spec.package_tables import read_table
 
 _process = threading.Lock()
 

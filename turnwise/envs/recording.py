@@ -1,14 +1,16 @@
 """Records how an episode of an environment looks, without changing the episode."""
 
 import inspect
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.envs.contract import is_picture
-from turnwise.protocols import Env
+from turnwise.protocols import Env, EpisodeObserver, SilentObserver
 from turnwise.types import Observation
 
 
@@ -29,36 +31,52 @@ class View:
         return observation.media[0].data if observation.media else observation.text
 
 
-class RecordingEnv:
-    """Passes all calls to an environment. `reset` clears `views`; `reset` and each `step` append a View."""
+class Views(SilentObserver):
+    """Keeps a View of each `reset` and `step`; a `reset` clears the earlier ones."""
 
-    def __init__(self, env: Env, views: list[View]) -> None:
+    def __init__(self) -> None:
+        self.views: list[View] = []
+
+    def reset(self, env: Env, result: tuple[Any, ...]) -> None:
+        self.views[:] = [View(result, _look(env))]
+
+    def stepped(self, env: Env, action: str, result: tuple[Any, ...]) -> None:
+        self.views.append(View(result, _look(env)))
+
+
+class ObservedEnv:
+    """Passes all calls to an environment, and tells the observer each `reset` and `step`."""
+
+    def __init__(self, env: Env, observer: EpisodeObserver) -> None:
         self._env = env
-        self._views = views
+        self._observer = observer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
     def reset(self, *, seed: int | None = None) -> Any:
-        self._views.clear()
-        return self._seen(self._env.reset(seed=seed))
+        return _told(self._env.reset(seed=seed), partial(self._observer.reset, self._env))
 
     def step(self, action: str) -> Any:
-        return self._seen(self._env.step(action))
+        return _told(self._env.step(action), partial(self._observer.stepped, self._env, action))
 
-    def _seen(self, result: Any) -> Any:
-        if inspect.isawaitable(result):
-            return self._seen_later(result)
-        self._views.append(View(result, self._look()))
-        return result
 
-    async def _seen_later(self, result: Any) -> Any:
-        return self._seen(await result)
+def _told(result: Any, tell: Callable[[Any], None]) -> Any:
+    """The result, once it is told; if it is awaitable, a coroutine that tells what it returns."""
+    if inspect.isawaitable(result):
+        return _told_later(result, tell)
+    tell(result)
+    return result
 
-    def _look(self) -> Any:
-        try:
-            rendered = self._env.render()
-        except NotImplementedError:
-            return None
-        # Some environments draw the next picture into the same array.
-        return rendered.copy() if isinstance(rendered, np.ndarray) else rendered
+
+async def _told_later(awaited: Awaitable[Any], tell: Callable[[Any], None]) -> Any:
+    return _told(await awaited, tell)
+
+
+def _look(env: Env) -> Any:
+    try:
+        rendered = env.render()
+    except NotImplementedError:
+        return None
+    # Some environments draw the next picture into the same array.
+    return rendered.copy() if isinstance(rendered, np.ndarray) else rendered

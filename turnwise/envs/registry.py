@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from turnwise.entry_points import load_class
 from turnwise.envs.base import TextEnv
 from turnwise.errors import EnvironmentFault, NotAvailableError, nearest
 from turnwise.protocols import Env
+from turnwise.runtime.entry_points import load_class
 from turnwise.spec import ENVS
 from turnwise.types import Split
 

@@ -3,11 +3,9 @@
 import asyncio
 import itertools
 import re
-import shutil
-import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,18 +13,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
-from turnwise.errors import ModelError, NotAvailableError, ServerError
+from turnwise.errors import NotAvailableError, ServerError
 from turnwise.inference.policy import decoder
 from turnwise.inference.request import Decode, Request, append_run, check_request
-from turnwise.model_folder import base_of_adapter
+from turnwise.model_files.folder import base_of_adapter
 from turnwise.models.loaded_model import bare_model, loaded_model
-from turnwise.protocols import NamedTensors, Suspension
+from turnwise.protocols import Suspension, WeightSource
+from turnwise.runtime.info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
+from turnwise.transfer.files import write_folder
+from turnwise.transfer.manifest import WeightManifest
+from turnwise.transfer.receiver import manifest_of_model
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
@@ -34,9 +32,6 @@ REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort":
 _AGAIN_S = 0.1  # seconds after which an abort is repeated: an engine ignores an abort that arrives before its request
 _ABORT_S = 5.0  # maximum seconds for the abort of a cancelled request: a deadline may have cancelled it
 _MISSING_LOGPROB = -9999.0  # SGLang's number for a log-prob that it doesn't have
-_FILE_BYTES = 2**30  # a file of weights is written as soon as its tensors exceed this size
-_SPARE_BYTES = 2**30  # bytes of shared memory that weights leave free
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 class Sampled(NamedTuple):
@@ -217,6 +212,7 @@ class EngineServer(RequestServer):
         self._policy = policy
         self._device = rank.device
         self._model = bare_model(policy)
+        self._manifest = manifest_of_model(self._model)
         self._num_updates = 0
 
     @abstractmethod
@@ -236,16 +232,18 @@ class EngineServer(RequestServer):
         """Key of the engine's prefix cache; a new one after each weight update, so that older prefixes aren't reused."""
         return str(self._num_updates)
 
-    async def receive(self, weights: NamedTensors) -> int:
-        tensors = dict(weights)
-        self._check_weights(tensors)
-        folder, num_bytes = await asyncio.to_thread(write_folder, tensors.items())
+    async def begin_update(self, manifest: WeightManifest) -> None:
+        """See `InferenceServer`. The engine itself would ignore a missing tensor."""
+        manifest.check_fits(self._manifest, self.name)
+
+    async def receive(self, weights: WeightSource) -> int:
+        written = await asyncio.to_thread(write_folder, weights)
         try:
-            await self._load(folder)
+            await self._load(written.path)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            written.remove()
         self._num_updates += 1
-        return num_bytes
+        return written.num_bytes
 
     async def resume(self, version: int) -> None:
         await self._label(str(version))
@@ -277,14 +275,6 @@ class EngineServer(RequestServer):
             sampling_mask=sampling_mask,
         )
 
-    def _check_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Raises ModelError for a missing, unknown or misshapen weight. The engine itself would ignore a missing one."""
-        known, needed = self._model.state_dict(), dict(self._model.named_parameters())
-        wrong = [name for name, tensor in weights.items() if name not in known or known[name].shape != tensor.shape]
-        if missing := wrong or [name for name in needed if name not in weights]:
-            fate = "doesn't fit" if wrong else "isn't among the trainer's, but belongs to"
-            raise ModelError(f"the tensor {missing[0]} {fate} the model that {self.name} samples from")
-
 
 def own_folder(policy: PolicyInfo, name: str) -> str:
     """The folder from which the engine `name` loads the policy. Raises NotAvailableError if the policy is an adapter."""
@@ -294,23 +284,6 @@ def own_folder(policy: PolicyInfo, name: str) -> str:
             "actor_infer.strategy_args.strategy_name: embedded"
         )
     return str(policy.trust.folder(policy.path))
-
-
-def write_folder(weights: NamedTensors) -> tuple[Path, int]:
-    """Writes weights as safetensors files into a new folder, in shared memory if there is room. Returns the folder and the
-    number of bytes of the tensors. Tied tensors are written once, under their first name, as in a checkpoint."""
-    pairs = {(tensor.data_ptr(), tensor.shape): (name, tensor) for name, tensor in reversed(list(weights))}.values()
-    num_bytes = sum(tensor.nbytes for _, tensor in pairs)
-    has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > num_bytes + _SPARE_BYTES
-    folder = Path(tempfile.mkdtemp(prefix="turnwise-weights-", dir=_SHARED_MEMORY if has_room else None))
-    part: dict[str, Tensor] = {}
-    for index, (name, tensor) in enumerate(pairs, 1):
-        # A copy: safetensors refuses tensors that are views of one storage.
-        part[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        if index == len(pairs) or sum(tensor.nbytes for tensor in part.values()) > _FILE_BYTES:
-            save_file(part, folder / f"model-{index:05d}.safetensors", {"format": "pt"})
-            part.clear()
-    return folder, num_bytes
 
 
 def require_version(name: str, found: str, known: str) -> None:

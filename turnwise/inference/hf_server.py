@@ -11,8 +11,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from turnwise.inference.engine_server import RequestServer, Sampled
 from turnwise.inference.policy import HoldsModel
 from turnwise.inference.request import Decode, Request, append_run
+from turnwise.runtime.info import ServerInfo
 from turnwise.runtime.stopwatch import ENGINE, Stopwatch
-from turnwise.runtime_info import ServerInfo
 from turnwise.types import FinishReason, SamplingParams, derive_seed
 
 

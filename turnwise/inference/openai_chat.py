@@ -9,7 +9,7 @@ from turnwise.chat.conversation import TextAnswer
 from turnwise.chat.rendering import Tools
 from turnwise.errors import ServerError
 from turnwise.inference.http_json import MAX_SHOWN, HttpJson, NoAnswerError, NotAllowedError
-from turnwise.tool_protocols import ToolCall
+from turnwise.protocols.tools import ToolCall
 from turnwise.types import Message, SamplingParams
 
 _PATH = "/chat/completions"

@@ -4,23 +4,26 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, Self
 
-import torch
 from transformers import PreTrainedModel
 
 from turnwise.chat.codec import TextCodec
-from turnwise.errors import ModelError, NotAvailableError
+from turnwise.errors import NotAvailableError
 from turnwise.inference.request import Decode
 from turnwise.models.fused import load_fused
 from turnwise.models.load import load_tokenizer, parse_dtype
 from turnwise.models.loaded_model import loaded_model
-from turnwise.protocols import MemoryKind, NamedTensors
+from turnwise.protocols import MemoryKind, WeightSource
+from turnwise.runtime.info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
+from turnwise.transfer.manifest import WeightManifest
+from turnwise.transfer.receiver import copy_into, manifest_of_model
 
 
 class HoldsModel:
     """Base of servers whose model is in their own process. If `reads_trainer`, the model is the trainer's own."""
 
+    name: str
+    """The server's name in error messages."""
     model: PreTrainedModel
     reads_trainer: bool
 
@@ -35,23 +38,13 @@ class HoldsModel:
         loading = {"dtype": dtype, "device": rank.device, "attn_implementation": policy.attention, "trust": policy.trust}
         return cls(load_fused(policy.path, **loading), **own, **options)  # type: ignore[call-arg]
 
-    async def receive(self, weights: NamedTensors) -> int:
-        """Copies tensors into the model and returns their number of bytes. Raises ModelError if a tensor is missing, or doesn't
-        fit the model."""
-        targets = self.model.state_dict()
-        written: set[int] = set()
-        num_bytes = 0
-        with torch.no_grad():
-            for name, tensor in weights:
-                if name not in targets or targets[name].shape != tensor.shape:
-                    raise ModelError(f"the trainer's tensor {name} {tuple(tensor.shape)} doesn't fit the server's model")
-                targets[name].copy_(tensor)
-                written.add(targets[name].data_ptr())
-                num_bytes += targets[name].nbytes
-        missed = [name for name, tensor in targets.items() if tensor.data_ptr() not in written]
-        if missed:
-            raise ModelError(f"the trainer gave no values for {len(missed)} tensors of the server's model, such as {missed[0]}")
-        return num_bytes
+    async def begin_update(self, manifest: WeightManifest) -> None:
+        """See `InferenceServer`."""
+        manifest.check_fits(manifest_of_model(self.model), self.name)
+
+    async def receive(self, weights: WeightSource) -> int:
+        """Copies tensors into the model and returns their number of bytes."""
+        return copy_into(self.model, weights)
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
         """Does nothing. Raises NotAvailableError for any kind but `kv_cache`."""

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from turnwise.completion import KeptIds, join_kept_ids
 from turnwise.errors import ServerError
 from turnwise.types import Completion, FinishReason, FloatArray, IntArray, Media, SamplingParams, VersionRun
+from turnwise.types.completion import KeptIds, join_kept_ids
 
 Decode = Callable[[Sequence[int]], str]
 """Turns token ids into text."""

@@ -1,19 +1,18 @@
-"""Several replicas behind the interface of one server, and the transfer of the trainer's weights to them."""
+"""Several replicas behind the interface of one server."""
 
 import asyncio
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError, counted
 from turnwise.inference.request import join
-from turnwise.protocols import InferenceServer, MemoryKind, NamedTensors, OnWeightUpdate, Suspension
+from turnwise.protocols import InferenceServer, MemoryKind, OnWeightUpdate, Suspension, WeightSource
+from turnwise.runtime.info import ServerInfo
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.runtime_info import ServerInfo
-from turnwise.types import Completion, Media, Metric, SamplingParams
+from turnwise.transfer.manifest import WeightManifest
+from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -90,17 +89,18 @@ class LLMServerManager:
         partial_ids: Sequence[int],
     ) -> Completion:
         """The tokens that a replica samples until the response ends or is interrupted. A dead replica's tokens are lost."""
-        who, num_tokens = f"conversation {request_id!r}", len(prompt_ids) + sampling.max_new_tokens
-        more = {"partial_ids": partial_ids} if partial_ids else {}
+        who = _conversation(request_id)
+        num_tokens = len(prompt_ids) + sampling.max_new_tokens
+        partial = {"partial_ids": partial_ids} if partial_ids else {}
         while True:
-            before = self._replica_of.get(request_id)
+            last_replica = self._replica_of.get(request_id)
             replica = self._route(request_id, num_tokens)
-            if before != replica:
-                await self._ask(before, who, "release its cache", lambda old: old.release(request_id))
+            if last_replica != replica:
+                await self._ask(last_replica, who, "release its cache", lambda server: server.release(request_id))
             self._tokens_in_flight[replica] += num_tokens
             try:
                 completion = await self._ask(
-                    replica, who, "answer", lambda server: server.generate(prompt_ids, sampling, request_id, media, **more)
+                    replica, who, "answer", lambda server: server.generate(prompt_ids, sampling, request_id, media, **partial)
                 )
             finally:
                 self._tokens_in_flight[replica] -= num_tokens
@@ -109,27 +109,31 @@ class LLMServerManager:
 
     async def abort(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
-        replica, who = self._replica_of.get(request_id), f"conversation {request_id!r}"
-        await self._ask(replica, who, "abort its request", lambda server: server.abort(request_id))
+        replica = self._replica_of.get(request_id)
+        await self._ask(replica, _conversation(request_id), "abort its request", lambda server: server.abort(request_id))
 
     async def release(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
-        replica, who = self._replica_of.pop(request_id, None), f"conversation {request_id!r}"
-        await self._ask(replica, who, "release its cache", lambda server: server.release(request_id))
+        replica = self._replica_of.pop(request_id, None)
+        await self._ask(replica, _conversation(request_id), "release its cache", lambda server: server.release(request_id))
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
         """Suspends all replicas. Running requests end first (`finish`), pause (`keep`), or are interrupted. With the new
         weights, interrupted requests continue from their tokens (`abort_continue`) or start over (`abort_restart`)."""
-        fates: dict[OnWeightUpdate, Suspension] = {"finish": "finish", "keep": "keep"}
-        how = fates.get(on_weight_update, "abort")
-        if how == "abort":
+        suspensions: dict[OnWeightUpdate, Suspension] = {"finish": "finish", "keep": "keep"}
+        suspension = suspensions.get(on_weight_update, "abort")
+        if suspension == "abort":
             self._interruption = on_weight_update
-        await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(how))
+        await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(suspension))
 
-    async def receive(self, weights: NamedTensors) -> int:
-        """Sends weights to all replicas; each iterates over `weights` once. Returns the number of bytes written in all."""
-        asked = self._ask_all("a weight update", "receive the weights", lambda server: server.receive(weights))
-        return sum(num_bytes or 0 for num_bytes in await asked)
+    async def begin_update(self, manifest: WeightManifest) -> None:
+        """Prepares all replicas for weights. Raises ModelError if the weights don't fit the model of one of them."""
+        await self._ask_all("a weight update", "check the weights", lambda server: server.begin_update(manifest))
+
+    async def receive(self, weights: WeightSource) -> int:
+        """Sends weights to all replicas; each reads them once. Returns the number of bytes written in all."""
+        written = await self._ask_all("a weight update", "receive the weights", lambda server: server.receive(weights))
+        return sum(num_bytes or 0 for num_bytes in written)
 
     async def resume(self, version: int) -> None:
         await self._ask_all("a weight update", "admit requests again", lambda server: server.resume(version))
@@ -151,15 +155,15 @@ class LLMServerManager:
             raise self._all_dead()
         return self.servers[0].info()
 
-    async def _ask_all(self, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[T]]) -> list[T | None]:
-        return await asyncio.gather(*(self._ask(replica, who, what, ask) for replica in self._servers))
+    async def _ask_all(self, who: str, task: str, ask: Callable[[InferenceServer], Awaitable[T]]) -> list[T | None]:
+        return await asyncio.gather(*(self._ask(replica, who, task, ask) for replica in self._servers))
 
-    async def _ask(self, replica: int | None, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[T]]) -> T | None:
-        """The replica's answer; None if the replica is dead or dies now. `who` and `what` are for a DeadlineError's message."""
+    async def _ask(self, replica: int | None, who: str, task: str, ask: Callable[[InferenceServer], Awaitable[T]]) -> T | None:
+        """The replica's answer; None if the replica is dead or dies now. `who` and `task` are for a DeadlineError's message."""
         if replica not in self._servers:
             return None
         try:
-            async with self._watchdog.waiting(who, f"inference replica {replica} to {what}", self._request_s, _SETTING):
+            async with self._watchdog.waiting(who, f"inference replica {replica} to {task}", self._request_s, _SETTING):
                 return await ask(self._servers[replica])
         except DeadlineError as error:
             self._last_error = error
@@ -175,11 +179,12 @@ class LLMServerManager:
     def join(self, server: InferenceServer) -> None:
         """Adds a replica, which must have the weights of the others. Call it between weight updates."""
         index = max(self._tokens_in_flight) + 1
-        self._servers[index], self._tokens_in_flight[index] = server, 0
+        self._servers[index] = server
+        self._tokens_in_flight[index] = 0
 
     async def leave(self, server: InferenceServer) -> None:
         """Removes a replica, and waits until it has finished its requests. Its conversations continue elsewhere."""
-        self._servers = {index: other for index, other in self._servers.items() if other is not server}
+        self._servers = {index: replica for index, replica in self._servers.items() if replica is not server}
         await server.suspend()
 
     def _route(self, request_id: str, num_tokens: int) -> int:
@@ -187,9 +192,9 @@ class LLMServerManager:
             raise self._all_dead() from self._last_error
         replica = self._replica_of.get(request_id)
         load = self._tokens_in_flight
-        least = min(self._servers, key=load.__getitem__)
-        if replica not in self._servers or load[replica] > _MAX_IMBALANCE * load[least] + num_tokens:
-            replica = self._replica_of[request_id] = least
+        least_loaded = min(self._servers, key=load.__getitem__)
+        if replica not in self._servers or load[replica] > _MAX_IMBALANCE * load[least_loaded] + num_tokens:
+            replica = self._replica_of[request_id] = least_loaded
         self._replica_of.move_to_end(request_id)
         if len(self._replica_of) > _MAX_CONVERSATIONS:
             self._replica_of.popitem(last=False)
@@ -201,50 +206,15 @@ class LLMServerManager:
     def _bury(self, replica: int, error: Exception) -> None:
         self._last_error = error
         if self._servers.pop(replica, None) is not None:
-            left = f"{counted(len(self._servers), 'replica')} left" if self._servers else "none is left"
+            num_left = f"{counted(len(self._servers), 'replica')} left" if self._servers else "none is left"
             logger.error(
-                "Inference replica %d is dead (%r) and isn't started again: %s for its requests.", replica, error, left
+                "Inference replica %d is dead (%r) and isn't started again: %s for its requests.", replica, error, num_left
             )
+
+
+def _conversation(request_id: str) -> str:
+    return f"conversation {request_id!r}"
 
 
 AsyncLLMServerManager = LLMServerManager
 AsyncServer = InferenceServer
-
-
-@dataclass(frozen=True)
-class ManagerTransfer:
-    """A `protocols.WeightTransfer` from the trainer to all replicas of a manager.
-
-    `weights` returns the trainer's named tensors, or an awaitable of them if the trainer is in another process. Servers that
-    read the trainer's own parameters are only suspended and resumed: they drop their caches and renew their reordered copies of
-    the weights. Other servers receive the tensors. `share` brings the tensors into a form that several servers, or other
-    processes, can read. `free_for_transfer` is awaited first, if roles share devices. An update may take `timeout_s` seconds.
-    """
-
-    servers: LLMServerManager
-    weights: Callable[[], NamedTensors | Awaitable[NamedTensors]]
-    _: KW_ONLY
-    share: Callable[[NamedTensors], NamedTensors] | None = None
-    free_for_transfer: Callable[[], Awaitable[None]] | None = None
-    on_weight_update: OnWeightUpdate = "finish"
-    watchdog: Watchdog = field(default_factory=Watchdog)
-    timeout_s: float | None = None
-
-    async def update(self, version: int) -> list[Metric]:
-        """Suspends the servers, transfers the weights, and resumes the servers with `version`. Raises ModelError if the names
-        or shapes don't fit a server's model; DeadlineError past `timeout_s`."""
-        started = time.perf_counter()
-        awaited = f"the weights of version {version} to reach the inference servers"
-        async with self.watchdog.waiting("the pipeline", awaited, self.timeout_s, "deadlines.weights_s"):
-            if self.free_for_transfer is not None:
-                await self.free_for_transfer()
-            weights = self.weights() if self.servers.info().needs_weights else None
-            if isinstance(weights, Awaitable):
-                weights = await weights
-            await self.servers.suspend(self.on_weight_update)
-            if weights is not None and self.share is not None:
-                weights = self.share(weights)
-            num_bytes = await self.servers.receive(weights) if weights is not None else 0
-            await self.servers.resume(version)
-        elapsed = time.perf_counter() - started
-        return [Metric("time/weight_update_s", elapsed, "sum"), Metric("weights/copied_bytes", num_bytes, "sum")]

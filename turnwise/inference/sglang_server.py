@@ -21,8 +21,8 @@ from turnwise.inference.request import Request
 from turnwise.inference.visible_devices import only_visible
 from turnwise.models.load import parse_dtype
 from turnwise.protocols import MemoryKind
+from turnwise.runtime.info import PolicyInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import PolicyInfo
 
 VERSION = "0.5.23"
 """The version of SGLang that this module works with."""

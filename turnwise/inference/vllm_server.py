@@ -14,9 +14,10 @@ from turnwise.inference.request import Request
 from turnwise.inference.visible_devices import only_visible
 from turnwise.models.load import parse_dtype
 from turnwise.protocols import MemoryKind
+from turnwise.runtime.info import PolicyInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import PolicyInfo
 from turnwise.spec import KV_CACHE_BYTES
+from turnwise.transfer.files import read_folder
 from turnwise.types import derive_seed
 
 VERSION = "0.32"
@@ -173,14 +174,12 @@ class WeightReader:
 
     def read_weights(self, folder: str) -> None:
         """Loads the weights of all safetensors files in a folder."""
-        from safetensors.torch import load_file
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         # At each update, vLLM warns about modules without weights. The server has checked that no weight is missing.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         runner = self.model_runner  # type: ignore[attr-defined]
-        files = sorted(Path(folder).glob("*.safetensors"))
-        runner.reload_weights(weights_iterator=(pair for file in files for pair in load_file(file).items()))
+        runner.reload_weights(weights_iterator=read_folder(Path(folder)))
         for module in runner.get_model().modules():
             # On a CPU the output layer computes with a packed copy. `reload_weights` doesn't renew a tied layer's copy (0.32).
             if isinstance(module, ParallelLMHead):

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError, listed
-from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from turnwise.model_files.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from turnwise.models.lora import VALUE_TASK, fingerprint_of, import_peft, may_be_base
 
 NOT_MERGED = "can't be merged into its base model"

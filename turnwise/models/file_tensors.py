@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError, listed
-from turnwise.model_folder import TensorHeader, require_floats, weight_headers
+from turnwise.model_files.folder import TensorHeader, require_floats, weight_headers
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import is_flash_attn_2_available, logging as transformers_logging
 
 from turnwise.errors import ModelError, TurnwiseError, first_line, nearest
-from turnwise.model_folder import (
+from turnwise.model_files.folder import (
     NO_TOKENIZER,
     NOTHING,
     Trust,
@@ -39,9 +39,9 @@ from turnwise.model_folder import (
 from turnwise.models.adapter_merge import NOT_MERGED, is_value_adapter, merge_adapter
 from turnwise.models.file_tensors import check_tensor_types, require_weights, unexpected_tensors
 from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
-from turnwise.replaceable import require_replaceable
 from turnwise.runtime.disk import writing
-from turnwise.runtime_info import PolicyInfo
+from turnwise.runtime.info import PolicyInfo
+from turnwise.runtime.replaceable import require_replaceable
 
 logger = logging.getLogger(__name__)
 

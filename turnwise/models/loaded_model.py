@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from turnwise.models.cpu.layers import uses_native_layers
 from turnwise.models.load import DTYPES, load_model_config
 from turnwise.models.packed_attention import PACKED_ATTENTION
-from turnwise.runtime_info import LoadedModel, PolicyInfo
+from turnwise.runtime.info import LoadedModel, PolicyInfo
 
 _KERNELS = {
     PACKED_ATTENTION: "packed",

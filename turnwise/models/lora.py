@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, first_line, install_hint, nearest
-from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from turnwise.model_files.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from turnwise.runtime.disk import writing
 from turnwise.types import derive_seed
 

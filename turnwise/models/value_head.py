@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from transformers.modeling_layers import GenericForTokenClassification
 
 from turnwise.errors import ModelError
-from turnwise.model_folder import NOTHING, Trust, base_of_adapter, check_adapter, weight_shapes
+from turnwise.model_files.folder import NOTHING, Trust, base_of_adapter, check_adapter, weight_shapes
 from turnwise.models.adapter_merge import NOT_MERGED, is_value_adapter, merge_adapter
 from turnwise.models.file_tensors import require_weights
 from turnwise.models.load import load_model, load_model_config, load_pretrained, told_as_one_sentence, trusted_already

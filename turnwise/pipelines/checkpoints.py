@@ -13,13 +13,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnwise.config.sizes import bytes_text
+from turnwise.costs.model import bytes_text
 from turnwise.errors import CheckpointError, ModelError
 from turnwise.models.load import load_tokenizer, remove_folder, trusted_already, written_whole
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import Stateful
-from turnwise.replaceable import foreign_entries
+from turnwise.runtime.replaceable import foreign_entries
 from turnwise.training.state import TRAINER_FILE, load_trainer_state
 from turnwise.types import Sample
 

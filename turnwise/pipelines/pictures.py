@@ -3,13 +3,13 @@
 import logging
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.envs.recording import RecordingEnv, View
-from turnwise.protocols import AgentLoop, MakeEnv, OpenConversation
+from turnwise.envs.recording import ObservedEnv, View, Views
+from turnwise.protocols import AgentLoop, EpisodeObserver, MakeEnv
 from turnwise.report.gif import Frame, write_gif
-from turnwise.types import Group, SamplingParams, Task, Trajectory
+from turnwise.rollout.observed import ObservedLoop
+from turnwise.types import Group, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -24,21 +24,26 @@ class Pictures:
     def __init__(self, folder: Path, task_ids: Collection[str]) -> None:
         self.folder = folder
         self._task_ids = frozenset(task_ids)
-        self._recordings: dict[str, list[View]] = {}
+        self._recordings: dict[str, Views] = {}
 
     def recorded(self, build: Callable[[MakeEnv], AgentLoop], make_env: MakeEnv) -> AgentLoop:
         """An agent that plays like `build(make_env)` and also records the first sibling of each chosen task."""
-        return _RecordedAgent(build(make_env), build, make_env, self._start)
+
+        def heard_loop(observer: EpisodeObserver) -> AgentLoop:
+            return build(lambda task: ObservedEnv(make_env(task), observer))
+
+        return ObservedLoop(build(make_env), self._observer, heard_loop)
 
     def write(self, name: str, groups: Sequence[Group]) -> list[Path]:
         """Writes a GIF into `folder/name` for each recorded episode that didn't fail: `{tag}-{group}-{score}.gif`. Returns the
         paths. A file that can't be written is only logged."""
         written: list[Path] = []
         for group in groups:
-            views = self._recordings.pop(group.task.id, None)
+            recording = self._recordings.pop(group.task.id, None)
             trajectory = group.trajectories[0]
-            if views is None or trajectory.status == "failed":
+            if recording is None or trajectory.status == "failed":
                 continue
+            views = recording.views
             if len(views) != len(trajectory.turns) + 1:
                 logger.warning("%s: its environment isn't played turn by turn, so there is no picture of it", group.task.id)
                 continue
@@ -53,26 +58,11 @@ class Pictures:
             logger.info("pictures of %d episodes: %s", len(written), written[0].parent)
         return written
 
-    def _start(self, task: Task, sibling: int) -> list[View] | None:
-        """The list that collects an episode's views, shared by its retries; None if the episode isn't recorded."""
-        return None if sibling or task.id not in self._task_ids else self._recordings.setdefault(task.id, [])
-
-
-@dataclass(frozen=True, slots=True)
-class _RecordedAgent:
-    """Plays like `agent`. `start` says which episodes are recorded. A recorded episode has its own agent and environment."""
-
-    agent: AgentLoop
-    build: Callable[[MakeEnv], AgentLoop]
-    make_env: MakeEnv
-    start: Callable[[Task, int], list[View] | None]
-
-    async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
-    ) -> list[Trajectory]:
-        views = self.start(task, sibling)
-        agent = self.agent if views is None else self.build(lambda task: RecordingEnv(self.make_env(task), views))
-        return await agent.run(task, sibling, open_conversation, sampling)
+    def _observer(self, task: Task, sibling: int) -> Views | None:
+        """The observer that collects an episode's views, shared by its retries; None if the episode isn't recorded."""
+        if sibling or task.id not in self._task_ids:
+            return None
+        return self._recordings.setdefault(task.id, Views())
 
 
 def frames(trajectory: Trajectory, views: Sequence[View]) -> list[Frame]:

@@ -3,8 +3,10 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from turnwise.trajectory_view import summary as headline
+from turnwise.protocols import SilentObserver, TurnPlace
+from turnwise.rollout.observed import retold
 from turnwise.types import Group, IntArray, Trajectory, Turn
+from turnwise.types.trajectory_view import summary as headline
 
 logger = logging.getLogger(__name__)
 
@@ -31,45 +33,64 @@ def log_samples(step: int, groups: Sequence[Group], decode: DecodeArray) -> tupl
 def describe_trajectory(trajectory: Trajectory, decode: DecodeArray) -> str:
     """The episode as text: the first prompt, then each turn's observation, answer, action and reward, and the turn's mean
     advantage over tokens if it has been computed. Long texts are clipped; of many turns the middle ones are left out."""
-    first = trajectory.turns[0]
-    advantages = trajectory.advantages_by_turn
-    lines = [headline(trajectory), *_quoted(decode(first.prompt_ids), MAX_PROMPT)]
-    for number, turn in _shortened(list(enumerate(trajectory.turns)), MAX_TURNS):
-        if turn is None:
-            lines.append(f"  … {number} turns are left out")
-            continue
+    text = _EpisodeText(trajectory, decode)
+    retold(trajectory, text)
+    return "\n".join(text.lines)
+
+
+class _EpisodeText(SilentObserver):
+    """Writes down the turns of an episode; of many turns, those in the middle are left out."""
+
+    def __init__(self, trajectory: Trajectory, decode: DecodeArray) -> None:
+        self._advantages = trajectory.advantages_by_turn
+        self._has_actions = trajectory.task.row is None  # a row has no environment that would take an action
+        self._left_out = _middle(len(trajectory.turns), MAX_TURNS)
+        first_prompt = decode(trajectory.turns[0].prompt_ids)
+        self.lines = [headline(trajectory), *_quoted(first_prompt, MAX_PROMPT)]
+
+    def rewarded(self, place: TurnPlace, turn: Turn) -> None:
+        number = place.number
+        if number in self._left_out:
+            if number == self._left_out.start:
+                self.lines.append(f"  … {len(self._left_out)} turns are left out")
+            return
+        self.lines.append(f"  turn {number + 1}")
+        if number:
+            self.lines += _quoted(turn.observation, MAX_TEXT)
+        self.lines.append(f"    → {_clipped(repr(turn.text), MAX_TEXT)}")
+        self.lines.append(f"      {self._gained(number, turn)}")
+
+    def _gained(self, number: int, turn: Turn) -> str:
         gained = f"reward {turn.reward:g}"
-        if number in advantages and advantages[number].size:
-            gained += f", advantage {advantages[number].mean():+.3f}"
-        lines.append(f"  turn {number + 1}")
-        lines += [] if turn is first else _quoted(turn.observation, MAX_TEXT)
-        lines.append(f"    → {_clipped(repr(turn.text), MAX_TEXT)}")
-        if trajectory.task.row is None:  # a row has no environment that would take an action
-            action = "no action could be parsed" if turn.action is None else f"action {_clipped(repr(turn.action), MAX_TEXT)}"
-            gained = f"{action}; {gained}"
-        lines.append(f"      {gained}")
-    return "\n".join(lines)
+        if number in self._advantages and self._advantages[number].size:
+            gained += f", advantage {self._advantages[number].mean():+.3f}"
+        if not self._has_actions:
+            return gained
+        action = "no action could be parsed" if turn.action is None else f"action {_clipped(repr(turn.action), MAX_TEXT)}"
+        return f"{action}; {gained}"
 
 
 def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
     """The episode with one line per turn. Of more than `num_turns` turns, those in the middle are left out."""
     lines = [headline(trajectory)]
-    for number, turn in _shortened(list(enumerate(trajectory.turns)), num_turns):
-        if turn is None:
-            lines.append(f"  … {number} turns")
-        else:
+    left_out = _middle(len(trajectory.turns), num_turns)
+    for number, turn in enumerate(trajectory.turns):
+        if number not in left_out:
             seen = _clipped(" / ".join(turn.observation.split("\n")), 60)
             lines.append(f"  {seen} → {_clipped(repr(turn.text), 60)}" + (f"  {turn.reward:+g}" if turn.reward else ""))
+        elif number == left_out.start:
+            lines.append(f"  … {len(left_out)} turns")
     return "\n".join(lines)
 
 
-def _shortened(turns: Sequence[tuple[int, Turn]], max_turns: int) -> list[tuple[int, Turn | None]]:
-    """At most `max_turns` entries: all turns, or the first and last ones with `(number left out, None)` between them."""
-    if len(turns) <= max_turns:
-        return list(turns)
-    head = max_turns // 2
-    tail = max_turns - head - 1
-    return [*turns[:head], (len(turns) - head - tail, None), *turns[len(turns) - tail :]]
+def _middle(num_turns: int, max_turns: int) -> range:
+    """The numbers of the turns that are left out, so that `max_turns` lines show an episode: none if all fit, else all but the
+    first and the last ones, with a line for those between them."""
+    if num_turns <= max_turns:
+        return range(0)
+    num_first = max_turns // 2
+    num_last = max_turns - num_first - 1
+    return range(num_first, num_turns - num_last)
 
 
 def _quoted(text: str, max_characters: int) -> list[str]:

@@ -9,7 +9,7 @@ from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv, ObservationKind
 from turnwise.envs.players import RandomPlayer
 from turnwise.errors import DataError
-from turnwise.jsonl import not_utf8
+from turnwise.runtime.jsonl import not_utf8
 from turnwise.spec import DEFAULT_SYSTEM_TEMPLATE, DEFAULT_TURN_TEMPLATE
 from turnwise.types import Message, Task, derive_seed
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from turnwise.report.intervals import wilson_interval
 from turnwise.report.picture_file import write_figure
-from turnwise.step_numbers import shown_step
+from turnwise.runtime.step_numbers import shown_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

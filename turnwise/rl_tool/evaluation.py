@@ -16,8 +16,9 @@ from turnwise.data.checkers import are_correct, check_checker
 from turnwise.data.math_rewards import has_format, num_steps
 from turnwise.data.quantities import TOLERANCE
 from turnwise.errors import ConfigError, DataError
-from turnwise.hub import local_path
-from turnwise.model_folder import base_of_adapter, check_model
+from turnwise.examine.examined import examine
+from turnwise.model_files.folder import base_of_adapter, check_model
+from turnwise.model_files.hub import local_path
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.parameters import Evaluate
 from turnwise.rl_tool.training import new_tokens
@@ -120,7 +121,7 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[G
         track_with=[],
         is_quiet=True,
     )
-    from turnwise.build.saved import collect_rollouts
+    from turnwise.assemble.saved import collect_rollouts
     from turnwise.pipelines.collect import Collection
 
     class CollectedGroups(Collection):
@@ -132,7 +133,7 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[G
             self.groups = scheduler.get_batch(num_trajectories)
 
     collected = CollectedGroups(Path("rollouts.jsonl"))
-    collect_rollouts(trainer.config, collected, "val")
+    collect_rollouts(examine(trainer.config), collected, "val")
     return collected.groups
 
 

@@ -18,7 +18,7 @@ from turnwise.data.gsm8k import GENERATED, HUB_NAME, generate_problems, local_fi
 from turnwise.data.prompts import tools_of, with_plain_messages
 from turnwise.data.tables import TableRow, listed, python_rows, read_tables
 from turnwise.errors import ConfigError, DataError, NotAvailableError, nearest
-from turnwise.hub import local_path
+from turnwise.model_files.hub import local_path
 from turnwise.rl_tool.parameters import RowChoice
 
 NUM_GENERATED = 1000

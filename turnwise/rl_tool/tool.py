@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError, TurnwiseError, nearest
-from turnwise.replaceable import require_new_folder
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.evaluation import evaluate
 from turnwise.rl_tool.parameters import ACTIONS, CreateReward, Evaluate, Export, LoadDataset, Train, function_schema, parse
@@ -15,6 +14,7 @@ from turnwise.rl_tool.requirements import without_effect
 from turnwise.rl_tool.rewards import BUILT_IN, create
 from turnwise.rl_tool.training import train, with_preset
 from turnwise.runtime.disk import file_error
+from turnwise.runtime.replaceable import require_new_folder
 
 NUM_SHOWN = 3
 _CONTINUED = {
@@ -109,7 +109,7 @@ class RLTrainingTool:
 
 
 def _export(asked: Export) -> dict[str, Any]:
-    from turnwise.model_folder import base_of_adapter
+    from turnwise.model_files.folder import base_of_adapter
     from turnwise.models.load import export_model, parse_dtype
 
     out = Path(asked.output_dir)

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.model_shape import read_model_shape
+from turnwise.costs.model import TokenWork, matrix_speed, training_seconds
 from turnwise.errors import ConfigError, counted, nearest
-from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NOTHING, base_of_adapter, check_model
-from turnwise.package_tables import read_table
-from turnwise.replaceable import model_files, why_files_kept
+from turnwise.model_files.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NOTHING, base_of_adapter, check_model
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.parameters import Train
 from turnwise.rl_tool.rewards import reward_sections
 from turnwise.runtime.rank import launched
+from turnwise.runtime.replaceable import model_files, why_files_kept
+from turnwise.spec.package_tables import read_table
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.trainer.trainer import Trainer
 
@@ -282,22 +283,29 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> float:
-    """Roughly how many seconds a training run takes here if all answers are as long as they may be. Assumes 6 operations per
-    parameter and token to train, 2 to sample, 2 for a reference and 8 for ppo's critic, at a third of a matrix product's speed,
-    and four characters per token. Returns 0 if the model's size is unknown."""
-    import torch
-
+    """Roughly how many seconds a training run takes here if all answers are as long as they may be (`costs.model`), with four
+    characters per token. Returns 0 if the model's size is unknown."""
     shape = read_model_shape(asked.model_name)
     if shape is None:
         return 0.0
-    is_sft, size = asked.algorithm == "sft", 512
-    sampled = 0 if is_sft else new_tokens(asked.model_name, asked.max_new_tokens) * num_answers
-    tokens = asked.num_epochs * sum(len(text) // 4 + sampled for text in texts)
+    work = TokenWork(asked.algorithm != "sft")
+    sampled = 0
+    if work.is_sampled:
+        work = TokenWork(True, has_reference=bool(asked.kl_coef), has_critic=asked.algorithm == "ppo")
+        sampled = new_tokens(asked.model_name, asked.max_new_tokens) * num_answers
+    num_tokens = asked.num_epochs * sum(len(text) // 4 + sampled for text in texts)
+    return training_seconds(work, shape.num_parameters, num_tokens, _matrix_speed())
+
+
+def _matrix_speed() -> float:
+    """Operations per second of the fastest of some matrix products on this machine."""
+    import torch
+
+    size = 512
     matrix = torch.ones(size, size, device="cuda" if torch.cuda.is_available() else "cpu")
     product_s = math.inf
     for _ in range(32):  # the first ones wake threads
         started = time.perf_counter()
         float((matrix @ matrix)[0, 0])
         product_s = min(product_s, time.perf_counter() - started)
-    operations = 6 if is_sft else 8 + 2 * bool(asked.kl_coef) + 8 * (asked.algorithm == "ppo")
-    return 3 * product_s / (2 * size**3) * operations * shape.num_parameters * tokens
+    return matrix_speed(size, product_s)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turnwise.entry_points import load_function
 from turnwise.errors import ConfigError, RolloutError
+from turnwise.runtime.entry_points import load_function
 from turnwise.types import Group, are_equal
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, NamedTuple, Self
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from turnwise.completion import SamplingParams
 from turnwise.rollout.source import Rejection
 from turnwise.types import MAX_ABS, FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun, join_kept_ids
+from turnwise.types.completion import SamplingParams
 
 _MAX_SHOWN = 40
 _USUAL = {

@@ -1,16 +1,18 @@
 """Replays a recorded trajectory: agent, environment and template run again, with the recorded tokens and results of tools."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from turnwise.chat.ledger import EMPTY, Prefix, Prompt
 from turnwise.errors import EnvironmentFault, RolloutError
 from turnwise.protocols import AgentLoop, Conversation
 from turnwise.rollout.player import EpisodeContexts
 from turnwise.rollout.tasks import sibling_sampling
 from turnwise.runtime.foreign import Foreign
-from turnwise.types import AS_OPENED, CallOptions, Completion, Media, Message, SamplingParams, Task, Trajectory, Turn
+from turnwise.types import AS_OPENED, CallOptions, Completion, IntArray, Media, Message, SamplingParams, Task, Trajectory, Turn
 
 
 class RecordEnd(RolloutError):
@@ -25,7 +27,7 @@ class RecordedServer:
     def __init__(self, trajectory: Trajectory, is_whole: bool = True) -> None:
         self._trajectory = trajectory
         self._is_whole = is_whole
-        self._contexts: list[np.ndarray[Any, Any]] = []  # the ids of each turn's context, its response included
+        self._prefixes: list[Prefix] = []  # of each answered turn
         self.num_turns = 0
         """Number of turns answered so far."""
 
@@ -38,36 +40,49 @@ class RecordedServer:
                 raise RecordEnd
             raise difference(self._trajectory, number, "the loop asks for another turn, and the record has none")
         turn = turns[number]
-        expected, got = np.concatenate((self._before(turn, number), turn.prompt_ids)), np.asarray(prompt_ids, np.int64)
-        if not np.array_equal(expected, got):
-            length = min(len(expected), len(got))
-            position = next(iter(np.flatnonzero(expected[:length] != got[:length]).tolist()), length)
-            shown = (f"{ids[position : position + 5].tolist()}… of {len(ids)} ids" for ids in (expected, got))
-            raise difference(self._trajectory, number, "position {}: expected {}, got {}".format(position, *shown))
-        self._contexts.append(np.concatenate((expected, turn.response_ids)))
+        prompt = Prompt(self._before(turn, number), array("q", turn.prompt_ids.tolist()))
+        expected_ids = np.array(prompt.token_ids(), np.int64)
+        self._check(number, expected_ids, np.asarray(prompt_ids, np.int64))
+        self._prefixes.append(prompt.answered(turn.response_ids.tolist()))
         self.num_turns += 1
-        candidates = turn.kept_ids, turn.kept_offsets
+        candidates = (turn.kept_ids, turn.kept_offsets)
         return Completion(turn.response_ids, turn.logprobs, turn.finish_reason, turn.versions, 0.0, *candidates)
 
     async def release(self, request_id: str) -> None: ...
 
-    def _before(self, turn: Turn, number: int) -> np.ndarray[Any, Any]:
+    def _before(self, turn: Turn, number: int) -> Prefix:
         if turn.starts_context or number == 0:
-            return np.zeros(0, np.int64)
-        return self._contexts[number - 1 if turn.parent is None else turn.parent]
+            return EMPTY
+        return self._prefixes[number - 1 if turn.parent is None else turn.parent]
+
+    def _check(self, number: int, expected: IntArray, got: IntArray) -> None:
+        """Raises RolloutError unless the prompt of turn `number` is the recorded one."""
+        if np.array_equal(expected, got):
+            return
+        length = min(len(expected), len(got))
+        differing = np.flatnonzero(expected[:length] != got[:length]).tolist()
+        position = differing[0] if differing else length
+        shown = [f"{ids[position : position + 5].tolist()}… of {len(ids)} ids" for ids in (expected, got)]
+        raise difference(self._trajectory, number, f"position {position}: expected {shown[0]}, got {shown[1]}")
 
 
 class _RecordedConversation:
     """Wraps a conversation over a `RecordedServer`, and adds the recorded results of tool calls to its replies."""
 
     def __init__(self, conversation: Conversation, server: RecordedServer, recorded: list[Turn]) -> None:
-        self.turns, self.close = conversation.turns, conversation.close
+        self.turns = conversation.turns
+        self.close = conversation.close
         self.remaining_tokens = conversation.remaining_tokens
-        self._conversation, self._server, self._recorded = conversation, server, recorded
+        self._conversation = conversation
+        self._server = server
+        self._recorded = recorded
 
     async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
         reply = await self._conversation.generate(new_messages, options)
-        if reply is not None and (results := self._recorded[self._server.num_turns - 1].tool_results) is not None:
+        if reply is None:
+            return None
+        results = self._recorded[self._server.num_turns - 1].tool_results
+        if results is not None:
             reply["tool_results"] = results
         return reply
 
@@ -101,17 +116,29 @@ async def replay(
         return f"{task.id}, sibling {trajectory.sibling}, after the last turn of the record: {fault}"
     finally:
         await opened.close()
+    _compare(trajectory, played, is_whole)
+    return ""
+
+
+def _compare(trajectory: Trajectory, played: Sequence[Trajectory], is_whole: bool) -> None:
+    """Raises RolloutError if the played episode is shorter than the recorded one or, if all was recorded, if what the agent
+    noted differs."""
     turns = [turn for part in played for turn in part.turns]
     for number, turn in enumerate(trajectory.turns):
         if number == len(turns):
             raise difference(trajectory, number, "the loop ended before it, and the record continues")
-        for name in ("observation", "action", "reward") if is_whole else ():
-            expected, got = getattr(turn, name), getattr(turns[number], name)
-            if expected != got:
-                raise difference(trajectory, number, f"{name}: expected {expected!r}, got {got!r}")
+        if is_whole:
+            _compare_turns(trajectory, number, turn, turns[number])
     if is_whole and played[0].status != trajectory.status:
         raise difference(trajectory, len(turns) - 1, f"status: expected {trajectory.status}, got {played[0].status}")
-    return ""
+
+
+def _compare_turns(trajectory: Trajectory, number: int, recorded: Turn, played: Turn) -> None:
+    for name in ("observation", "action", "reward"):
+        expected = getattr(recorded, name)
+        got = getattr(played, name)
+        if expected != got:
+            raise difference(trajectory, number, f"{name}: expected {expected!r}, got {got!r}")
 
 
 def difference(trajectory: Trajectory, number: int, what: str) -> RolloutError:

@@ -9,7 +9,6 @@ from typing import Any
 
 from turnwise.errors import CheckpointError, ConfigError, RolloutError
 from turnwise.protocols import AgentLoop
-from turnwise.replay_log import BatchGroups, ReplayLog
 from turnwise.rollout.buffer import GroupBuffer
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.group_filter import GroupFilter
@@ -18,6 +17,7 @@ from turnwise.rollout.player import EpisodeContexts, GroupPlayer, cancel
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import Part, ScoreGroup, played_of
 from turnwise.rollout.tasks import TaskSource
+from turnwise.runtime.replay_log import BatchGroups, ReplayLog
 from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Group, SamplingParams, Task, Trajectory

@@ -5,18 +5,20 @@ The first line of an episode also has the episode's task."""
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
 from turnwise.errors import DataError, counted
-from turnwise.protocols import AgentLoop, Conversation, OpenConversation
+from turnwise.protocols import AgentLoop, SilentObserver, TurnPlace
+from turnwise.rollout.observed import ObservedLoop
 from turnwise.rollout.record import Record, StateKeyWriter, TurnRecord, first_fault, written_task, written_turn
 from turnwise.runtime.threads import DaemonThread
-from turnwise.types import AS_OPENED, CallOptions, Message, SamplingParams, Task, Trajectory, Turn
+from turnwise.types import Message, Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,8 @@ class TurnJournal:
     too long for any file are left out. If the disk fails, the journal logs a warning and writes nothing more."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        self._path, self._max_bytes = path, max_bytes // 2
+        self._path = path
+        self._max_bytes = max_bytes // 2
         self._file: BinaryIO | None = path.open("ab", buffering=0)
         self._size = path.stat().st_size
         self._thread = DaemonThread("turn journal")
@@ -39,7 +42,7 @@ class TurnJournal:
 
     def noted(self, agents: Callable[[Task], AgentLoop]) -> Callable[[Task], AgentLoop]:
         """Wraps `agents`, which returns a task's agent, so that all turns of the agents are written to the journal."""
-        return lambda task: _NotedLoop(agents(task), self)
+        return lambda task: ObservedLoop(agents(task), partial(_EpisodeLines, self))
 
     def append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:
         """Appends a line; the thread calls `make_line`."""
@@ -87,55 +90,30 @@ def earlier_part(path: Path) -> Path:
     return path.with_name(f"{path.stem}.1{path.suffix}")
 
 
-@dataclass
-class _NotedLoop:
-    loop: AgentLoop
-    journal: TurnJournal
+class _EpisodeLines(SilentObserver):
+    """Writes the turns of one attempt at an episode."""
 
-    async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
-    ) -> list[Trajectory]:
-        return await self.loop.run(task, sibling, _NotedContexts(self.journal, task, sibling, open_conversation), sampling)
+    def __init__(self, journal: TurnJournal, task: Task, sibling: int) -> None:
+        self._journal = journal
+        self._task = task
+        self._sibling = sibling
+        self._is_begun = False
 
-
-class _NotedContexts:
-    def __init__(self, journal: TurnJournal, task: Task, sibling: int, open_conversation: OpenConversation) -> None:
-        self._journal, self._task, self._sibling, self._open = journal, task, sibling, open_conversation
-        self._num_contexts = self._num_asked = self._num_sampled = 0
-
-    def __call__(self, sampling: SamplingParams, **options: Any) -> Conversation:
-        self._num_contexts += 1
-        return _NotedConversation(self._open(sampling, **options), self, self._num_contexts - 1)
-
-    def asked(self, context: int, messages: Sequence[Message]) -> None:
-        head = self._head(context)
-        if self._num_asked == 0:
+    def asked(self, place: TurnPlace, messages: Sequence[Message]) -> None:
+        head = self._head(place)
+        if not self._is_begun:
             head |= {"task": written_task(self._task), "sibling": self._sibling}
-        self._num_asked += 1
+        self._is_begun = True
         self._journal.append(lambda: head | {"messages": messages})
 
-    def sampled(self, context: int, turn: Turn, reply: Message) -> None:
-        head, snapshot = self._head(context) | {"turn": self._num_sampled}, replace(turn)  # the agent changes the turn later
-        self._num_sampled += 1
+    def sampled(self, place: TurnPlace, turn: Turn, reply: Message) -> None:
+        head = self._head(place) | {"turn": place.number}
+        snapshot = replace(turn)  # the agent changes the turn later
         calls = {key: reply[key] for key in ("tool_calls", "call_errors") if reply.get(key)}
         self._journal.append(lambda: head | {"sampled": written_turn(snapshot, None, StateKeyWriter())} | calls)
 
-    def _head(self, context: int) -> dict[str, Any]:
-        return {"episode": f"{self._task.id}/{self._sibling}", "context": context}
-
-
-class _NotedConversation:
-    def __init__(self, conversation: Conversation, contexts: _NotedContexts, context: int) -> None:
-        self.turns, self.close = conversation.turns, conversation.close
-        self.remaining_tokens = conversation.remaining_tokens
-        self._conversation, self._contexts, self._context = conversation, contexts, context
-
-    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
-        self._contexts.asked(self._context, new_messages)
-        reply = await self._conversation.generate(new_messages, options)
-        if reply is not None:
-            self._contexts.sampled(self._context, self.turns[-1], reply)
-        return reply
+    def _head(self, place: TurnPlace) -> dict[str, Any]:
+        return {"episode": f"{self._task.id}/{self._sibling}", "context": place.context}
 
 
 class _TurnLine(Record):
@@ -160,28 +138,47 @@ def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
     turns whose earlier turns are lost. Raises DataError if there is no such file."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
-    begun: dict[str, Trajectory] = {}
-    episodes, lost, cut = list[Trajectory](), list[str](), set[str]()
+    lost: list[str] = []
+    reading = _Reading()
+    for line in _lines(path, lost):
+        reading.read(line)
+    if reading.cut:
+        lost.append(f"turns of {counted(len(reading.cut), 'episode')} are left out, since earlier ones of them are gone")
+    return [episode for episode in reading.episodes if episode.turns], lost
+
+
+def _lines(path: Path, lost: list[str]) -> Iterator[_TurnLine]:
+    """The lines of both files of a journal. Appends a sentence to `lost` for each unreadable one."""
     for file in filter(Path.is_file, (earlier_part(path), path)):
         with file.open("rb") as lines:
             for number, text in enumerate(lines, start=1):
                 if not text.strip():
                     continue
                 try:
-                    line = _TurnLine.model_validate_json(text)
+                    yield _TurnLine.model_validate_json(text)
                 except ValidationError as error:
                     lost.append(f"{file.name}, line {number} is left out: {first_fault(error)}")
-                    continue
-                if line.task is not None:
-                    begun[line.episode] = Trajectory(line.task, line.sibling)
-                    episodes.append(begun[line.episode])
-                elif line.episode not in begun or (line.sampled and line.turn > len(begun[line.episode].turns)):
-                    cut.add(line.episode)
-                elif line.sampled:
-                    begun[line.episode].turns.append(line.sampled.made())
-                elif turns := begun[line.episode].turns:
-                    results = tuple(message.get("content", "") for message in line.messages if message.get("role") == "tool")
-                    turns[-1].tool_results = results or None
-    if cut:
-        lost.append(f"turns of {counted(len(cut), 'episode')} are left out, since earlier ones of them are gone")
-    return [episode for episode in episodes if episode.turns], lost
+
+
+class _Reading:
+    """The episodes of the lines read so far."""
+
+    def __init__(self) -> None:
+        self.episodes: list[Trajectory] = []
+        self.cut: set[str] = set()
+        """Names of episodes some of whose turns follow a lost one."""
+        self._newest: dict[str, Trajectory] = {}  # the newest attempt at each episode
+
+    def read(self, line: _TurnLine) -> None:
+        if line.task is not None:
+            self._newest[line.episode] = Trajectory(line.task, line.sibling)
+            self.episodes.append(self._newest[line.episode])
+            return
+        episode = self._newest.get(line.episode)
+        if episode is None or (line.sampled and line.turn > len(episode.turns)):
+            self.cut.add(line.episode)
+        elif line.sampled:
+            episode.turns.append(line.sampled.made())
+        elif episode.turns:
+            results = tuple(message.get("content", "") for message in line.messages if message.get("role") == "tool")
+            episode.turns[-1].tool_results = results or None

@@ -9,8 +9,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.errors import ServerError
-from turnwise.protocols import MemoryKind, NamedTensors, Suspension
-from turnwise.runtime_info import LoadedModel, ServerInfo
+from turnwise.protocols import MemoryKind, Suspension, WeightSource
+from turnwise.runtime.info import LoadedModel, ServerInfo
+from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
 
 CHATML_TEMPLATE = (
@@ -138,7 +139,9 @@ class ScriptedServer:
     async def suspend(self, how: Suspension = "finish") -> None:
         self._running.clear()
 
-    async def receive(self, weights: NamedTensors) -> int:
+    async def begin_update(self, manifest: WeightManifest) -> None: ...
+
+    async def receive(self, weights: WeightSource) -> int:
         return 0
 
     async def resume(self, version: int) -> None:

@@ -162,7 +162,7 @@ def _cause(fault: BaseException | None) -> str:
 
 @lru_cache(maxsize=8)
 def _connected(how: str) -> _Connection:
-    """The connection to a server. It is cached, since the start of a run makes each tool several times."""
+    """The connection to a server. It is cached: a `Trainer` examines its config at each call, and one server is enough."""
     try:
         import mcp  # noqa: F401
     except ImportError as fault:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from turnwise.errors import ConfigError, DataError, NotAvailableError, install_hint
-from turnwise.hub import local_path
-from turnwise.jsonl import read_jsonl
+from turnwise.model_files.hub import local_path
+from turnwise.runtime.jsonl import read_jsonl
 from turnwise.tools.function_tool import FunctionTool, check_keys
 
 NUMBERS = {"k": 3, "max_document_length": 2000}

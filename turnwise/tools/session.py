@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -108,6 +108,10 @@ class ToolBox:
         """All tools, or only those that the row's `extra_info.tool_selection` names."""
         selection = (columns.get("extra_info") or {}).get("tool_selection")
         return [offered for offered in self.tools if not selection or offered.name in selection]
+
+    def watched(self, watchdog: Watchdog, stopwatch: Stopwatch) -> "ToolBox":
+        """The same tools, whose calls are watched and timed by these."""
+        return replace(self, watchdog=watchdog, stopwatch=stopwatch)
 
     def open(self, task: Task) -> "ToolSession":
         """The selected tools of one episode."""
@@ -229,6 +233,10 @@ class Interactions:
     """Maximum seconds of one call; None = no limit."""
     watchdog: Watchdog = field(default_factory=Watchdog)
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+    def watched(self, watchdog: Watchdog, stopwatch: Stopwatch) -> "Interactions":
+        """The same users, whose calls are watched and timed by these."""
+        return replace(self, watchdog=watchdog, stopwatch=stopwatch)
 
     def open(self, task: Task, sibling: int, max_turns: int | None = None) -> "InteractionSession":
         """A session with the simulated user that the task's row names, or with nobody if it names none. The user sends at most

@@ -2,6 +2,7 @@
 
 import logging
 
+from turnwise.costs.model import share_done, steps_left_s, work_left_s
 from turnwise.runtime.stopwatch import Stopwatch, Work
 
 logger = logging.getLogger(__name__)
@@ -80,8 +81,7 @@ class Pace:
         if num_left <= 0:
             return ""
         if self.has_step:
-            mean_s = (recent[-1] - recent[0]) / (len(recent) - 1)
-            return f"{duration(max(mean_s * num_left - (now - recent[-1]), 0.0))} left"
+            return f"{duration(steps_left_s(recent, num_left, now))} left"
         step_s = self._first_step_s(now)
         if step_s is None or self._step_began is None:
             return "time left unknown"
@@ -108,10 +108,11 @@ class Pace:
 
     def _phase_left(self, now: float) -> float | None:
         """Estimate of the seconds left in the phase, None if unknown. While episodes play, the phase may well end earlier."""
-        work, elapsed = self._stopwatch.work, now - self._phase_began
-        most = work.total * self._tokens_per_episode if work.unit == "episodes" else 0
-        done = max(work.num_done / work.total if work.total else 0.0, self._num_tokens / most if most else 0.0)
-        return elapsed * max(1 / done - 1, 0.0) if done and elapsed >= 1.0 else None
+        work = self._stopwatch.work
+        elapsed_s = now - self._phase_began
+        most_tokens = work.total * self._tokens_per_episode if work.unit == "episodes" else 0
+        share = share_done(work.num_done, work.total, self._num_tokens, most_tokens)
+        return work_left_s(elapsed_s, share) if share and elapsed_s >= 1.0 else None
 
     def _first_step_s(self, now: float) -> float | None:
         left = self._phase_left(now)

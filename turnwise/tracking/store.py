@@ -11,9 +11,9 @@ from typing import Protocol
 
 from turnwise.errors import NotAvailableError
 from turnwise.protocols import NO_TEXTS, StepTexts
+from turnwise.runtime.step_numbers import split_by_step
 from turnwise.runtime.threads import DaemonThread
 from turnwise.spec import TRACKERS
-from turnwise.step_numbers import split_by_step
 
 logger = logging.getLogger(__name__)
 

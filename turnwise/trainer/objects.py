@@ -12,9 +12,9 @@ from types import BuiltinFunctionType, CellType, FunctionType, MethodType, Modul
 from typing import Any
 
 from turnwise.data.tables import listed
-from turnwise.entry_points import OBJECT_PREFIX
 from turnwise.errors import ConfigError
 from turnwise.protocols import Tool
+from turnwise.runtime.entry_points import OBJECT_PREFIX
 
 
 class Objects:

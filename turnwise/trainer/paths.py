@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.config import AgenticConfig
 from turnwise.errors import ConfigError, ModelError
-from turnwise.model_folder import base_of_adapter, folder_here
+from turnwise.model_files.folder import base_of_adapter, folder_here
 
 
 def as_path(value: Any, argument: str) -> Path:

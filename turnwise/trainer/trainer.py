@@ -6,17 +6,18 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from turnwise.build.envs import plug_in_problems
-from turnwise.build.prepare import row_problems
-from turnwise.config import AgenticConfig, SFTConfig, parse_config, require, unavailable
+from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.config.coming_from import counterpart
 from turnwise.data.tables import listed, numbered, plain_columns
 from turnwise.errors import ConfigError, NotAvailableError
-from turnwise.replaceable import require_replaceable
+from turnwise.examine.examined import Examined, examine
+from turnwise.examine.read import parse_examined, parse_examined_sft
+from turnwise.runtime.replaceable import require_replaceable
 from turnwise.trainer.callbacks import asks_to_stop, check_callbacks
 from turnwise.trainer.objects import Objects, custom_envs, data_section, plain_values, tool_names
 from turnwise.trainer.paths import as_path, bases_of, folders_named
@@ -104,7 +105,8 @@ class Trainer:
         if config_file is None:
             _require_enough(config)
         self._values = {key: _plain_setting(key, value, self._objects) for key, value in config.items()}
-        self.config = self._parse({})
+        self._examined = self._examine({})
+        self.config = self._examined.config
         require(unavailable(self.config))
 
     @classmethod
@@ -126,20 +128,22 @@ class Trainer:
         to `max_steps` in total (default: the config's). If a callback raises, saves the finished steps, then raises
         EnvironmentFault, or its TurnwiseError. Raises NotAvailableError if a Trainer of this process is at work already."""
         done = self.checkpoint
-        config = self.config
+        examined = self._examined
         if done is not None or max_steps is not None:
             changes = {} if done is None else {"resume_from_checkpoint": str(done)}
-            config = self._parse(changes if max_steps is None else {**changes, "max_steps": max_steps})
+            examined = self._examine(changes if max_steps is None else {**changes, "max_steps": max_steps})
+        config = examined.config
         if done is not None and int(done.name.rpartition("-")[2]) >= config.max_steps:
             print(f"all {config.max_steps} steps are done: {done}; train(max_steps=…) continues from there")
             return
         with _alone():
             self._objects.install()
-            from turnwise.build.agentic import build_agentic
-            from turnwise.build.whole_run import whole_run
+            from turnwise.assemble.agentic import build_agentic
+            from turnwise.assemble.whole_run import whole_run
 
-            with whole_run(config, lambda folder: build_agentic(config, folder, self.is_quiet), self.is_quiet) as pipeline:
-                self.config, self.run_folder = config, pipeline.folder.path
+            with whole_run(config, partial(build_agentic, examined, is_quiet=self.is_quiet), self.is_quiet) as pipeline:
+                self.config = config
+                self.run_folder = pipeline.folder.path
                 for report in pipeline.steps():
                     if asks_to_stop(self._callbacks, report):
                         pipeline.checkpoints.end_here()
@@ -160,10 +164,10 @@ class Trainer:
         The default `model` is the newest checkpoint, or the initial model if there is none."""
         with _alone():
             self._objects.install()
-            from turnwise.build.saved import evaluate_model
+            from turnwise.assemble.saved import evaluate_model
 
             source = model or self.checkpoint
-            return evaluate_model(self.config, None if source is None else str(source), num_tasks)
+            return evaluate_model(examine(self.config), None if source is None else str(source), num_tasks)
 
     @property
     def best(self) -> Path | None:
@@ -222,18 +226,18 @@ class Trainer:
         objects = Objects()
         values = {key: plain_values(value, objects, key) for key, value in config.items()}
         values |= {"pretrain": str(model), "train_files": _demonstrations(messages, values)}
-        parsed, notes = parse_config(values, SFTConfig, examine=row_problems)
+        examined, notes = parse_examined_sft(values)
         _say(notes)
         with _alone():
-            from turnwise.build.sft import fine_tune
+            from turnwise.assemble.sft import fine_tune
 
-            return fine_tune(parsed, is_quiet)
+            return fine_tune(examined, is_quiet)
 
-    def _parse(self, changes: Mapping[str, Any]) -> AgenticConfig:
+    def _examine(self, changes: Mapping[str, Any]) -> Examined:
         self._objects.install()
-        config, notes = parse_config({**self._values, **changes}, AgenticConfig, file=self._file, examine=plug_in_problems)
+        examined, notes = parse_examined({**self._values, **changes}, self._file)
         _say(notes)
-        return config
+        return examined
 
 
 def _plain_setting(key: str, value: Any, objects: Objects) -> Any:

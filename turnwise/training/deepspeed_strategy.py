@@ -3,13 +3,12 @@
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -18,22 +17,29 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from turnwise.errors import ConfigError, NotAvailableError, counted, install_hint
-from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, StepPart
+from turnwise.models.lora import Adapters
+from turnwise.protocols import Loss, MemoryKind, Output, StepPart
+from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import StrategyInfo
-from turnwise.training.state import load_state, save_state
-from turnwise.training.torch_strategy import TorchStrategy
+from turnwise.runtime.stopwatch import TokenCounts
+from turnwise.training.base import BaseStrategy, Update
+from turnwise.training.model_source import ModelSource
+from turnwise.training.optimizer import OptimizerSettings, build_optimizer, set_learning_rate
+from turnwise.training.transformers_model import TransformersModel
 from turnwise.types import Batch, Metric, ModelOutputs
 
 _DEFAULT_STAGE = 2
+_SHARES_WEIGHTS = 3  # the stage
+_SHARES = {1: "its state", 2: "its state and gradients", _SHARES_WEIGHTS: "its state, gradients and weights"}
+"""ZeRO stage → what each rank keeps a share of."""
 _PARTS: Mapping[MemoryKind, Sequence[str]] = {"weights": ["lp_params"], "optimizer": ["optim_states", "hp_params", "lp_grads"]}
 """Kind of memory → DeepSpeed's names of its parts. DeepSpeed's fp32 copy of the weights and its gradients are `optimizer`."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's names of its two moments
 
 
-class DeepSpeedStrategy(TorchStrategy):
-    """`TorchStrategy` on ranks that each keep a share of the optimiser state (ZeRO 1), also of the gradients (ZeRO 2), or also
-    of the weights (ZeRO 3; Rajbhandari et al. 2020, arXiv:1910.02054).
+class DeepSpeedStrategy(BaseStrategy):
+    """Trains a policy or a value model on ranks that each keep a share of the optimiser state (ZeRO 1), also of the gradients
+    (ZeRO 2), or also of the weights (ZeRO 3; Rajbhandari et al. 2020, arXiv:1910.02054).
 
     `options` is DeepSpeed's own config. DeepSpeed sums gradients over micro-batches and ranks, clips them, and updates its own
     copy of the weights. Schedule, loss scale, denominators and checkpoints are turnwise's. Checkpoints hold whole tensors, so a
@@ -43,21 +49,53 @@ class DeepSpeedStrategy(TorchStrategy):
     `train_step` only stores its part of an optimiser step; the call with the last part computes all. Raises NotAvailableError
     if DeepSpeed isn't installed; ConfigError if it refuses the options, or the role isn't on all processes of the run."""
 
-    _uses_kernels = False
-
-    def __init__(self, model: PreTrainedModel, *, options: Mapping[str, Any], **settings: Any) -> None:
-        super().__init__(model, **settings)
-        assert self._optimizer is not None, "nothing to shard"
-        context = self._ranks.context
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        options: Mapping[str, Any],
+        optimizer: OptimizerSettings,
+        adapters: Adapters | None = None,
+        temperature: float = 1.0,
+        max_grad_norm: float | None = 1.0,
+        dtype: torch.dtype = torch.float32,
+        is_gradient_checkpointing: bool = False,
+        rank: RankContext | None = None,
+    ) -> None:
+        super().__init__(optimizer=optimizer, max_grad_norm=max_grad_norm, dtype=dtype, rank=rank)
+        self._model = TransformersModel(
+            model,
+            self.device,
+            adapters=adapters,
+            temperature=temperature,
+            dtype=dtype,
+            is_trained=True,
+            is_gradient_checkpointing=is_gradient_checkpointing,
+            uses_kernels=False,  # they read weights where they lie, and DeepSpeed moves them
+        )
+        self.model = self._model.module
+        self._ranks.copy_from_first(self.model.state_dict().values())
+        self._adam = build_optimizer(self.model, optimizer)
         self._deepspeed = _import_deepspeed(self.device)
-        _join(self.device, context)
-        self._moments = _Moments(self._optimizer)
+        _join(self.device, self._context)
+        self._moments = _Moments(self._adam)
+        self._whole_model = self._model.describe()  # before its parameters are shared out
+        self._parts: list[_Part] = []
         zero = {"stage": _DEFAULT_STAGE, **options.get("zero_optimization", {})}
         self.stage = int(zero["stage"])
-        if self.stage not in (1, 2, 3):
+        if self.stage not in _SHARES:
             raise ConfigError(f"strategy_config.zero_optimization.stage: {zero['stage']!r} isn't 1, 2 or 3; 0 is torch_train")
-        self._whole_info = super().info()
-        self._parts: list[tuple[int, Sequence[Batch], Loss]] = []  # the parts of the current optimiser step
+        self.engine = self._make_engine({**options, "zero_optimization": zero})
+        self._moments.begin(self.engine.optimizer, self._deepspeed, self.stage)
+        self.model.eval()
+
+    @classmethod
+    def for_role(cls, source: ModelSource, rank: RankContext, options: Mapping[str, Any], **settings: Any) -> Self:
+        model = source.load(rank)
+        adapters = source.prepare(model, rank)
+        return cls(model, options=options, adapters=adapters, rank=rank, **settings)
+
+    def _make_engine(self, options: Mapping[str, Any]) -> Any:
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_clipping": self.max_grad_norm or 0.0,
@@ -65,55 +103,63 @@ class DeepSpeedStrategy(TorchStrategy):
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": None,
             **options,
-            "zero_optimization": zero,
         }
+        module = _Forward(self._model)
         try:
             # DeepSpeed prints what it compiles, and a command's standard output is its answer.
             with redirect_stdout(sys.stderr):
-                self.engine, *_ = self._deepspeed.initialize(
-                    model=_Forward(self.model, super()._run), optimizer=self._optimizer, config=config, dist_init_required=False
+                engine, *_ = self._deepspeed.initialize(
+                    model=module, optimizer=self._adam, config=config, dist_init_required=False
                 )
         except (ValueError, AssertionError, TypeError) as error:
-            said = " ".join(str(error).split())
-            raise ConfigError(f"strategy_args.strategy_config: DeepSpeed {self._deepspeed.__version__} says: {said}") from error
-        self._moments.begin(self.engine.optimizer, self._deepspeed, self.stage)
-        self.model.eval()
+            text = " ".join(str(error).split())
+            raise ConfigError(f"strategy_args.strategy_config: DeepSpeed {self._deepspeed.__version__} says: {text}") from error
+        return engine
 
-    def train_step(
-        self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
-    ) -> list[Metric]:
-        assert self._schedule is not None and self._optimizer is not None
-        if part.number == 0:
-            self._parts = []
-        self._parts.append((part.number, micro_batches, loss))
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        answers = self._context.answers
+        if self.stage < _SHARES_WEIGHTS and not answers:
+            return
+        for name, tensor in self._model.weights(self._whole):
+            if answers:
+                yield name, tensor
+
+    def _compute(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:
+        return ModelOutputs(**self.engine(batch=batch, outputs=outputs))
+
+    def _base_model(self) -> AbstractContextManager[None]:
+        return self._model.without_adapters()
+
+    def _take_counts(self) -> TokenCounts:
+        return self._model.take_counts()
+
+    def _discard_gradients(self) -> None:
+        self._parts = []
+
+    def _add_gradients(self, micro_batches: Sequence[Batch], loss: Loss, position: float, part: StepPart) -> list[Metric]:
+        self._parts.append(_Part(part.number, micro_batches, loss))
         if part.divisor is None:
             return []
         # DeepSpeed takes the mean over the ranks.
-        scale = self._ranks.context.world_size / part.divisor
+        scale = self._context.world_size / part.divisor
         self.engine.optimizer.loss_scale = self._loss_scale.factor
-        num_left, metrics = sum(len(batches) for _, batches, _ in self._parts), []
-        for number, batches, loss_of_part in self._parts:
-            seeds = (number, self._ranks.context.rank)
-            with self._adapters.dropping(position, *seeds) if self._adapters else nullcontext():
-                for batch in batches:
+        num_left = sum(len(stored.micro_batches) for stored in self._parts)
+        metrics: list[Metric] = []
+        for stored in self._parts:
+            with self._model.dropping(position, stored.number, self._context.rank):
+                for batch in stored.micro_batches:
                     num_left -= 1
                     self.engine.set_gradient_accumulation_boundary(num_left == 0)
-                    metrics += self._backward(batch, loss_of_part, scale)
+                    metrics += self._backward(batch, stored.loss, scale)
         self._parts = []
-        self._count()
-        started = self._stopwatch.now()
-        learning_rate = self._schedule.apply(self._optimizer, position)
-        self._num_updates += 1  # before the weights change, as in TorchStrategy
-        self.engine.step()
-        is_skipped, grad_norm = not self.engine.was_step_applied(), float(self.engine.get_global_grad_norm())
-        return [*metrics, *self._noted_step(started, learning_rate, grad_norm, is_skipped)]
+        return metrics
 
     def _backward(self, batch: Batch, loss: Loss, scale: float) -> list[Metric]:
         started = self._stopwatch.now()
         tensors = self._to_device(batch)
-        with self._recomputing():
-            outputs = self._run(tensors, loss.outputs)
-            metrics: list[Metric] = []
+        metrics: list[Metric] = []
+        with self._model.recomputing():
+            outputs = self._compute(tensors, loss.outputs)
             if batch.weights.any():
                 value, metrics = loss(outputs, tensors)
             else:
@@ -124,71 +170,78 @@ class DeepSpeedStrategy(TorchStrategy):
         self._note("forward and backward", started, batch)
         return metrics
 
-    def _run(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:
-        return ModelOutputs(**self.engine(batch=batch, outputs=outputs))
+    def _finish_gradients(self) -> None:
+        """Nothing: DeepSpeed has summed them over the ranks, and a loss that isn't finite has made them so."""
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        answers = self._ranks.context.answers
-        if self.stage < 3 and not answers:
-            return
-        for name, tensor in self._adapters.merged_weights(self._whole) if self._adapters else self._own_weights():
-            if answers:
-                yield name, tensor
-
-    def _own_weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.model.named_parameters():
-            with self._whole([parameter]):
-                yield name, parameter.detach()
+    def _make_update(self, learning_rate: float, divisor: float) -> Update:
+        """The gradients are divided already: the divisor is in the scale of the losses."""
+        set_learning_rate(self._adam, learning_rate)
+        self._begin_update()
+        self.engine.step()
+        is_skipped = not self.engine.was_step_applied()
+        return Update(float(self.engine.get_global_grad_norm()), is_skipped)
 
     def _whole(self, parameters: Sequence[Tensor], changing_rank: int | None = None) -> AbstractContextManager[Any]:
         """Makes parameters whole in a context that all ranks must enter. On exit, all ranks get what `changing_rank` wrote."""
-        if self.stage < 3:
+        if self.stage < _SHARES_WEIGHTS:
             return nullcontext()
         gathered: AbstractContextManager[Any] = self._deepspeed.zero.GatheredParameters(list(parameters), changing_rank)
         return gathered
 
-    def save(self, folder: Path) -> None:
-        moments = self._moments.state_dict(is_kept=self._ranks.context.answers)
-        if self._adapters is not None:
-            with self._whole(self._adapters.parameters):
-                if self._ranks.context.answers:
-                    save_state(folder, self.model, moments, self._adapters, self._loss_scale, self.device)
+    def _write_weights(self, folder: Path) -> None:
+        if self._model.adapters is not None:
+            with self._whole(self._model.adapters.parameters):
+                if self._context.answers:
+                    self._model.write(folder)
             return
         weights = {name: tensor.cpu().clone() for name, tensor in self.weights()}
-        if self._ranks.context.answers:
-            save_state(folder, self.model, moments, None, self._loss_scale, self.device, weights)
+        if self._context.answers:
+            self._model.write(folder, weights)
 
-    def load(self, folder: Path) -> None:
-        gathered = partial(self._whole, changing_rank=0)
-        load_state(folder, self.model, self._moments.load, self._adapters, self._loss_scale, self.device, gathered)
+    def _read_weights(self, folder: Path) -> None:
+        self._model.read(folder, partial(self._whole, changing_rank=0))
         self.engine.optimizer.refresh_fp32_params()
 
-    def offload(self, kinds: Iterable[MemoryKind]) -> None:
-        if self.device.type != "cpu":
-            self.engine.offload_states(include=[part for kind in kinds for part in _PARTS.get(kind, ())])
+    def _gather_moments(self) -> Mapping[str, Any] | None:
+        return self._moments.state_dict(is_kept=self._context.answers)
 
-    def onload(self, kinds: Iterable[MemoryKind]) -> None:
+    def _set_moments(self, moments: dict[int, Any]) -> None:
+        self._moments.load(moments)
+
+    def _offload(self, kinds: frozenset[MemoryKind]) -> None:
+        self.engine.offload_states(include=[part for kind in kinds for part in _PARTS.get(kind, ())])
+
+    def _onload(self, kinds: frozenset[MemoryKind]) -> None:
         """Brings back all that was offloaded, not only `kinds`, since DeepSpeed has no other call."""
-        if self.device.type != "cpu" and set(kinds) & _PARTS.keys():
+        if kinds & _PARTS.keys():
             self.engine.reload_states()
 
-    def info(self) -> StrategyInfo:
-        shards = {1: "its state", 2: "its state and gradients", 3: "its state, gradients and weights"}[self.stage]
-        sharding = f"; DeepSpeed ZeRO {self.stage} shards {shards} over {counted(self._ranks.context.world_size, 'rank')}"
-        optimizer = self._whole_info.optimizer + sharding
-        return replace(self._whole_info, optimizer=optimizer, num_updates=self._num_updates)
+    def _describe(self) -> StrategyInfo:
+        return self._whole_model
+
+    def _sharding(self) -> str:
+        num_ranks = counted(self._context.world_size, "rank")
+        return f"; DeepSpeed ZeRO {self.stage} shards {_SHARES[self.stage]} over {num_ranks}"
+
+
+class _Part(NamedTuple):
+    """A part of the current optimiser step that waits for the last one."""
+
+    number: int
+    micro_batches: Sequence[Batch]
+    loss: Loss
 
 
 class _Forward(nn.Module):
     """The module that the engine runs. DeepSpeed gathers the weights of a module before its call and releases them after."""
 
-    def __init__(self, model: PreTrainedModel, run: Any) -> None:
+    def __init__(self, model: TransformersModel) -> None:
         super().__init__()
-        self.model = model
-        self._run = run
+        self.model = model.module
+        self._compute = model.compute
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> dict[str, Tensor]:
-        named: dict[str, Tensor] = self._run(batch, outputs).named()
+        named: dict[str, Tensor] = self._compute(batch, outputs).named()
         return named
 
 

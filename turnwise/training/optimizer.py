@@ -99,12 +99,11 @@ class LRSchedule:
         """The learning rate of the optimiser step that begins at `position`."""
         return self._peak * self._factor(position)
 
-    def apply(self, optimizer: AdamW, position: float) -> float:
-        """Sets the optimiser's learning rate to that at `position`, and returns it."""
-        rate = self.rate(position)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        return rate
+
+def set_learning_rate(optimizer: AdamW, rate: float) -> None:
+    """Sets the learning rate of all parameter groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Saves and loads a strategy's weights and training state, so that training continues bit for bit."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
-from turnwise.model_folder import ADAPTER_CONFIG
+from turnwise.model_files.folder import ADAPTER_CONFIG
 from turnwise.models.file_tensors import require_weights
-from turnwise.models.load import load_model_config, load_pretrained, trusted_already, write_weights
-from turnwise.models.lora import Adapters, Gathered
+from turnwise.models.load import load_model_config, load_pretrained, trusted_already
+from turnwise.models.lora import Gathered
 from turnwise.runtime.disk import writing
 from turnwise.training.optimizer import LossScale
 
@@ -25,67 +24,31 @@ TRAINER_FILE = "trainer_state.pt"
 CPU = torch.device("cpu")
 
 
-def save_state(
-    folder: Path,
-    model: PreTrainedModel,
-    optimizer: Mapping[str, Any] | None,
-    adapters: Adapters | None = None,
-    loss_scale: LossScale | None = None,
-    device: torch.device = CPU,
-    weights: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Writes the weights as a Hugging Face folder, or only `adapters` as a peft folder. Beside them it writes the states of
-    optimiser, loss scale and random generators: those of the CPU, and that of `device` if it is a GPU. `weights` replace the
-    model's parameters if this process doesn't hold them whole. Raises OSError if the files can't be written."""
-    state = {
-        "optimizer": optimizer,
-        "loss_scale": {} if loss_scale is None else loss_scale.state_dict(),
+def trainer_state(loss_scale: LossScale, device: torch.device = CPU) -> dict[str, Any]:
+    """The states of the loss scale and of the random generators: those of the CPU, and that of `device` if it is a GPU."""
+    return {
+        "loss_scale": loss_scale.state_dict(),
         "random": GlobalRandomState().state_dict(),
         "cuda_rng": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
     }
+
+
+def write_trainer_state(folder: Path, state: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
+    """Writes a `trainer_state` with the state of AdamW, None for a frozen model. Raises OSError if it can't be written."""
     folder.mkdir(parents=True, exist_ok=True)
-    if adapters is None:
-        write_weights(model, folder, weights)
-    else:
-        adapters.save(folder)
     file = folder / TRAINER_FILE
     with writing(file):
         try:
-            torch.save(state, file)
+            torch.save({"optimizer": optimizer, **state}, file)
         except RecursionError:  # a RuntimeError that says nothing about the disk
             raise
         except RuntimeError as fault:
             raise OSError(f"{file}: {fault}") from fault
 
 
-def load_state(
-    folder: Path,
-    model: PreTrainedModel,
-    restore: Callable[[dict[int, Any]], object] | None,
-    adapters: Adapters | None = None,
-    loss_scale: LossScale | None = None,
-    device: torch.device = CPU,
-    gathered: Gathered = nullcontext,
-) -> None:
-    """Copies what `save_state` wrote into the live objects. Their tensors stay where they are, since an engine may share them.
-    `restore` loads the optimiser's moments; None leaves them out. Sharded parameters are whole within the context `gathered`.
-    Raises ModelError if the folder holds no training state, or no optimiser's state and `restore` is given; if tensors have
-    other names or shapes; or if adapters belong to another base model."""
-    file = folder / TRAINER_FILE
-    if not file.is_file():
-        raise ModelError(f"{folder} holds no training state ({TRAINER_FILE}); `pretrain` loads plain model folders")
-    state = load_trainer_state(file)
-    if adapters is None:
-        _load_weights(folder, model, gathered)
-    else:
-        with gathered(adapters.parameters):
-            adapters.load(folder)
-    if restore is not None:
-        if state["optimizer"] is None:
-            raise ModelError(f"{folder} was saved without an optimiser and can't continue training")
-        restore(state["optimizer"]["state"])
-    if loss_scale is not None:
-        loss_scale.load_state_dict(state.get("loss_scale", {}))
+def restore_trainer_state(state: Mapping[str, Any], loss_scale: LossScale, device: torch.device = CPU) -> None:
+    """Continues with the loss scale and the random states of a `trainer_state`."""
+    loss_scale.load_state_dict(state.get("loss_scale", {}))
     GlobalRandomState().load_state_dict(state["random"])
     if device.type == "cuda" and len(state["cuda_rng"]) == 1:
         torch.cuda.set_rng_state(state["cuda_rng"][0], device)
@@ -96,8 +59,16 @@ def load_moments(optimizer: Optimizer, state: dict[int, Any]) -> None:
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
+def read_trainer_state(folder: Path) -> dict[str, Any]:
+    """What `write_trainer_state` wrote into a folder. Raises ModelError if there is nothing, or another program wrote it."""
+    file = folder / TRAINER_FILE
+    if not file.is_file():
+        raise ModelError(f"{folder} holds no training state ({TRAINER_FILE}); `pretrain` loads plain model folders")
+    return load_trainer_state(file)
+
+
 def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
-    """The contents of a `TRAINER_FILE`. `is_mapped` memory-maps it. Raises ModelError if `save_state` didn't write it."""
+    """The contents of a `TRAINER_FILE`. `is_mapped` memory-maps it. Raises ModelError if another program wrote it."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
         if not {"optimizer", "random", "cuda_rng"} <= state.keys():
@@ -110,7 +81,9 @@ def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
     return state
 
 
-def _load_weights(folder: Path, model: PreTrainedModel, gathered: Gathered) -> None:
+def read_model_weights(folder: Path, model: PreTrainedModel, gathered: Gathered = nullcontext) -> None:
+    """Copies the weights of a Hugging Face folder into the live parameters of a model, which are whole inside `gathered(…)`.
+    Raises ModelError if they are adapters, or have other names or shapes."""
     if (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(f"{folder} holds LoRA adapters, not all parameters; set lora_rank as it was to continue with it")
     trust = trusted_already(model)

@@ -26,7 +26,7 @@ _ROLES = ("actor_train", "critic", "actor_infer", "reference", "reward")
 _MANAGERS = ("train_env_manager", "val_env_manager")
 _GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Run", ("RunKeys",), "Name, folders, checkpoints and tracking. `turnwise sft` has the same keys."),
-    ("Steps and batches", ("AgenticConfig",), ""),
+    ("Steps and batches", ("AgenticKeys",), ""),
     ("Algorithm", ("AlgorithmKeys",), "The formulas are in `turnwise/algorithms/`."),
     ("Limits", ("LimitKeys",), "Determinism, asynchrony, deadlines and traces."),
     ("Roles", _ROLES, ""),

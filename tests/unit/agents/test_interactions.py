@@ -16,13 +16,12 @@ from toy_users import Asker, Plain
 from turnwise.agents.single_turn_agent import RowAgentSettings, SingleTurnAgent
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
 from turnwise.batching.samples import build_samples
-from turnwise.build.rows import load_rows
-from turnwise.build.tools import build_interactions
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, DataError, EnvironmentFault
+from turnwise.examine.examined import examine
 from turnwise.inference.model_user import ModelUser
 from turnwise.protocols import AgentLoop, Interaction
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
@@ -258,7 +257,7 @@ def user_of(class_name: str, **config: Any) -> dict[str, Any]:
 def test_a_file_in_the_published_form() -> None:
     model = {"name": "model", "class_name": "model", "config": {"base_url": "http://localhost:1/v1", "model": "m"}}
     own = {"name": "own", "class_name": "toy_users.Plain", "config": {}}
-    users = build_interactions(config_of({"interaction": [*GSM8K["interaction"], model, own]})).by_name
+    users = examine(config_of({"interaction": [*GSM8K["interaction"], model, own]})).users.by_name
     assert [type(user) for user in users.values()] == [Gsm8kInteraction, ModelUser, Plain]
     assert list(users) == ["gsm8k", "model", "own"] and users["own"].name == "own"  # type: ignore[attr-defined]
 
@@ -280,7 +279,7 @@ def test_a_file_in_the_published_form() -> None:
 )
 def test_a_wrong_file_is_refused(users: Any, said: str) -> None:
     with pytest.raises((ConfigError, EnvironmentFault), match=said):
-        build_interactions(config_of(users))
+        _ = examine(config_of(users)).users
 
 
 @pytest.mark.parametrize(
@@ -295,8 +294,8 @@ def test_a_wrong_file_is_refused(users: Any, said: str) -> None:
 )
 def test_a_row_that_does_not_fit_the_users_is_refused(users: Any, extra: Any, said: str) -> None:
     with pytest.raises(DataError, match=rf"rows.jsonl.*{said}"):
-        load_rows(config_of(users, {"extra_info": extra}), "train")
+        _ = examine(config_of(users, {"extra_info": extra})).rows("train").rows
 
 
 def test_published_rows_without_a_name_are_played_without_a_user() -> None:
-    assert load_rows(config_of(None, {"extra_info": {"interaction_kwargs": {"query": "6 / 3?"}}}), "train")
+    assert examine(config_of(None, {"extra_info": {"interaction_kwargs": {"query": "6 / 3?"}}})).rows("train").rows

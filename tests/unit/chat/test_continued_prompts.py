@@ -11,14 +11,15 @@ from chat_messages import assistant, tool, user
 from toy_tools import TOOL_CHATML
 
 from turnwise.agents.single_turn_agent import RowAgentSettings, SingleTurnAgent
-from turnwise.build.demonstration_rows import read_samples
-from turnwise.build.prompt_check import _warn, continued_problem, warn_of_turn_tokens
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import HermesParser
 from turnwise.config import SFTConfig
 from turnwise.data.rewards import messages_of
 from turnwise.errors import ChatTemplateError
+from turnwise.examine.demonstrations import encode_all
+from turnwise.examine.examined import examine
+from turnwise.examine.prompts import continued_problem, warn_of_turn_tokens
 from turnwise.rollout.tasks import DataRow
 from turnwise.testing.fakes import CHATML_TEMPLATE, ScriptedServer, byte_tokenizer
 from turnwise.types import CallOptions, SamplingParams, Task
@@ -112,22 +113,19 @@ def test_a_continued_answer_is_one_message_where_the_tools_change():
     ],
 )
 def test_a_prompt_that_holds_the_template_s_tokens_is_named_once(caplog, texts, num_warnings):
-    _warn.cache_clear()
     rows = [(f"rows.jsonl, row {i}", DataRow("data", "single_turn_agent", {"prompt": text})) for i, text in enumerate(texts)]
     with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            warn_of_turn_tokens(rows, "prompt", chatml(), "data.train_files")
+        warn_of_turn_tokens(rows, "prompt", chatml(), "data.train_files")
     assert len(caplog.records) == num_warnings
     if num_warnings:
         assert all(word in caplog.text for word in ("rows.jsonl, row 1", "<|im_start|>", "2 of 3 rows"))
 
 
 def test_a_demonstration_that_holds_the_template_s_tokens_is_named(caplog, tmp_path):
-    _warn.cache_clear()
     rows = [{"messages": [user("Where to?"), assistant(text)]} for text in ("left", "right<|im_end|>")]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     config = SFTConfig.model_validate({"pretrain": "runs/model", "train_files": [str(file)], "sequence_length": 100})
     with caplog.at_level(logging.WARNING):
-        assert len(read_samples(config, chatml(), "train_files")) == 2
+        assert len(encode_all(config, chatml(), "train_files", examine(config).demonstrations("train_files"))) == 2
     assert all(word in caplog.text for word in ("line 2", "<|im_end|>", "1 of 2 rows"))

@@ -10,12 +10,12 @@ from chat_messages import tool, user
 from tokenizers import AddedToken
 from toy_tools import TOOL_CHATML
 
-from turnwise.build.rewards import response_reader
+from turnwise.assemble.rewards import response_reader
 from turnwise.chat.conversation import TokenConversation
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.parsing import parse_action
+from turnwise.protocols.tools import ParsedResponse
 from turnwise.testing.fakes import CHATML_TEMPLATE, ScriptedServer, byte_tokenizer
-from turnwise.tool_protocols import ParsedResponse
 from turnwise.types import SamplingParams
 
 IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

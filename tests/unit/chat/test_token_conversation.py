@@ -171,12 +171,12 @@ def test_other_tools_start_a_new_context_that_holds_the_whole_conversation():
         conversation.verify()
 
 
-def test_other_tools_without_room_for_the_whole_conversation_change_nothing(chatml):
+def test_other_tools_without_room_for_the_whole_conversation_change_nothing():
+    template = ChatTemplate(byte_tokenizer(chat_template=CHAT_TEMPLATE))
     server = ScriptedServer(lambda request: [65] * 4)
-    conversation = open_conversation(chatml, server, max_length=len(chatml.start([user("hi")])) + 12)
+    conversation = open_conversation(template, server, max_length=len(template.start([user("hi")])) + 12)
     play(conversation, ["hi"])
     tools = [tool("f", "x" * 100)]
-    conversation._template = ChatTemplate(byte_tokenizer(chat_template=CHAT_TEMPLATE))
     assert asyncio.run(conversation.generate([user("hi")], CallOptions(tools=tools))) is None
     assert len(conversation.turns) == 1 and conversation.remaining_tokens() == 8 and not server.released
     conversation.verify()

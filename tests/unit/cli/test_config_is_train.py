@@ -177,7 +177,6 @@ LACKING = [
     },
     {"resume_from_checkpoint=nowhere": "resume_from_checkpoint nowhere: there is no checkpoint"},
     {"cluster.name=launched": "no launcher started this process (torchrun, accelerate)"},
-    {"async_generation_ratio=1": "local can't hold this run: async_generation_ratio above 0 trains", "cluster.name=local": ""},
     {"actor_train.device_mapping=[99]": "actor_train.device_mapping names device 99, and this machine has"},
     {"actor_infer.device_mapping=[0,99]": "actor_infer.device_mapping names device 99, and this machine has"},
     {"reference.device_mapping=[99]": "reference.device_mapping names device 99, and this machine", "use_kl_loss=true": ""},
@@ -200,6 +199,28 @@ def test_what_train_refuses_on_this_machine_config_says(faults, config, tmp_path
     for message in messages:
         assert any(message in line for line in first) and message in of_train
     assert set(tmp_path.iterdir()) - before <= {tmp_path / "runs"} and not list(tmp_path.glob("runs/*/*"))
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("deepspeed_train", ["cluster.name=local", "actor_train.strategy_args.strategy_name=deepspeed_train"]),
+        ("async_generation_ratio", ["cluster.name=local", "async_generation_ratio=1"]),
+        ("async_generation_ratio", ["cluster.name=launched", "async_generation_ratio=1"]),
+        ("2 devices", ["cluster.name=local", "actor_train.device_mapping=[0,1]"]),
+    ],
+)
+def test_a_placement_that_no_machine_has_is_refused_by_both(message, words, config, both_refuse):
+    both_refuse(message, config, *words, also=" problem.\n")
+
+
+def test_what_a_launcher_cannot_run_config_says(config, monkeypatch, capsys, refused):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    words = [config, "actor_train.model_args.lora_rank=null", "async_generation_ratio=1", "num_gpus_per_node=2"]
+    assert main(["config", *words]) == 0
+    (line,) = capsys.readouterr().out.partition("missing to run this config here:\n  - ")[2].splitlines()[:1]
+    assert "async_generation_ratio" in line and line in refused("train", *words)
 
 
 def test_config_names_files_of_rows_and_tools_that_are_not_there(config, tmp_path, tiny_model, capsys):

@@ -19,7 +19,6 @@ from chat_server import ChatServer, answer
 from sglang_fake import SGLangFake
 from transformers import AutoModelForCausalLM
 
-from turnwise.build.play import PlayedEpisode
 from turnwise.cli.console import open_console
 from turnwise.cli.main import main
 from turnwise.cli.play_screen import ENDS, PlayScreen
@@ -383,9 +382,9 @@ def test_an_episode_whose_reward_failed_has_no_score(capsys):
     failed = Trajectory(task, 0, status="failed", error="data.reward f raised KeyError: 'a'")
     scored = Trajectory(task, 0, metrics={"success": 1.0} | {f"metric_{number}": 0.0 for number in range(21)})
     screen = PlayScreen(open_console(), SimpleNamespace(task=task, policy=SimpleNamespace(tokenizer=None)))
-    screen.end(PlayedEpisode(failed, is_left=False))
+    screen.ended([failed], None)
     said = capsys.readouterr().out
     assert "raised KeyError" in said and "finished" not in said
-    screen.end(PlayedEpisode(scored, is_left=False))
+    screen.ended([scored], None)
     said = capsys.readouterr().out
     assert "success 1" in said and "metric_3" not in said and "21 others 0" in said

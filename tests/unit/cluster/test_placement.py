@@ -1,97 +1,151 @@
-"""Placements are computed from a config alone."""
+"""Placements are computed from a config and a described machine."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_configs import config_of
+from small_configs import SFT, config_of
 
-from turnwise.cli.config_command import placement_table
 from turnwise.cli.main import main
-from turnwise.cluster.placement import place
-from turnwise.config import describe
+from turnwise.config import SFTConfig, describe, parse_config
+from turnwise.config.place import place, smallest_machine
 from turnwise.errors import ConfigError
 from turnwise.inference.visible_devices import only_visible
+from turnwise.runtime.machine import Machine, Node
 from turnwise.runtime.rank import launched
 
 ROOT = Path(__file__).resolve().parents[3]
 
-ONE = {"num_devices": 2, "accelerator": "", "is_apart": False}
+TWO_SLOTS, TWO_GPUS = Machine((Node(2),)), Machine((Node(2, "cuda"),))
+ACTOR, CRITIC, REFERENCE = "actor_train.device_mapping", "critic.device_mapping", "reference.device_mapping"
+GAE, KL = {"adv_estimator": "gae"}, {"use_kl_loss": True}
+AHEAD, PROCESS = {"async_generation_ratio": 1}, {"cluster.name": "process"}
+
+
+def launched_on(machine: Machine, num_launched: int) -> Machine:
+    return replace(machine, num_launched=num_launched)
 
 
 @pytest.mark.parametrize(
-    ("mappings", "options", "cluster", "processes"),
+    ("keys", "machine", "cluster", "processes"),
     [
-        ({"actor_train": None}, {}, "local", {"actor_train": (0,)}),
-        ({"actor_train": [1]}, {"accelerator": "cuda"}, "local", {"actor_train": (0,)}),
-        ({"actor_train": None}, {"is_apart": True}, "process", {"actor_train": (0,)}),
-        ({"actor_train": None}, {"cluster": "process"}, "process", {"actor_train": (0,)}),
-        ({"actor_train": [0, 1], "critic": None}, {}, "process", {"actor_train": (0, 1), "critic": (0, 1)}),
-        ({"actor_train": [0], "critic": [1], "reference": None}, {}, "process", {"critic": (1,), "reference": (0,)}),
-        ({"sft": None}, {"num_launched": 2}, "launched", {"sft": (0, 1)}),
+        ({}, TWO_SLOTS, "local", {"actor_train": (0,), "actor_infer": (0,)}),
+        ({ACTOR: [1]}, TWO_GPUS, "local", {"actor_train": (0,), "actor_infer": (0,)}),
+        (AHEAD, TWO_SLOTS, "process", {"actor_train": (0,), "actor_infer": (-1,)}),
+        (PROCESS, TWO_SLOTS, "process", {"actor_train": (0,)}),
+        (GAE | {ACTOR: [0, 1]}, TWO_SLOTS, "process", {"actor_train": (0, 1), "critic": (0, 1)}),
+        (GAE | KL | {ACTOR: [0], CRITIC: [1]}, TWO_SLOTS, "process", {"critic": (1,), "reference": (0,)}),
+        ({"actor_infer.device_mapping": [0, 1]}, TWO_SLOTS, "local", {"actor_train": (0,), "actor_infer": (1, 2)}),
+        ({ACTOR: [0, 1], "actor_infer.device_mapping": [0, 1]}, TWO_SLOTS, "process", {"actor_infer": (2, 3)}),
+        ({}, launched_on(TWO_SLOTS, 2), "launched", {"actor_train": (0, 1), "actor_infer": (0,)}),
     ],
 )
-def test_one_process_for_each_device_holds_all_roles_on_it(mappings, options, cluster, processes):
-    placement = place(mappings, **(ONE | options))
+def test_one_process_for_each_device_holds_all_roles_on_it(keys, machine, cluster, processes):
+    placement = place(config_of(**keys), machine)
     assert placement.cluster == cluster
-    assert {role: placement.roles[role].processes for role in processes} == processes
+    assert {role: placement.of(role).processes for role in processes} == processes
     assert placement.num_processes == len({process for role in placement.roles.values() for process in role.processes})
 
 
+def test_fine_tuning_has_one_role():
+    config, _ = parse_config(SFT, SFTConfig)
+    placement = place(config, launched_on(TWO_SLOTS, 2))
+    assert (placement.cluster, placement.roles["sft"].processes, placement.num_servers) == ("launched", (0, 1), 0)
+    config, _ = parse_config(SFT | {"device_mapping": [0, 2]}, SFTConfig)
+    with pytest.raises(ConfigError, match=r"^device_mapping names device 2, and this machine"):
+        place(config, TWO_SLOTS)
+
+
 def test_a_rank_is_told_its_device_and_its_peers():
-    placement = place({"actor_train": [1, 3], "critic": [3]}, num_devices=4, accelerator="cuda", is_apart=False)
+    config = config_of(**GAE, **{ACTOR: [1, 3], CRITIC: [3]}, data={"reward": ["reward_model"]}, reward_pretrain="models/none")
+    placement = place(config, Machine((Node(4, "cuda"),)))
     second, critic = placement.context("actor_train", 1), placement.context("critic", 0)
     assert placement.devices == (1, 3), "the processes are on the devices that are named, whatever their numbers"
     assert (second.rank, second.world_size, second.device, second.peers) == (1, 2, "cuda:3", (0, 1))
     assert (critic.rank, critic.world_size, critic.device, critic.peers) == (0, 1, "cuda:3", (1,))
     assert not second.answers and critic.answers
-    assert placement.context("reward", 0).device == "cuda:1", "a role without a place is on the first device"
+    assert placement.device_of("reward") == "cuda:1"
+    assert placement.ranks_on(3) == {"actor_train": 1, "critic": 0}
+
+
+def test_neighbours_are_in_one_process():
+    config = config_of(**GAE, **KL)
+    alone = place(config, TWO_SLOTS)
+    assert alone.neighbours("actor_infer") == {"actor_train": 0, "reference": 0, "critic": 0}
+    apart = place(config_of(**GAE, **AHEAD, **{ACTOR: [0, 1], CRITIC: [1]}), TWO_SLOTS)
+    assert apart.neighbours("actor_infer") == {}, "it has a copy of the trainer's weights"
+    assert apart.neighbours("actor_train", 1) == {"critic": 0} and apart.neighbours("actor_train") == {}
+    launched = place(config, launched_on(TWO_SLOTS, 2))
+    assert "actor_train" not in launched.neighbours("actor_infer"), "it trains in a thread of its own"
+
+
+def test_devices_are_numbered_through_the_nodes():
+    machine = Machine((Node(2, "cuda", "head"), Node(4, "cuda", "second")))
+    strategy = {"strategy_name": "vllm", "strategy_config": {"tp_size": 2}}
+    config = config_of(**{ACTOR: [0, 1, 2, 3]}, actor_infer={"strategy_args": strategy, "device_mapping": [2, 3, 4, 5]})
+    placement = place(config, machine)
+    assert [placement.device_of("actor_train", rank) for rank in range(4)] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    server = placement.of("actor_infer")
+    assert (server.ranks, dict(server.layout), server.num_replicas) == (((2, 3), (4, 5)), {"dp": 2, "tp": 2}, 2)
+    assert placement.devices_of("actor_infer", 1) == ("cuda:2", "cuda:3")
+    assert [machine.locate(device) for device in (1, 2, 5)] == [(0, 1), (1, 0), (1, 3)]
+    with pytest.raises(IndexError):
+        machine.locate(6)
+
+
+def test_slots_are_as_many_as_the_config_says_and_accelerators_as_there_are():
+    assert place(config_of(**{ACTOR: [0, 3], "num_gpus_per_node": 4}), TWO_SLOTS).devices == (0, 3)
+    with pytest.raises(ConfigError, match="device 3, and this machine has 2 CUDA devices"):
+        place(config_of(**{ACTOR: [0, 3], "num_gpus_per_node": 4}), TWO_GPUS)
 
 
 @pytest.mark.parametrize(
-    ("mappings", "options", "message"),
+    ("keys", "machine", "message"),
     [
         (
-            {"actor_train": [0, 2]},
-            {},
+            {ACTOR: [0, 2]},
+            TWO_SLOTS,
             r"^actor_train\.device_mapping names device 2, and this machine has 2 slots.*num_gpus_per_node: 3",
         ),
-        ({"actor_train": [4]}, {"accelerator": "cuda"}, r"names device 4, and this machine has 2 CUDA devices \(0 to 1\)"),
-        ({"actor_train": [0, 1]}, {"cluster": "local"}, "cluster.name: local can't hold this run: the roles have 2 devices"),
-        ({"actor_train": None}, {"cluster": "launched"}, "no launcher started this process"),
-        ({"actor_train": None}, {"is_apart": True, "cluster": "local"}, "async_generation_ratio above 0 trains beside"),
-        ({"sft": [0, 2]}, {}, "^device_mapping names device 2, and this machine"),
+        (GAE | {CRITIC: [2]}, TWO_SLOTS, r"^critic\.device_mapping names device 2"),
+        ({ACTOR: [4]}, TWO_GPUS, r"names device 4, and this machine has 2 CUDA devices \(0 to 1\)"),
+        ({"actor_infer.device_mapping": [0, 5]}, TWO_SLOTS, r"^actor_infer\.device_mapping names device 5"),
+        ({"cluster.name": "launched"}, TWO_SLOTS, "no launcher started this process"),
         (
-            {"actor_train": [0]},
-            {"num_launched": 2},
+            {ACTOR: [0]},
+            launched_on(TWO_SLOTS, 2),
             r"1 device with actor_train\.device_mapping, and the launcher started 2 processes",
         ),
-        ({"sft": [1]}, {"num_launched": 2}, "the roles have 1 device with device_mapping, and the launcher started 2"),
         (
-            {"actor_train": [0, 1], "critic": [2]},
-            {"num_launched": 2, "num_devices": 3},
+            GAE | {ACTOR: [0, 1], CRITIC: [2]},
+            launched_on(Machine((Node(3),)), 2),
             r"3 devices with critic\.device_mapping, and the launcher started 2 processes",
         ),
+        ({}, launched_on(TWO_SLOTS, 3), "^the launcher started 3 processes.* 2 slots .*start 2 .*, or set num_gpus"),
+        ({}, launched_on(TWO_GPUS, 3), "^the launcher started 3 processes.* 2 CUDA .*start 2"),
+        (PROCESS, launched_on(TWO_SLOTS, 2), "a launcher started this process"),
+        (AHEAD, launched_on(TWO_SLOTS, 2), "async_generation_ratio must be 0"),
         (
-            {"sft": [0, 1, 2]},
-            {"num_launched": 3},
-            "^the launcher started 3 processes.* 2 slots .*start 2 .*, or set num_gpus",
+            {"actor_infer.device_mapping": [0, 1]},
+            launched_on(TWO_SLOTS, 2),
+            "servers in their own processes need a run without",
         ),
-        (
-            {"sft": None},
-            {"num_launched": 3, "accelerator": "cuda"},
-            "^the launcher started 3 processes.* 2 CUDA .*start 2",
-        ),
-        ({"actor_train": None}, {"num_launched": 2, "cluster": "process"}, "a launcher started this process"),
-        ({"actor_train": None}, {"num_launched": 2, "is_apart": True}, "async_generation_ratio must be 0"),
     ],
 )
-def test_what_cannot_be_placed_says_what_to_change(mappings, options, message):
+def test_what_a_machine_lacks_says_what_to_change(keys, machine, message):
+    config = config_of(**keys)
+    assert place(config, smallest_machine(config)), "it isn't wrong"
     with pytest.raises(ConfigError, match=message):
-        place(mappings, **(ONE | options))
+        place(config, machine)
+
+
+def test_training_on_given_episodes_needs_no_process_beside_them():
+    config = config_of(**AHEAD)
+    assert place(config, TWO_SLOTS, plays=False).cluster == "local"
 
 
 @pytest.mark.parametrize(
@@ -182,8 +236,9 @@ def test_a_replica_is_on_its_part_of_the_device_mapping(
 ) -> None:
     strategy = {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": size}}
     config = config_of(actor_infer={"strategy_args": strategy, "device_mapping": named})
-    assert config.replica_devices == expected
-    lines = [line.split() for line in placement_table(config).splitlines()[1:-1]]
+    placement = place(config, smallest_machine(config))
+    assert placement.of("actor_infer").ranks == tuple(map(tuple, expected or [[0]]))
+    lines = [line.split() for line in placement.table().splitlines()[1:-1]]
     shown = {int(line[0]): " ".join(line[-2:]) for line in lines}
     for replica, devices in enumerate(expected or [[0]]):
         assert all(shown[device] == f"replica {replica}" for device in devices)

@@ -10,6 +10,7 @@ from small_configs import MINIMAL, SFT, config_of, values_of
 
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, load_config, parse_config, unavailable
 from turnwise.config.model_shape import read_model_shape
+from turnwise.config.place import place, smallest_machine
 from turnwise.errors import ConfigError
 from turnwise.models.presets import PRESETS
 
@@ -85,7 +86,8 @@ def test_the_sampler_follows_the_trained_model() -> None:
 def test_what_follows_from_playing_ahead(keys: dict[str, object], derived: tuple[object, ...]) -> None:
     """The trainer gets a process of its own, steps are streamed, and old log-probs are always computed."""
     config = AgenticConfig.model_validate(values_of(rollout_batch_size=8, **keys))
-    assert (config.trains_apart, config.is_streamed, config.old_log_probs) == derived
+    placement = place(config, smallest_machine(config))
+    assert (placement.trains_apart, config.is_streamed, config.old_log_probs) == derived
 
 
 def test_lora_raises_the_learning_rate() -> None:

@@ -10,7 +10,7 @@ import toy_rewards
 from scored_groups import group, of, scored, trajectory
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
-from turnwise.build.reward_model import ModelReward
+from turnwise.assemble.reward_model import ModelReward
 from turnwise.chat.conversation import TextAnswer, TextConversation
 from turnwise.data.prompts import prompt_of
 from turnwise.data.reward_functions import FunctionReward

@@ -12,8 +12,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from turnwise.build.demonstration_rows import check_source
-from turnwise.build.rows import load_rows
 from turnwise.chat.demonstration import _warn_of_column, encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig
@@ -25,6 +23,8 @@ from turnwise.data.padding import plain_arguments, plain_schema
 from turnwise.data.prompts import prompt_of, tools_of
 from turnwise.data.tables import TableRow, Wanted, read_tables
 from turnwise.errors import DataError
+from turnwise.examine.demonstrations import read_demonstrations
+from turnwise.examine.examined import examine
 from turnwise.models.tokenizer import CHAT_TEMPLATE
 from turnwise.rl_tool.parameters import RowChoice
 from turnwise.rl_tool.rows import load
@@ -184,9 +184,9 @@ def test_a_reward_that_misses_the_answer_names_the_form_that_has_it(tmp_path: Pa
     path.write_text(json.dumps(FORMS["prompt_completion"]) + "\n")
     section = {"train_files": str(path), "reward": "accuracy"}
     with pytest.raises(DataError, match=r"ground_truth or answer.*data\.format=prompt_completion"):
-        load_rows(AgenticConfig.model_validate({"pretrain": "m", "data": section, "max_steps": 1}), "train")
+        _ = examine(AgenticConfig.model_validate({"pretrain": "m", "data": section, "max_steps": 1})).rows("train").rows
     section["format"] = "prompt_completion"
-    ((_, row),) = load_rows(AgenticConfig.model_validate({"pretrain": "m", "data": section, "max_steps": 1}), "train")
+    ((_, row),) = examine(AgenticConfig.model_validate({"pretrain": "m", "data": section, "max_steps": 1})).rows("train").rows
     assert row.payload["ground_truth"] == "4"
 
 
@@ -321,13 +321,13 @@ def test_a_flag_beside_the_messages_is_heeded_or_told(
     _warn_of_column.cache_clear()
     config = SFTConfig.model_validate({"pretrain": "m", "train_files": [str(path)]})
     if is_taken:
-        check_source(config, "train_files", str(path))
+        read_demonstrations(config, "train_files", str(path))
         load(RowChoice(dataset=[row]), "sft", {})
         assert ("weight" in caplog.text) is (flag["weight"] == 0.7)
         return
     (key,) = flag
     with pytest.raises(DataError, match=f"line 1: the row has .*`{key}`"):
-        check_source(config, "train_files", str(path))
+        read_demonstrations(config, "train_files", str(path))
     with pytest.raises(DataError, match=f"row 1: the row has .*`{key}`"):
         load(RowChoice(dataset=[row]), "sft", {})
 

@@ -12,8 +12,8 @@ from small_configs import config_of
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.samples import build_samples
 from turnwise.config import ineffective
-from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
+from turnwise.runtime.entry_points import load_class
 from turnwise.spec import ESTIMATORS
 from turnwise.types import Group, Task, Trajectory, Turn
 

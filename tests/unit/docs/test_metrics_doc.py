@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from small_runs import LETTERS, training, write_demonstrations
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.build.sft import build_sft
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
+from turnwise.assemble.sft import build_sft
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.tracking.jsonl import read_metrics
 

@@ -1,4 +1,4 @@
-"""A RecordingEnv behaves like the environment inside, and keeps a view after each call."""
+"""An ObservedEnv behaves like the environment inside, and keeps a view after each call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toy_envs import IdentityEnv
 
 from turnwise.envs.base import TextEnv
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
-from turnwise.envs.recording import RecordingEnv, View
+from turnwise.envs.recording import ObservedEnv, View, Views
 from turnwise.protocols import HasStateKey
 from turnwise.types import Media, Observation
 
@@ -19,8 +19,8 @@ ACTIONS = ["Right", "Down", "", "Left"]
 
 
 def recorded(env):
-    views = list[View]()
-    return RecordingEnv(env, views), views
+    observer = Views()
+    return ObservedEnv(env, observer), observer.views
 
 
 def test_nothing_changes_for_the_player():

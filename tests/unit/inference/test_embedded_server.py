@@ -10,13 +10,13 @@ import pytest
 import torch
 from server_contract import assert_logprobs
 from toy_model import toy_model
+from toy_transfer import transfer_of
 from transformers import DynamicCache, GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
 from turnwise.inference.embedded.runner import GenericRunner
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.inference.server_manager import LLMServerManager, ManagerTransfer
-from turnwise.replay_log import Admissions, ReplayLog
+from turnwise.runtime.replay_log import Admissions, ReplayLog
 from turnwise.types import SamplingParams, VersionRun
 
 
@@ -152,7 +152,7 @@ async def test_sleep_frees_the_cache_only(server: EmbeddedServer) -> None:
 async def test_transfer_makes_servers_sample_from_the_trainer_s_weights(dtype: torch.dtype) -> None:
     trainer, copied = make_model(), copy.deepcopy(make_model()).to(dtype)
     servers = [EmbeddedServer(trainer, reads_trainer=True), EmbeddedServer(copied)]
-    transfers = [ManagerTransfer(LLMServerManager([server]), trainer.named_parameters) for server in servers]
+    transfers = [transfer_of([server], trainer.named_parameters) for server in servers]
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=0.05)
     context, sampling = [1, 2, 3], SamplingParams(6)
     for version in (1, 2):
@@ -170,7 +170,7 @@ async def test_transfer_makes_servers_sample_from_the_trainer_s_weights(dtype: t
 
 async def test_a_transfer_that_does_not_fit_is_refused(server: EmbeddedServer) -> None:
     for name, message in (("model.norm.bias", "doesn't fit"), ("model.norm.weight", "gave no values")):
-        transfer = ManagerTransfer(LLMServerManager([server]), partial(list, [(name, torch.zeros(32))]))
+        transfer = transfer_of([server], partial(list, [(name, torch.zeros(32))]))
         with pytest.raises(ModelError, match=message):
             await transfer.update(1)
 

@@ -13,7 +13,7 @@ from chat_server import answer
 from turnwise.errors import ConfigError, ServerError
 from turnwise.inference.http_json import BusyError, HttpJson, NoAnswerError
 from turnwise.inference.openai_chat import OpenAIChat
-from turnwise.tool_protocols import ToolCall
+from turnwise.protocols.tools import ToolCall
 from turnwise.types import SamplingParams
 
 MESSAGES = [{"role": "user", "content": "Where to?"}]

@@ -12,11 +12,11 @@ import torch
 from server_contract import assert_logprobs, reference_logprobs
 from strategy_contract import WeightedLoss
 from toy_model import toy_batches, toy_model, toy_samples
+from toy_transfer import transfer_of
 from transformers import PreTrainedModel
 
 from turnwise.errors import DeadlineError
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.inference.server_manager import LLMServerManager, ManagerTransfer
 from turnwise.models.fused import fuse_projections, fused, qkv
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
@@ -50,7 +50,7 @@ async def test_a_bf16_sampler_gets_every_weight_and_agrees_with_its_own_forward_
     trainer = make_trainer(tie_word_embeddings=is_tied)
     sampler = toy_model(seed=1, tie_word_embeddings=is_tied).to(torch.bfloat16)
     server = EmbeddedServer(sampler)
-    transfer = ManagerTransfer(LLMServerManager([server]), trainer.weights)
+    transfer = transfer_of([server], trainer.weights)
     for version in (1, 2):
         trainer.train_step(BATCHES, WeightedLoss())
         await transfer.update(version)
@@ -73,7 +73,7 @@ async def test_a_bf16_sampler_gets_every_weight_and_agrees_with_its_own_forward_
 async def test_between_updates_a_sampler_stays_on_the_old_policy_while_the_trainer_moves() -> None:
     trainer, sampler = make_trainer(), toy_model(seed=1)
     server = EmbeddedServer(sampler)
-    transfer = ManagerTransfer(LLMServerManager([server]), trainer.weights)
+    transfer = transfer_of([server], trainer.weights)
     await transfer.update(0)
     policy, first = tensors(sampler), await ask(server)
     assert_logprobs(trainer.model, [*PROMPT, 0], first, SAMPLING)
@@ -100,8 +100,7 @@ def test_a_transfer_that_hangs_in_this_process_is_named() -> None:
 
     sampler = toy_model()
     with WatchedRunner(Watchdog(grace_s=10.0, poll_s=0.01)) as runner:
-        servers = LLMServerManager([EmbeddedServer(sampler)], watchdog=runner.watchdog)
-        transfer = ManagerTransfer(servers, lambda: stuck(), watchdog=runner.watchdog, timeout_s=0.05)
+        transfer = transfer_of([EmbeddedServer(sampler)], stuck, watchdog=runner.watchdog, timeout_s=0.05)
         with pytest.raises(DeadlineError) as caught:
             runner.run(transfer.update(3))
     first, *stacks = str(caught.value).splitlines()
@@ -117,6 +116,6 @@ def test_a_transfer_that_a_server_never_lets_through_is_named() -> None:
         async def suspend(self, how: str = "finish") -> None:
             await asyncio.Event().wait()
 
-    transfer = ManagerTransfer(LLMServerManager([Busy([])]), list, timeout_s=0.05)
+    transfer = transfer_of([Busy([])], list, timeout_s=0.05)
     with pytest.raises(DeadlineError, match=r"(?s)the weights of version 3.*deadlines.weights_s.*in suspend"):
         asyncio.run(transfer.update(3))

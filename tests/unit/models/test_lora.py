@@ -15,13 +15,13 @@ from peft import PeftModel
 from toy_model import add_noise, toy_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from turnwise.build.roles import plain_base
 from turnwise.errors import ConfigError, ModelError, NotAvailableError
 from turnwise.models.load import base_of_adapter, load_model, load_tokenizer, save_model
 from turnwise.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FINGERPRINT, Adapters, LoRASettings
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.runtime.rank import RankContext
 from turnwise.testing.fakes import byte_tokenizer
+from turnwise.training.model_source import plain_base
 
 SETTINGS = LoRASettings(rank=2, alpha=6)
 IDS = torch.arange(20)[None] % 97

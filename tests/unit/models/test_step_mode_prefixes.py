@@ -58,10 +58,10 @@ def run(samples: list[Sample], cuts: list[list[int]], attention: str | None):
     total = 0.0
     for cut in cuts:
         batch = pack([samples[i] for i in cut], denominators(samples, 512)).map(torch.as_tensor)
-        value, _ = loss(strategy._run(batch, loss.outputs), batch)
+        value, _ = loss(strategy._compute(batch, loss.outputs), batch)
         value.backward()
         total += value.item()
-    return total, [p.grad for p in model.parameters()], strategy._forward_pass.counts
+    return total, [p.grad for p in model.parameters()], strategy._take_counts()
 
 
 def test_prefixes_of_steps_are_merged_in_one_micro_batch_with_the_same_loss_and_gradients() -> None:

@@ -21,7 +21,7 @@ from toy_model import toy_model
 from turnwise.config import parse_config
 from turnwise.errors import ConfigError, ModelError, TurnwiseError
 from turnwise.models.load import load_model, load_tokenizer
-from turnwise.training.state import load_state, save_state
+from turnwise.training.torch_strategy import TorchStrategy
 
 LAKE = {"Lake": {"env_type": "frozen_lake"}}
 ROLLOUT = """
@@ -118,11 +118,11 @@ def test_pickled_weights_are_read_where_a_setting_says_so_and_never_run(folder: 
 
 
 def test_training_states_and_adapters_are_never_run(marker: Path, tmp_path: Path, folder: Path) -> None:
-    model = toy_model()
-    save_state(tmp_path / "state", model, None)
+    strategy = TorchStrategy(toy_model())
+    strategy.save(tmp_path / "state")
     torch.save(Evil(marker), tmp_path / "state" / "trainer_state.pt")
     with pytest.raises(ModelError, match=r"trainer_state.pt isn't a training state that turnwise wrote") as raised:
-        load_state(tmp_path / "state", model, None)
+        strategy.load(tmp_path / "state")
     assert "weights_only" not in str(raised.value)
     adapter = tmp_path / "adapter"
     adapter.mkdir()

@@ -12,14 +12,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.agents.env_agent import EnvAgent
 from turnwise.algorithms.score_estimator import GRPO
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.rollouts import open_served_policy
+from turnwise.assemble.run import start_run
+from turnwise.assemble.saved import evaluate_model
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
-from turnwise.build.agentic import build_agentic
-from turnwise.build.rollouts import open_served_policy
-from turnwise.build.run import start_run
-from turnwise.build.saved import evaluate_model
 from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.examine.examined import examine
 from turnwise.models.load import load_model
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics
@@ -71,7 +72,7 @@ def test_checkpoints_are_model_folders_that_transformers_loads(letters):
 
 def test_the_saved_model_scores_what_training_measured(letters, tiny_model, tmp_path):
     checkpoint = letters.path / "checkpoints" / "checkpoint-2"
-    evaluation = evaluate_model(make_config(tiny_model, tmp_path), str(checkpoint))
+    evaluation = evaluate_model(examine(make_config(tiny_model, tmp_path)), str(checkpoint))
     assert evaluation.overall.mean_score == pytest.approx(read_metrics(letters.metrics)[-1]["val/score/mean"], abs=1e-12)
     assert evaluation.overall.num_episodes == 6 and evaluation.num_failed == 0
 
@@ -108,7 +109,7 @@ def test_sampler_and_trainer_agree_as_far_as_their_dtypes_do(tiny_model, tmp_pat
 def test_what_cannot_run_is_refused_before_a_model_is_loaded(tmp_path, changes, error, said):
     config = make_config(broken_model(tmp_path / "no_model"), tmp_path, **changes)
     with pytest.raises(error, match=said):
-        build_agentic(config, start_run(config))
+        build_agentic(examine(config), start_run(config))
 
 
 def test_between_updates_the_server_stays_on_its_own_policy(tiny_model, tmp_path):
@@ -147,7 +148,7 @@ def test_own_estimators_and_agents_come_as_module_and_class(tiny_model, tmp_path
 
 
 def test_end_tokens_of_the_generation_config_end_a_turn(tiny_model, tmp_path):
-    policy = open_served_policy(make_config(tiny_model, tmp_path))
+    policy = open_served_policy(examine(make_config(tiny_model, tmp_path)))
     policy.close()
     assert set(policy.template.stop_token_ids) >= set(policy.info.stop_token_ids)
     assert len(policy.info.stop_token_ids) == 2

@@ -13,9 +13,9 @@ from turnwise.algorithms.kl import KLController
 from turnwise.algorithms.normalization import RunningMoments
 from turnwise.algorithms.score_estimator import GRPO, ScoreEstimator
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
-from turnwise.build.agentic import algorithm_settings, build_algorithm
 from turnwise.config.algorithm import AlgorithmKeys
 from turnwise.errors import ConfigError
+from turnwise.examine.algorithm import algorithm_settings, make_algorithm
 from turnwise.spec import PG_VARIANTS, EstimatorSpec
 
 DEFAULTS = {
@@ -90,7 +90,7 @@ class Own(ScoreEstimator):
 )
 def test_a_user_s_own_estimator_keeps_its_defaults_and_needs(asked, expected):
     config = config_of(adv_estimator=f"{__name__}:Own", reward_normalization=asked, use_kl_loss=True)
-    algorithm = build_algorithm(config, KLController(0.0))
+    algorithm = make_algorithm(config, KLController(0.0))
     assert (algorithm.normalizer.grouping, algorithm.normalizer.method) == expected
     assert algorithm.needs == {"greedy_sibling", "ref_logprobs"}
 
@@ -109,7 +109,7 @@ def test_a_user_s_own_estimator_keeps_its_defaults_and_needs(asked, expected):
     ids=str,
 )
 def test_what_must_have_run_before_credit(keys, needs):
-    assert build_algorithm(config_of(**keys), KLController(0.1)).needs == set(needs)
+    assert make_algorithm(config_of(**keys), KLController(0.1)).needs == set(needs)
 
 
 class Plain:
@@ -143,4 +143,4 @@ def test_an_own_estimator_that_cannot_be_streamed_is_refused_before_anything_is_
     streamed = {"async_generation_ratio": 1, "stream_training": True, "rollout_batch_size": 8}
     config = config_of(adv_estimator=f"{__name__}:{name}", actor_train=training(batch_size=8), **streamed)
     with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
-        build_algorithm(config, KLController(0.0))
+        make_algorithm(config, KLController(0.0))

@@ -18,7 +18,7 @@ from small_runs import LETTERS, assert_same_weights, built, played, run_small, s
 from toy_envs import LettersEnv
 
 from turnwise.algorithms.token_estimator import AgenticReinforce
-from turnwise.build.run_table import settings_table
+from turnwise.assemble.run_table import settings_table
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.errors import ConfigError, DataError, DeadlineError, WorkerError
 from turnwise.inference.embedded.engine import Engine
@@ -212,7 +212,7 @@ def test_a_replay_by_other_kernels_or_on_another_split_of_the_threads_is_refused
     assert_refused(r"recorded with threads \d+ to train and 1 to play, and here it is 9 to train", train=9)
     is_compiled = load_kernels() is not None
     with monkeypatch.context() as patch:
-        patch.setattr("turnwise.build.cluster.load_kernels", lambda: None if is_compiled else object())
+        patch.setattr("turnwise.assemble.cluster.load_kernels", lambda: None if is_compiled else object())
         assert_refused(r"recorded with kernels (torch|the library)'s, and here it is")
     if is_compiled:
         monkeypatch.setattr("turnwise.inference.embedded.fused_runner.load_kernels", lambda: None)
@@ -253,9 +253,9 @@ SILENT = r"(?s:.*)the trainer's process:\n    it doesn't say"
     ],
 )
 def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, monkeypatch, phase, number, error, message):
-    monkeypatch.setattr("turnwise.cluster.process._STACK_S", 0.1)  # what stands still never says where
+    monkeypatch.setattr("turnwise.cluster.process_life._STACK_S", 0.1)  # what stands still never says where
     config = make_config(deadlines={"train_s": 3.0, "weights_s": 2.0}, save_steps=1)
-    fork_server = prepare_processes(["turnwise.build.roles"])
+    fork_server = prepare_processes(["turnwise.assemble.roles"])
     interrupted(config, phase, error, partial(signal_trainer, number), message)
     assert not processes()
     assert prepare_processes() is fork_server

@@ -9,8 +9,9 @@ from functools import partial
 import pytest
 from small_runs import LETTERS, assert_same_weights, built, folder_of_run as run, small_config
 
-from turnwise.build.saved import evaluate_model
+from turnwise.assemble.saved import evaluate_model
 from turnwise.errors import CheckpointError, ConfigError
+from turnwise.examine.examined import examine
 from turnwise.models.load import write_weights
 from turnwise.pipelines.by_validation import BEST_FILE, BestValue, ByValidation
 from turnwise.tracking.jsonl import read_metrics
@@ -79,7 +80,8 @@ def test_the_best_model_is_kept_and_scores_what_was_measured(make_config):
     facts = json.loads((folder.best / "best.json").read_text())
     assert facts == {"step": best["step"], "metric": "val/score/mean", "value": best["val/score/mean"]}
     assert [row["val/best"] for row in rows][-1] == best["val/score/mean"]
-    assert evaluate_model(config, str(folder.best)).overall.mean_score == pytest.approx(best["val/score/mean"], abs=1e-12)
+    again = evaluate_model(examine(config), str(folder.best)).overall
+    assert again.mean_score == pytest.approx(best["val/score/mean"], abs=1e-12)
     assert not (folder.best / "trainer_state.pt").exists() and (folder.best / "tokenizer.json").exists()
 
 
@@ -147,7 +149,7 @@ def test_an_older_best_model_stays_where_a_new_one_cannot_be_written(make_config
         steps, folder = pipeline.steps(), pipeline.folder
         next(steps)
         before = {file.name: file.read_bytes() for file in folder.best.iterdir()}
-        monkeypatch.setattr("turnwise.training.state.write_weights", fail)
+        monkeypatch.setattr("turnwise.training.transformers_model.write_weights", fail)
         with pytest.raises(CheckpointError, match=r"best can't be written: .*No space left"):
             pipeline.checkpoints.save_model(folder.best, {BEST_FILE: "{}"})
     assert {file.name: file.read_bytes() for file in folder.best.iterdir()} == before

@@ -15,7 +15,7 @@ from turnwise.errors import ConfigError
 from turnwise.models.load import save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.roles import BatchPlan, ModelRole
-from turnwise.runtime_info import LoadedModel, StrategyInfo
+from turnwise.runtime.info import LoadedModel, StrategyInfo
 
 
 def make_config(tiny_model, tmp_path, **changes):

@@ -16,9 +16,10 @@ import pytest
 import torch
 from small_runs import built, run_small, small_config
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
 from turnwise.errors import CheckpointError
+from turnwise.examine.examined import examine
 from turnwise.pipelines.checkpoints import MANIFEST_FILE, all_checkpoints
 from turnwise.pipelines.resume import find_resume_point, open_run
 
@@ -258,7 +259,7 @@ def test_a_checkpoint_of_another_state_is_one_sentence(copied):
         state = json.loads((folder / "pipeline.json").read_text())
         forge(folder / "pipeline.json", json.dumps(state | {"rollouts": 3}).encode())
     with pytest.raises(CheckpointError, match=r"pipeline.json has no usable state of rollouts"):
-        build_agentic(config, start_run(config))
+        build_agentic(examine(config), start_run(config))
 
 
 def test_a_path_to_a_damaged_one_names_a_whole_one(copied):

@@ -11,7 +11,7 @@ from small_runs import LETTERS, run_small, small_config
 
 from turnwise.algorithms.kl import KLController
 from turnwise.batching.samples import build_samples
-from turnwise.build.agentic import build_algorithm
+from turnwise.examine.algorithm import make_algorithm
 from turnwise.rollout.record import read_record
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.jsonl import read_metrics
@@ -56,7 +56,7 @@ def test_a_run_credits_as_its_rollouts_say(name, mode, tiny_model, tmp_path):
     assert [len(group.trajectories) for group in groups] == [4, 4]
     if "values" in ESTIMATORS[name].needs:
         return
-    build_algorithm(config, KLController(0.0)).credit(groups)
+    make_algorithm(config, KLController(0.0)).credit(groups)
     again = [
         sample.advantages[span.start : span.stop]
         for group in groups

@@ -8,8 +8,9 @@ import re
 import pytest
 from small_runs import LETTERS, assert_same_weights, folder_of_run as run, small_config, training
 
-from turnwise.build.saved import collect_rollouts
+from turnwise.assemble.saved import collect_rollouts
 from turnwise.errors import CheckpointError, DataError
+from turnwise.examine.examined import examine
 from turnwise.pipelines.collect import Collection
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics
@@ -77,7 +78,7 @@ def test_training_from_the_rollouts_of_a_run_is_that_run_bit_by_bit(played, agai
 def test_rollouts_without_a_trainer_train_like_those_of_a_run(played, tiny_model, tmp_path):
     config = make_config(tiny_model, tmp_path)
     collection = Collection(tmp_path / "rollouts.jsonl")
-    collect_rollouts(config, collection)
+    collect_rollouts(examine(config), collection)
     assert_same_weights(checkpoint(played, 1), checkpoint(run(config, rollouts=collection.file), 1))
 
 

@@ -17,10 +17,10 @@ from turnwise.algorithms.kl import KLController, k3, penalize_kl
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.response_tokens import ResponseTokens
 from turnwise.algorithms.settings import AlgorithmSettings
+from turnwise.assemble.servers import require_abilities
 from turnwise.batching.pack import blank, pack, unpack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
-from turnwise.build.servers import require_abilities
 from turnwise.errors import NotAvailableError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager

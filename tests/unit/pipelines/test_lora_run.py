@@ -17,12 +17,13 @@ from small_runs import assert_same_weights, measured, run_small, sft_config, sma
 from toy_model import toy_samples
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.build.run_table import settings_table
-from turnwise.build.saved import evaluate_model
-from turnwise.build.sft import build_sft
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
+from turnwise.assemble.run_table import settings_table
+from turnwise.assemble.saved import evaluate_model
+from turnwise.assemble.sft import build_sft
 from turnwise.errors import CheckpointError, ConfigError, ModelError, ParityError
+from turnwise.examine.examined import examine
 from turnwise.models.load import load_model
 from turnwise.models.value_head import load_value_model
 from turnwise.tracking.jsonl import read_metrics
@@ -61,7 +62,7 @@ def build(make_config):
 
     def make(lora=None, **changes):
         config = make_config(lora, **changes)
-        pipelines.append(build_agentic(config, start_run(config)))
+        pipelines.append(build_agentic(examine(config), start_run(config)))
         return pipelines[-1]
 
     yield make
@@ -121,7 +122,7 @@ def test_the_servers_sample_from_the_merged_policy_after_every_update(build, tmp
     moved = server.model.get_parameter("model.layers.0.self_attn.q_proj.weight").float()
     start = load_model(pipeline.pipeline_config.pretrain).get_parameter("model.layers.0.self_attn.q_proj.weight")
     assert (moved - start).abs().max() > 1e-3
-    evaluation = evaluate_model(pipeline.pipeline_config, model_path=str(adapter))
+    evaluation = evaluate_model(examine(pipeline.pipeline_config), model_path=str(adapter))
     assert evaluation.overall.mean_score == pytest.approx(metrics[-1]["val/score/mean"], abs=1e-9)
 
 
@@ -266,13 +267,13 @@ def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with
 def test_fine_tuning_trains_adapters_too(tiny_model, tmp_path, make_config):
     lora = {"lora_rank": 8, "lora_dropout": 0.1}
     config = sft_config(tiny_model, tmp_path, exp_name="sft", num_epochs=4, model_args=lora, **training(3e-2, 8))
-    pipeline = build_sft(config, start_run(config))
+    pipeline = build_sft(examine(config), start_run(config))
     assert rows(pipeline)["adapters"].startswith("LoRA of rank 8, alpha 16, dropout 0.1, in 14 modules")
     finished(pipeline)
     losses = [row["sft/loss"] for row in read_metrics(pipeline.folder.metrics)]
     assert losses[-1] < losses[0] - 1
     config = make_config(pretrain=str(pipeline.checkpoints.newest), max_steps=1)
-    finished(build_agentic(config, start_run(config)))
+    finished(build_agentic(examine(config), start_run(config)))
 
 
 # What goes wrong

@@ -13,9 +13,10 @@ from scripted_conversation import ScriptedConversation
 from small_runs import run_small, small_config
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
-from turnwise.build.saved import evaluate_model
+from turnwise.assemble.saved import evaluate_model
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.recording import View
+from turnwise.examine.examined import examine
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures, frames
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import Group, SamplingParams, Task, Trajectory, Turn
@@ -59,7 +60,7 @@ def test_the_recorded_episode_is_written_and_no_other(tmp_path):
 def test_a_frame_has_the_text_of_its_turn():
     pictures, group = record(None, ["Right", "Down"])
     [trajectory] = group.trajectories
-    start, first, last = frames(trajectory, pictures._recordings[TASK.id])
+    start, first, last = frames(trajectory, pictures._recordings[TASK.id].views)
     assert start.caption == () and "before turn 1 of 2" in start.title
     assert first.caption == (("saw", "P _\n_ G"), ("said", "Right"), ("did", "Right"), ("reward", "0, 0 so far"))
     assert last.caption == (("saw", "_ P\n_ G"), ("said", "Down"), ("did", "Down"), ("reward", "1, 1 so far"))
@@ -143,7 +144,7 @@ def test_a_run_writes_them_at_each_validation_and_measures_the_same(tiny_model, 
 
 
 def test_an_evaluation_writes_them_too_and_measures_the_same(tiny_model, tmp_path):
-    plain = evaluate_model(config_of(tiny_model, tmp_path, "plain"))
-    recorded = evaluate_model(config_of(tiny_model, tmp_path, "seen", render_save_dir=str(tmp_path / "pictures")))
+    plain = evaluate_model(examine(config_of(tiny_model, tmp_path, "plain")))
+    recorded = evaluate_model(examine(config_of(tiny_model, tmp_path, "seen", render_save_dir=str(tmp_path / "pictures"))))
     assert recorded == plain
     assert len(list((tmp_path / "pictures" / "seen" / "eval" / tiny_model.name).glob("Lake-*.gif"))) == NUM_RECORDED

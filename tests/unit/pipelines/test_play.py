@@ -7,19 +7,22 @@ import itertools
 import re
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from turnwise.assemble.play import TextContexts
+from turnwise.assemble.play_policies import PlayStopped, person
+from turnwise.assemble.play_setup import Choices, set_up
+from turnwise.assemble.rollouts import build_scheduler, open_served_policy
 from turnwise.batching.samples import build_samples
-from turnwise.build.play import EpisodePrinter
-from turnwise.build.play_policies import person
-from turnwise.build.play_setup import Choices, set_up
-from turnwise.build.rollouts import build_scheduler, open_served_policy
 from turnwise.chat.conversation import TextAnswer
 from turnwise.config import parse_config
 from turnwise.envs.parsing import as_answer
 from turnwise.errors import ConfigError, RolloutError
+from turnwise.examine.examined import examine
 from turnwise.models.load import load_tokenizer
+from turnwise.protocols import SilentObserver, TurnPlace
 from turnwise.rollout.tasks import SeededTasks
 from turnwise.types import SamplingParams, Task
 
@@ -31,23 +34,29 @@ LAKE = {
 }
 
 
-class Notes:
+class Notes(SilentObserver):
     """An onlooker that keeps everything."""
 
     def __init__(self):
-        self.prompts, self.answers, self.outcomes, self.order = [], [], [], []
+        self.prompts, self.places, self.answers, self.outcomes, self.order = [], [], [], [], []
 
-    def prompt(self, prompt):
+    def asked(self, place, messages):
+        self.places.append(place)
+
+    def prompted(self, prompt):
         self.prompts.append(prompt)
-        self.order.append(f"prompt {prompt.turn_idx}")
+        self.order.append(f"prompt {self.places[-1].number + 1}")
 
-    def response(self, prompt, answer):
-        self.answers.append(answer)
-        self.order.append(f"response {prompt.turn_idx}")
+    def sampled(self, place, turn, reply):
+        self.answers.append(turn)
+        self.order.append(f"response {place.number + 1}")
 
-    def outcome(self, turn_idx, turn):
+    def rewarded(self, place, turn):
         self.outcomes.append((turn.action, turn.reward, dict(turn.metrics)))
-        self.order.append(f"outcome {turn_idx}")
+        self.order.append(f"outcome {place.number + 1}")
+
+    def ended(self, trajectories, fault):
+        self.end = (trajectories, fault)
 
 
 def config_of(tiny_model, **changes):
@@ -57,8 +66,8 @@ def config_of(tiny_model, **changes):
 
 def played(config, choices):
     notes = Notes()
-    with closing(set_up(config, "Lake", choices)) as setup:
-        return notes, setup.play(EpisodePrinter(notes)), setup
+    with closing(set_up(examine(config), "Lake", choices)) as setup:
+        return notes, setup.play(notes), setup
 
 
 @pytest.fixture
@@ -74,10 +83,12 @@ def test_a_scripted_episode_is_won_and_told_in_order(tiny_model, tokens, mode):
     told = [[f"prompt {n}", f"response {n}", f"outcome {n}"] for n in range(1, len(turns) + 1)]
     assert notes.order == list(itertools.chain(*told)) and len(turns) >= 4
     assert notes.outcomes[-1][1:] == (1.0, turns[-1].metrics) and notes.outcomes[-1][2]["success"] == 1.0
-    for prompt, turn in zip(notes.prompts, turns, strict=True):
+    assert [place.context for place in notes.places] == [number if mode == "step" else 0 for number in range(len(turns))]
+    assert notes.end == ([result.trajectory], None)
+    for place, prompt, turn in zip(notes.places, notes.prompts, turns, strict=True):
         assert list(prompt.added_ids) == turn.prompt_ids.tolist(), "what is told is what the turn holds"
         assert turn.text == f"<answer>{turn.action}</answer>"
-        assert turn.starts_context == (mode == "step" or prompt.turn_idx == 1) == (prompt.num_before == 0)
+        assert turn.starts_context == (mode == "step" or place.number == 0) == (prompt.num_before == 0)
     assert len(build_samples(result.trajectory)) == (len(turns) if mode == "step" else 1)
     first = load_tokenizer(tiny_model).decode(notes.prompts[0].added_ids)
     assert first.startswith("<|im_start|>system\nWalk.<|im_end|>") and first.endswith("<|im_start|>assistant\n")
@@ -88,13 +99,13 @@ def test_a_model_plays_what_it_plays_in_a_run(tiny_model):
     config = config_of(tiny_model)
     task = SeededTasks(config.seed, "val", ("Lake",), (1,)).task(0)
     notes, result, _ = played(config, Choices(str(tiny_model), split="val", seed=task.seed))
-    with closing(open_served_policy(config)) as policy:
-        [group] = build_scheduler(config, policy, "val").get_batch(1)
+    with closing(open_served_policy(examine(config))) as policy:
+        [group] = build_scheduler(examine(config), policy, "val").get_batch(1)
     expected = group.trajectories[0]
     assert group.task.seed == task.seed
     for ours, theirs, answer in zip(result.trajectory.turns, expected.turns, notes.answers, strict=True):
         assert ours.prompt_ids.tolist() == theirs.prompt_ids.tolist()
-        assert ours.response_ids.tolist() == theirs.response_ids.tolist() == answer.token_ids.tolist()
+        assert ours.response_ids.tolist() == theirs.response_ids.tolist() == answer.response_ids.tolist()
         assert ours.logprobs.tolist() == theirs.logprobs.tolist()
 
 
@@ -104,7 +115,7 @@ def test_a_person_plays_leaves_and_says_what_cannot_be_read(tiny_model, tokens):
     assert [turn.action for turn in result.trajectory.turns] == ["Right", None, "down"]
     assert [answer.finish_reason for answer in notes.answers] == ["stop"] * 3
     assert result.is_left and result.trajectory.status == "truncated" and next(lines) == "never read"
-    assert notes.order[-2:] == ["outcome 3", "prompt 4"]
+    assert notes.order[-2:] == ["outcome 3", "prompt 4"] and isinstance(notes.end[1], PlayStopped)
     assert setup.agent._settings.episode_timeout_s is None
 
 
@@ -165,10 +176,10 @@ def test_a_policy_known_by_its_words_has_no_tokens(tiny_model):
         asked.append(list(messages))
         return TextAnswer("<answer>Right</answer>", "stop")
 
-    setup = set_up(config, "Lake", Choices("openai:http://localhost:1/v1", model_name="small"))
-    setup = replace(setup, policy=replace(setup.policy, prepare=lambda printer: printer.over_text(complete)))
+    setup = set_up(examine(config), "Lake", Choices("openai:http://localhost:1/v1", model_name="small"))
+    setup = replace(setup, policy=replace(setup.policy, contexts=partial(TextContexts, complete)))
     with closing(setup):
-        result = setup.play(EpisodePrinter(notes))
+        result = setup.play(notes)
     assert len(result.trajectory.turns) == 4 and all(turn.num_tokens == 0 for turn in result.trajectory.turns)
     assert [message["role"] for message in notes.prompts[0].messages] == ["system", "user"]
     assert [message["role"] for message in notes.prompts[1].messages] == ["user"], "only what is new"
@@ -180,14 +191,14 @@ def test_the_examples_of_a_first_prompt_are_new_to_the_player():
         return TextAnswer("4", "stop")
 
     async def talk():
-        conversation = printer(SamplingParams(max_new_tokens=4))
+        conversation = TextContexts(complete, notes)(SamplingParams(max_new_tokens=4))
         await conversation.generate([{"role": role, "content": "2"} for role in ("system", "user", "assistant", "user")])
         await conversation.generate([{"role": "user", "content": "Sure?"}])
 
-    printer = EpisodePrinter(Notes())
-    printer.over_text(complete)
+    notes = Notes()
+    notes.asked(TurnPlace(0, 0), [])
     asyncio.run(talk())
-    roles = [[message["role"] for message in prompt.messages] for prompt in printer.onlooker.prompts]
+    roles = [[message["role"] for message in prompt.messages] for prompt in notes.prompts]
     assert roles == [["system", "user", "assistant", "user"], ["user"]]
 
 

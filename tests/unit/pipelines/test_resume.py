@@ -12,10 +12,11 @@ import torch
 from disturbed import interrupted
 from small_runs import assert_same_weights, broken_model, measured, played, sft_config, small_config, training
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.build.sft import build_sft
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
+from turnwise.assemble.sft import build_sft
 from turnwise.errors import CheckpointError, ModelError
+from turnwise.examine.examined import examine
 from turnwise.pipelines.checkpoints import all_checkpoints
 from turnwise.pipelines.resume import open_run
 from turnwise.pipelines.run_folder import RunFolder
@@ -113,7 +114,7 @@ def test_a_resume_that_fails_in_the_start_changes_no_file(make_config, stopped, 
     nowhere = broken_model(tmp_path / "nowhere")
     changed = make_config(resume_from_checkpoint=True, pretrain=str(nowhere), sequence_length=256)
     with pytest.raises(ModelError):
-        run_to_end(folder := start_run(changed), lambda: build_agentic(changed, folder))
+        run_to_end(folder := start_run(changed), lambda: build_agentic(examine(changed), folder))
     assert all(f.read_bytes() == content for f, content in before.items())
 
 

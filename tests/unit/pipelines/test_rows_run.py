@@ -14,17 +14,19 @@ import yaml
 from small_runs import LETTERS, assert_same_weights, played, run_small as run, small_config, training
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from turnwise.build import rewards as build_rewards
-from turnwise.build.envs import plug_in_problems
-from turnwise.build.rewards import build_reward_manager
-from turnwise.build.saved import evaluate_model
+from turnwise.assemble import rewards as build_rewards
+from turnwise.assemble.rewards import build_reward_manager
+from turnwise.assemble.saved import evaluate_model
 from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main
 from turnwise.config import AgenticConfig, dump_yaml, parse_config
 from turnwise.errors import CheckpointError, ConfigError, DataError, RolloutError
+from turnwise.examine.examined import examine
+from turnwise.examine.problems import object_problems
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.protocols import RewardResult
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import Placement
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import Group, Task, Trajectory, Turn
 
@@ -137,7 +139,8 @@ def test_the_completions_of_rewards_have_no_special_tokens(make_config, tiny_mod
     task = Task("train/data/0", "data", "train", 1, payload={"prompt": "one"}, row=0)
     group = Group(task, [Trajectory(task, 0, [turn])])
     with WatchedRunner() as runner:
-        assert runner.run(build_reward_manager(make_config(), ChatTemplate(tokenizer), runner)(group)) == []
+        manager = build_reward_manager(examine(make_config()), Placement("local"), ChatTemplate(tokenizer), runner)
+        assert runner.run(manager(group)) == []
     assert group.trajectories[0].score == pytest.approx(len("one twoone two") / 10)
 
 
@@ -152,7 +155,8 @@ def test_the_first_reward_that_is_named_decides_what_a_success_is(make_config, t
     group = Group(task, [Trajectory(task, 0, [Turn(np.array([1]), np.array([2]), np.zeros(1, np.float32), text="a" * 99)])])
     config = make_config({"reward": ["reward_model", "toy_rewards:length"]}, reward_pretrain=str(tiny_model))
     with WatchedRunner() as runner:
-        assert runner.run(build_rewards.build_reward_manager(config, None, runner)(group)) == []
+        manager = build_rewards.build_reward_manager(examine(config), Placement("local"), None, runner)
+        assert runner.run(manager(group)) == []
     assert group.trajectories[0].outcome_rewards == {"reward_model": 0.0, "length": 9.9}
     assert group.trajectories[0].metrics["success"] == 0.0
 
@@ -231,13 +235,13 @@ def test_rows_and_environments_are_mixed_in_their_shares(make_config) -> None:
 )
 def test_what_is_wrong_with_rows_is_found_before_a_model_is_loaded(make_config, data, said: str) -> None:
     config = make_config(data, pretrain="models/none")
-    problems = " ".join(f"{problem.key}: {problem.message}" for problem in plug_in_problems(config))
+    problems = " ".join(f"{problem.key}: {problem.message}" for problem in object_problems(examine(config)))
     assert said in problems
 
 
 def test_a_fault_of_a_tool_file_is_said_once_although_rows_need_it_too(make_config, tmp_path: Path) -> None:
     (tmp_path / "tools.yaml").write_text("tools: [{class_name: calculatr}]")
-    [problem] = plug_in_problems(make_config(agent={"tool_config_path": str(tmp_path / "tools.yaml")}))
+    [problem] = object_problems(examine(make_config(agent={"tool_config_path": str(tmp_path / "tools.yaml")})))
     assert problem.key == "agent.tool_config_path" and "Did you mean 'calculator'?" in problem.message
 
 
@@ -273,7 +277,7 @@ def test_validation_counts_broken_rewards_apart(make_config, tmp_path: Path, cap
     data = {"val_files": str(tmp_path / "val.jsonl"), "reward": "toy_rewards:failing_on_nine"}
     manager = {"num_env_groups": 2, "max_failed_fraction": 0.9}
     config = make_config(data, eval_steps=4, val_env_manager=manager)
-    evaluation = evaluate_model(config)
+    evaluation = evaluate_model(examine(config))
     assert evaluation.num_failed == 1 and evaluation.overall.mean_score == 1.0
     (tmp_path / "job.yaml").write_text(dump_yaml(config))
     assert main(["eval", str(tmp_path / "job.yaml"), "--greedy"]) == 0

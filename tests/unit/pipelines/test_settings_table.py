@@ -10,12 +10,13 @@ import pytest
 from settings.answers import BASE
 from small_runs import sft_config, training, write_demonstrations
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.build.run_table import settings_table
-from turnwise.build.saved import evaluate_model
-from turnwise.build.sft import build_sft
+from turnwise.assemble.agentic import build_agentic
+from turnwise.assemble.run import start_run
+from turnwise.assemble.run_table import settings_table
+from turnwise.assemble.saved import evaluate_model
+from turnwise.assemble.sft import build_sft
 from turnwise.config import AgenticConfig, SettingsTable, parse_config
+from turnwise.examine.examined import examine
 from turnwise.models.cpu.build import load_kernels
 
 
@@ -26,7 +27,7 @@ def built(tiny_model, tmp_path) -> Iterator:
     def build(**changes):
         values = BASE[AgenticConfig] | {"pretrain": str(tiny_model), "output_dir": str(tmp_path)} | changes
         config, _ = parse_config(values, AgenticConfig)
-        pipelines.append(build_agentic(config, start_run(config)))
+        pipelines.append(build_agentic(examine(config), start_run(config)))
         return pipelines[-1]
 
     yield build
@@ -109,12 +110,12 @@ def test_the_table_is_one_screen_and_in_the_log(built) -> None:
 def test_sft_and_evaluation_have_theirs(tiny_model, tmp_path) -> None:
     files = write_demonstrations(tmp_path / "demos.jsonl", 3)
     config = sft_config(tiny_model, tmp_path, train_files=files, num_epochs=2, **training(batch_size=2))
-    pipeline = build_sft(config, start_run(config))
+    pipeline = build_sft(examine(config), start_run(config))
     pipeline.close()
     assert rows(pipeline)["steps"] == "4 of 2 samples, 2 epochs"
     said: list[SettingsTable] = []
     config, _ = parse_config(BASE[AgenticConfig] | {"pretrain": str(tiny_model), "eval_steps": 1}, AgenticConfig)
-    evaluate_model(config, on_start=said.append)
+    evaluate_model(examine(config), on_start=said.append)
     assert dict(said[0].rows)["env Toy"].startswith("odd_envs:CrowdEnv by env_agent")
 
 

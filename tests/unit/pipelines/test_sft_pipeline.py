@@ -10,19 +10,20 @@ import torch
 from small_runs import sft_config, write_demonstrations
 from transformers import AutoModelForCausalLM
 
-from turnwise.build.demonstration_rows import read_samples
-from turnwise.build.run import start_run
-from turnwise.build.sft import build_sft
+from turnwise.assemble.run import start_run
+from turnwise.assemble.sft import build_sft
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import SFTConfig, parse_config
 from turnwise.errors import ConfigError, DataError
+from turnwise.examine.demonstrations import encode_all
+from turnwise.examine.examined import examine
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.tracking.jsonl import read_metrics
 
 
 def fine_tune(tiny_model, tmp_path, **changes):
     config = sft_config(tiny_model, tmp_path, **{"num_epochs": 3} | changes)
-    with closing(build_sft(config, start_run(config))) as pipeline:
+    with closing(build_sft(examine(config), start_run(config))) as pipeline:
         pipeline.run()
     return pipeline, read_metrics(pipeline.folder.metrics)
 
@@ -52,10 +53,11 @@ def test_rows_that_are_too_long_bad_or_empty_are_counted(tiny_model, tmp_path, c
     config = sft_config(tiny_model, tmp_path, train_files=[str(path)])
     template = ChatTemplate(load_tokenizer(tiny_model))
     with pytest.raises(DataError, match="3 rows of the wrong shape") as caught:
-        read_samples(config, template, "train_files")
+        examine(config).demonstrations("train_files")
     assert all(f"line {number}" in str(caught.value) for number in (3, 4, 6))
     skipping = sft_config(tiny_model, tmp_path, train_files=[str(path)], data={"on_bad_row": "skip"})
-    assert len(read_samples(skipping, template, "train_files")) == 2
+    read = examine(skipping).demonstrations("train_files")
+    assert len(encode_all(skipping, template, "train_files", read)) == 2
     for words in ("1 of 3 rows are left out", "3 of 6 rows are left out", "1 row would teach an empty answer"):
         assert words in caplog.text
 

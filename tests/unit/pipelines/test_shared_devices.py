@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 from small_runs import run_small, small_config, training
 
-from turnwise.build import agentic
-from turnwise.build.placement import share_devices
-from turnwise.cluster.placement import Placement
+from turnwise.assemble import agentic
+from turnwise.assemble.placement import share_devices
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.pipelines.shared_devices import Resident, SharedDevices
+from turnwise.runtime.machine import Machine, Node
+from turnwise.runtime.placement import Placement
 from turnwise.training.torch_strategy import TorchStrategy
+
+FAKE = Machine((Node(1, "fake"),))
 
 
 class FakeDevice:
@@ -86,12 +89,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     noted(EmbeddedServer, "wake", lambda _, kinds: device.onload("actor_infer", kinds))
     noted(Engine, "step", decode)
 
-    def on_it(config: Any, placement: Any, policy: Any, roles: Any) -> Any:
+    def on_it(config: Any, placement: Any, servers: Any, event_loop: Any, roles: Any) -> Any:
         """The weights of all roles are on the device from the start. A reference in the policy has none of its own."""
-        device.served = "actor_infer" if policy.servers.info().needs_weights else "actor_train"
+        device.served = "actor_infer" if servers.info().needs_weights else "actor_train"
         for name in {device.served, *(name for name, role in roles.items() if not role.is_base)}:
             device.onload(name, ["weights"])
-        return share_devices(config, replace(placement, accelerator="fake"), policy, roles)
+        return share_devices(config, replace(placement, machine=FAKE), servers, event_loop, roles)
 
     monkeypatch.setattr(agentic, "share_devices", on_it)
     return device
@@ -127,7 +130,7 @@ def test_on_a_cpu_and_in_asynchronous_runs_nobody_is_offloaded(tiny_model, tmp_p
     assert pipeline.actor_train.claim_devices is None and pipeline.actor_infer.claim_devices is None
     ahead = small_config(tiny_model, tmp_path / "runs", async_generation_ratio=1)
     roles = {"actor_train": pipeline.actor_train}
-    assert share_devices(ahead, Placement("process", "fake", (0,), {}), None, roles) is None  # type: ignore[arg-type]
+    assert share_devices(ahead, Placement("process", FAKE), None, None, roles) is None  # type: ignore[arg-type]
     assert pipeline.actor_train.claim_devices is None
 
 

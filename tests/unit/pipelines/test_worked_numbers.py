@@ -13,7 +13,7 @@ from turnwise.algorithms.kl import KLController
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
-from turnwise.build.agentic import build_algorithm
+from turnwise.examine.algorithm import make_algorithm
 from turnwise.spec import PG_VARIANTS
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import Group, ModelOutputs, Sample, Task, Trajectory, Turn, TurnSpan, samples_of
@@ -24,7 +24,7 @@ MEAN = {"reward_normalization": {"method": "mean"}}
 
 def algorithm_of(**keys):
     config = config_of(**keys)
-    return build_algorithm(config, KLController(config.init_kl_coef, config.target_kl, config.kl_horizon))
+    return make_algorithm(config, KLController(config.init_kl_coef, config.target_kl, config.kl_horizon))
 
 
 def episode(rewards, states=None, length=1, sibling=0, is_stepwise=False, weight=1.0):

@@ -12,10 +12,10 @@ import pytest
 from toy_agents import Agent, make_scheduler, number
 
 from turnwise.errors import ConfigError, DataError, RolloutError
-from turnwise.replay_log import ReplayLog
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.journal import read_group
 from turnwise.rollout.tasks import CurriculumTasks, DataRow, RowTasks, SeededTasks
+from turnwise.runtime.replay_log import ReplayLog
 from turnwise.runtime.stopwatch import Stopwatch, Work
 
 

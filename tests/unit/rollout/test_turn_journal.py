@@ -25,14 +25,15 @@ import turnwise
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
-from turnwise.build.rollouts import agents_of, open_policy, parser_of
-from turnwise.build.rows import build_tasks
+from turnwise.assemble.rollouts import agents_of, open_policy, parser_of
+from turnwise.assemble.tasks import build_tasks
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.cli.main import main
 from turnwise.config import AgenticConfig, load_config
 from turnwise.errors import DataError, RolloutError, ServerError
+from turnwise.examine.examined import examine
 from turnwise.rollout.journal import write_group
 from turnwise.rollout.record import read_record
 from turnwise.rollout.recorded import replay
@@ -282,15 +283,15 @@ def test_calls_of_tools_are_read_in_a_replay(job: Path, tiny_model: Path, capsys
     }
     overrides = [f"{key}={value}" for key, value in changes.items()]
     config, _ = load_config(job, overrides, AgenticConfig)
-    policy = open_policy(config)
+    policy = open_policy(examine(config))
     try:
-        template, task = policy.template, build_tasks(config, "train", policy.template).task(0)
+        template, task = policy.template, build_tasks(examine(config), "train", policy.template).task(0)
         said = [noting("x"), "1", noting("y"), "2"]
         opened = TokenContexts(template, ScriptedServer(map(template.respond, said)), 2048, "e", parser_of(config, template))
         # It ends the conversation after the second answer.
         user = {"interaction": [{"name": "user", "class_name": "toy_users.Asker", "config": {"num_questions": 1}}]}
         (job.parent / "users.yaml").write_text(json.dumps(user))
-        agent = agents_of(config, "train", policy)(task)
+        agent = agents_of(examine(config), "train", policy)(task)
         [trajectory] = policy.event_loop.run(agent.run(task, 0, opened, SAMPLING))
     finally:
         policy.close()

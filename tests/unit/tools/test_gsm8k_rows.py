@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.build.rows import load_rows
-from turnwise.build.tools import build_tools
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.data.tables import read_tables
 from turnwise.errors import DataError
+from turnwise.examine.examined import examine
 
 SCRIPT = runpy.run_path(
     str(Path(__file__).parents[3] / "examples" / "data_preprocess" / "gsm8k_tool_agent_loop.py"), run_name="imported"
@@ -37,7 +36,7 @@ def test_raw_rows_become_rows_of_the_published_schema(tmp_path: Path) -> None:
     data = {"train_files": [str(tmp_path / "out" / "train.parquet")], "reward": "gsm8k"}
     values = {"pretrain": "m", "data": data, "agent": {"tool_config_path": str(tmp_path / "tools.yaml")}, "eval_steps": 0}
     config, _ = parse_config(values, AgenticConfig)
-    assert build_tools(config).names == ["calc_gsm8k_reward"] and len(load_rows(config, "train")) == 1
+    assert examine(config).tools.names == ["calc_gsm8k_reward"] and len(examine(config).rows("train").rows) == 1
 
 
 def test_an_answer_without_its_mark_is_refused() -> None:

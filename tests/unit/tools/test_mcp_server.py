@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from toy_tools import called
 
-from turnwise.build.tools import _of_entry
 from turnwise.config.tools import ToolEntry
 from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, ToolError
+from turnwise.examine.tools import _of_entry
 from turnwise.tools import mcp_server
 from turnwise.tools.mcp_server import McpServer
 from turnwise.tools.session import ToolBox, ToolFault
@@ -50,7 +50,7 @@ def config(request):
 
 
 def answer(config: dict, name: str, timeout_s: float | None = 60, **arguments) -> tuple[str, bool]:
-    box = ToolBox(_of_entry(ToolEntry(class_name="mcp", config=config, timeout_s=timeout_s), "class_name"))
+    box = ToolBox(_of_entry(ToolEntry(class_name="mcp", config=config, timeout_s=timeout_s), "class_name", []))
     return tuple(called(box, name, **arguments)[0])
 
 
@@ -87,13 +87,14 @@ def test_content_that_is_no_text_is_named(config):
     assert answer(config, "picture") == ("a dot\n[image left out: image/png, 1 bytes]", False)
 
 
-def test_a_tool_with_a_wrong_schema_is_left_out_and_named(stdio, caplog):
-    offered = _of_entry(ToolEntry(class_name="mcp", config=stdio), "class_name")
+def test_a_tool_with_a_wrong_schema_is_left_out_and_named(stdio):
+    notes: list[str] = []
+    offered = _of_entry(ToolEntry(class_name="mcp", config=stdio), "class_name", notes)
     names = [tool.name for tool in offered]
     assert "misshapen" not in names and {"add", "end"} <= set(names)
-    assert "misshapen" in caplog.text and "objekt" in caplog.text
+    assert "misshapen" in notes[0] and "objekt" in notes[0]
     with pytest.raises(ConfigError, match=r"misshapen.*config\.tools"):
-        _of_entry(ToolEntry(class_name="mcp", config=stdio | {"tools": ["add", "misshapen"]}), "class_name")
+        _of_entry(ToolEntry(class_name="mcp", config=stdio | {"tools": ["add", "misshapen"]}), "class_name", [])
 
 
 def test_messages_that_are_not_quite_in_the_form_are_read(stdio, caplog):

@@ -10,10 +10,10 @@ import pytest
 from toy_rewards import TellsTools
 from toy_tools import LACKS_SANDBOX, Notebook, called, schema
 
-from turnwise.build.rows import build_row_agent, load_rows
-from turnwise.build.tools import build_tools
+from turnwise.assemble.agents import build_row_agent
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, DataError, EnvironmentFault
+from turnwise.examine.examined import examine
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tools.gsm8k import Gsm8kTool
 
@@ -57,7 +57,7 @@ def test_a_tool_file_in_the_published_form(folder: Path) -> None:
         {"class_name": "calculator", "timeout_s": 2.0},
         {"class_name": "toy_tools:divide"},
     ]
-    box = build_tools(config_of({"tools": tools}))
+    box = examine(config_of({"tools": tools})).tools
     assert box.names == ["pad", "calc_gsm8k_reward", "calculator", "divide"]
     pad, gsm8k, calculator, _ = box.tools
     assert isinstance(pad.tool, Notebook) and (pad.tool.reward, pad.max_concurrency) == (2.0, 3)
@@ -66,7 +66,7 @@ def test_a_tool_file_in_the_published_form(folder: Path) -> None:
 
 def test_public_functions_of_a_file_are_tools(folder: Path) -> None:
     (folder / "own.py").write_text(HALF)
-    box = build_tools(config_of(agent={"function_tool_path": "own.py"}))
+    box = examine(config_of(agent={"function_tool_path": "own.py"})).tools
     assert box.names == ["half"] and called(box, "half", x=3)[0].text == "1.5"
 
 
@@ -85,20 +85,22 @@ def clean(text):
 """
 
 
-def test_helpers_in_a_file_of_functions_are_no_tools(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_helpers_in_a_file_of_functions_are_no_tools(folder: Path) -> None:
     (folder / "own.py").write_text(HELPERS + HALF)
-    assert build_tools(config_of(agent={"function_tool_path": "own.py"})).names == ["half"]
-    assert "timeout" in caplog.text and "clean" in caplog.text and "dedent" not in caplog.text
+    examined = examine(config_of(agent={"function_tool_path": "own.py"}))
+    assert examined.tools.names == ["half"]
+    notes = " ".join(examined.notes)
+    assert "timeout" in notes and "clean" in notes and "dedent" not in notes
     (folder / "own.py").write_text(HALF + "\n__all__ = ['half']\ndef other(x):\n    'Not exported.'\n")
-    assert build_tools(config_of(agent={"function_tool_path": "own.py"})).names == ["half"]
+    assert examine(config_of(agent={"function_tool_path": "own.py"})).tools.names == ["half"]
     (folder / "own.py").write_text(HELPERS)
     with pytest.raises(ConfigError, match="clean has no docstring"):
-        build_tools(config_of(agent={"function_tool_path": "own.py"}))
+        _ = examine(config_of(agent={"function_tool_path": "own.py"})).tools
 
 
 @pytest.mark.skipif(LACKS_SANDBOX, reason="this kernel has no Landlock")
 def test_the_python_tool_by_its_name(folder: Path) -> None:
-    box = build_tools(config_of({"tools": [{"class_name": "python", "config": {"timeout_s": 20}}]}))
+    box = examine(config_of({"tools": [{"class_name": "python", "config": {"timeout_s": 20}}]})).tools
     assert called(box, "python", code="print(2 ** 10)")[0].text == "1024\n"
 
 
@@ -127,7 +129,7 @@ def test_the_python_tool_by_its_name(folder: Path) -> None:
 )
 def test_a_wrong_tool_file_is_refused(tools: Any, said: str, folder: Path) -> None:
     with pytest.raises((ConfigError, EnvironmentFault), match=said):
-        build_tools(config_of(tools))
+        _ = examine(config_of(tools)).tools
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_a_wrong_file_of_functions_is_refused(text: str | None, said: str, folde
     if text is not None:
         (folder / "own.py").write_text(text)
     with pytest.raises((ConfigError, EnvironmentFault), match=said):
-        build_tools(config_of(agent={"function_tool_path": "own.py"}))
+        _ = examine(config_of(agent={"function_tool_path": "own.py"})).tools
 
 
 CALCULATOR = {"tools": [{"class_name": "calculator"}]}
@@ -172,7 +174,7 @@ CALCULATOR = {"tools": [{"class_name": "calculator"}]}
 )
 def test_a_row_that_does_not_fit_the_tools_is_refused(tools: Any, row: dict[str, Any], said: str, folder: Path) -> None:
     with pytest.raises(DataError, match=said):
-        load_rows(config_of(tools, [{"prompt": "1", **row}]), "train")
+        _ = examine(config_of(tools, [{"prompt": "1", **row}])).rows("train").rows
 
 
 @pytest.mark.parametrize(
@@ -185,16 +187,16 @@ def test_a_row_that_does_not_fit_the_tools_is_refused(tools: Any, row: dict[str,
     ],
 )
 def test_a_row_that_says_how_it_is_played_is_taken(row: dict[str, Any], data: dict[str, Any], folder: Path) -> None:
-    assert load_rows(config_of(CALCULATOR, [{"prompt": "1", **row}], data=data), "train")
+    assert examine(config_of(CALCULATOR, [{"prompt": "1", **row}], data=data)).rows("train").rows
 
 
 def test_a_loop_of_a_user_by_its_name(folder: Path) -> None:
     loops = [{"name": "teller", "_target_": "toy_rewards.TellsTools", "extra": "a"}]
     (folder / "loops.yaml").write_text(json.dumps(loops))
     config = config_of(CALCULATOR, [{"prompt": "1", "agent_name": "teller"}], agent={"agent_config_path": "loops.yaml"})
-    assert load_rows(config, "train")
-    agent = build_row_agent(config, "train", "teller", WatchedRunner())
+    assert examine(config).rows("train").rows
+    agent = build_row_agent(examine(config), "train", "teller", WatchedRunner())
     assert isinstance(agent, TellsTools)
     (folder / "loops.yaml").write_text(json.dumps([loops[0] | {"extras": "a"}]))
     with pytest.raises(ConfigError, match=r"loops.yaml: extras isn't a parameter of teller"):
-        build_row_agent(config, "train", "teller", WatchedRunner())
+        build_row_agent(examine(config), "train", "teller", WatchedRunner())

@@ -11,8 +11,8 @@ from toy_tools import LACKS_SANDBOX, Notebook, divide
 
 from turnwise import Trainer
 from turnwise.agents.single_turn_agent import SingleTurnAgent
-from turnwise.build.tools import build_tools
 from turnwise.errors import TurnwiseError
+from turnwise.examine.examined import examine
 from turnwise.tools.sandbox import run_python
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.trainer.objects import Objects
@@ -97,7 +97,7 @@ def test_tools_are_functions_and_objects(keys):
     given = {"train_dataset": ROWS, "reward_funcs": has_letter, "tools": [divide, Notebook(), "toy_tools:greet"]}
     given["eval_steps"] = 0
     trainer = Trainer(**keys | given)
-    assert [offered.name for offered in build_tools(trainer.config).tools] == ["divide", "note", "greet"]
+    assert [offered.name for offered in examine(trainer.config).tools.tools] == ["divide", "note", "greet"]
     assert trainer.config.data.default_agent == "tool_agent"
     named = Trainer(**keys | given, data={"default_agent": "single_turn_agent"})
     assert named.config.data.default_agent == "single_turn_agent"

@@ -27,11 +27,13 @@ def make_strategy(
     rate: float = 1e-2,
     is_twice: bool = False,
     rank: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> TorchStrategy:
     model = toy_model(seed, attn_implementation=attention)
     adapters = Adapters(model, LoRASettings(rank=4, alpha=8, dropout=dropout, seed=1))
     optimizer, context = OptimizerSettings(rate), RankContext(rank=rank)
-    return TorchStrategy(model, adapters=adapters, optimizer=optimizer, is_gradient_checkpointing=is_twice, rank=context)
+    settings: dict[str, Any] = {"is_gradient_checkpointing": is_twice, "rank": context, "dtype": dtype}
+    return TorchStrategy(model, adapters=adapters, optimizer=optimizer, **settings)
 
 
 def trained(num_steps: int = 3, **options: Any) -> dict[str, torch.Tensor]:
@@ -45,8 +47,7 @@ def trained(num_steps: int = 3, **options: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("attention", ["turnwise_packed", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_base_in_it_is_a_freshly_loaded_reference_bit_by_bit(attention: str, dtype: torch.dtype) -> None:
-    strategy = make_strategy(attention=attention)
-    strategy.dtype = dtype
+    strategy = make_strategy(attention=attention, dtype=dtype)
     for _ in range(3):
         strategy.train_step(BATCHES, WeightedLoss())
     fresh = TorchStrategy(toy_model(attn_implementation=attention), dtype=dtype).forward(BATCHES, OUTPUTS)

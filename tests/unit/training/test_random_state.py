@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from turnwise.models.load import load_model
-from turnwise.training.state import GlobalRandomState, load_state, save_state
+from turnwise.training.state import GlobalRandomState
+from turnwise.training.torch_strategy import TorchStrategy
 
 
 def draw():
@@ -19,13 +20,13 @@ def draw():
 
 @pytest.mark.parametrize("how", ["json", "files"])
 def test_draws_go_on(tiny_model, tmp_path, how):
-    model = load_model(tiny_model)
+    strategy = TorchStrategy(load_model(tiny_model))
     draw()
     kept = json.dumps(GlobalRandomState().state_dict())
-    save_state(tmp_path, model, None)
+    strategy.save(tmp_path)
     first = draw()
     if how == "json":
         GlobalRandomState().load_state_dict(json.loads(kept))
     else:
-        load_state(tmp_path, model, None)
+        strategy.load(tmp_path)
     assert draw() == first

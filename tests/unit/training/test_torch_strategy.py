@@ -124,7 +124,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
 
 def test_a_skipped_step_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     strategy = TorchStrategy(toy_model(), optimizer=SETTINGS)
-    with caplog.at_level(logging.WARNING, "turnwise.training.torch_strategy"):
+    with caplog.at_level(logging.WARNING, "turnwise.training.base"):
         for _ in range(2):
             strategy.train_step(BATCHES, WeightedLoss(float("nan")))
     assert sum("skipped" in record.message for record in caplog.records) == 1

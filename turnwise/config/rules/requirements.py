@@ -1,5 +1,6 @@
 """What the keys of an `AgenticConfig` need in order to have an effect."""
 
+from turnwise.config.place import follows
 from turnwise.config.rules.rule import Requirement
 from turnwise.config.schema import AgenticConfig
 
@@ -245,7 +246,7 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
     ),
     Requirement(
         ("actor_infer.device_mapping",),
-        needs=lambda c: c.trains_apart or len(c.actor_infer.device_mapping or ()) > 1,
+        needs=lambda c: follows(c, "actor_infer.device_mapping"),
         reason="the servers are on the first training device",
     ),
     Requirement(
@@ -260,7 +261,7 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
     ),
     Requirement(
         ("num_gpus_per_node",),
-        needs=lambda c: c.names_devices,
+        needs=lambda c: follows(c, "num_gpus_per_node"),
         reason="no device_mapping names a slot",
     ),
 )

@@ -2,20 +2,7 @@
 
 from turnwise.config.rules.play import IN_PROCESS
 from turnwise.config.rules.rule import Rule
-from turnwise.config.running import RunKeys
 from turnwise.config.schema import AgenticConfig
-
-SHARED_RULES: tuple[Rule[RunKeys], ...] = (
-    Rule(
-        "cluster.name",
-        when=lambda c: c.cluster.name == "ray",
-        says=lambda c: (
-            "ray isn't in this version; take process for the devices of one machine, or "
-            "launched for processes that torchrun or accelerate started there"
-        ),
-    ),
-)
-"""Rules of `turnwise train` and `turnwise sft`."""
 
 _BLOCKING = "threads answer in any order, which deterministic: true forbids; leave it out"
 

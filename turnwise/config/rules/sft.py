@@ -3,11 +3,9 @@
 from turnwise.config.rules.play import WRITES_NO_TEXT
 from turnwise.config.rules.roles import TRAINED
 from turnwise.config.rules.rule import Requirement, Rule
-from turnwise.config.rules.run import SHARED_RULES
 from turnwise.config.sft import SFTConfig
 
 SFT_RULES: tuple[Rule[SFTConfig], ...] = (
-    *SHARED_RULES,
     Rule(
         "model_args.model_type",
         when=lambda c: c.model_args.model_type != "causal_lm",

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.entry_points import load_function
 from turnwise.envs.arguments import check_choice, check_count, check_format_penalty, check_type
 from turnwise.envs.base import Step
 from turnwise.envs.grid import RenderMode
@@ -18,6 +17,7 @@ from turnwise.envs.gymnasium.known import known_class
 from turnwise.envs.hold_out import HeldOutEnv, fingerprint
 from turnwise.envs.packages import needs, silenced
 from turnwise.errors import EnvironmentFault, nearest
+from turnwise.runtime.entry_points import load_function
 from turnwise.types import Media, Observation, Reduction, Split
 
 OUTCOMES = ("reward", "terminated", "truncated")

@@ -14,7 +14,7 @@ from turnwise.inference.embedded.runner import PackedStep, Runner
 from turnwise.inference.embedded.sampler import Drawn, sample
 from turnwise.inference.embedded.scheduler import Scheduler
 from turnwise.inference.request import Decode, Finished, Request
-from turnwise.replay_log import Admissions
+from turnwise.runtime.replay_log import Admissions
 from turnwise.types import FinishReason, IntArray
 
 

@@ -16,9 +16,9 @@ from turnwise.inference.policy import HoldsModel
 from turnwise.inference.request import Decode, Finished, check_request
 from turnwise.models.fused import fast_path_obstacle
 from turnwise.protocols import MemoryKind, Suspension
-from turnwise.replay_log import ReplayLog
+from turnwise.runtime.info import ServerInfo
+from turnwise.runtime.replay_log import ReplayLog
 from turnwise.runtime.stopwatch import ENGINE, Stopwatch
-from turnwise.runtime_info import ServerInfo
 from turnwise.spec import KV_CACHE_BYTES
 from turnwise.types import Completion, Media, SamplingParams
 
@@ -37,6 +37,8 @@ class EmbeddedServer(HoldsModel):
     the trainer's own. `replay_log` records which requests each step admits, or prescribes them. Responses include the stop
     token, or the token that completed a stop string. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of
     `max_length` tokens."""
+
+    name = "the embedded server"
 
     def __init__(
         self,

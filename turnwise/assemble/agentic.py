@@ -1,0 +1,168 @@
+"""Builds the pipeline of a reinforcement-learning run from its config."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from turnwise.algorithms.kl import KLController
+from turnwise.assemble.cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
+from turnwise.assemble.health import build_health
+from turnwise.assemble.parity import build_parity_gate
+from turnwise.assemble.placement import FreeForTransfer, place_here, prepare_run, share_devices
+from turnwise.assemble.roles import batch_plan, reference_strategy, trained_strategy
+from turnwise.assemble.rollouts import Policy, ServedPolicy, build_pictures, build_scheduler, open_policy, say_warnings, serve
+from turnwise.assemble.run import begin, build_checkpoints, build_trackers, set_profile
+from turnwise.assemble.run_table import info_of, log_settings, settings_table
+from turnwise.assemble.servers import require_abilities
+from turnwise.assemble.source import build_source, num_planned_steps
+from turnwise.assemble.tasks import build_tasks
+from turnwise.assemble.weights import build_senders, build_transfer
+from turnwise.config import AgenticConfig, require, unavailable
+from turnwise.examine.algorithm import make_algorithm
+from turnwise.examine.examined import Examined
+from turnwise.examine.models import call_models
+from turnwise.pipelines.agentic import AgenticPipeline
+from turnwise.pipelines.by_validation import ByValidation
+from turnwise.pipelines.checkpoints import Contents
+from turnwise.pipelines.interrupt import Interrupts
+from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.run_folder import RunFolder
+from turnwise.protocols import Algorithm, Cluster, Stateful
+from turnwise.rollout.journal import Journal
+from turnwise.rollout.source import RolloutSource
+from turnwise.rollout.turn_journal import TurnJournal
+from turnwise.runtime.placement import Placement
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.spec import OldLogProbs
+from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
+from turnwise.tracking.run_log import RunLog
+from turnwise.tracking.timeline import Timeline
+from turnwise.training.state import GlobalRandomState
+
+
+def build_agentic(
+    examined: Examined,
+    folder: RunFolder,
+    placement: Placement | None = None,
+    is_quiet: bool = False,
+    rollouts: Path | None = None,
+    is_profiled: bool = False,
+    replay: Path | None = None,
+) -> AgenticPipeline:
+    """The pipeline of one run of `turnwise train`. `placement` is that on this machine, the default. With `rollouts` it
+    trains on the episodes of that file. With `replay` it repeats the schedule of the asynchronous run in that folder. With
+    `is_profiled` it writes `timeline.json` at its close."""
+    config = examined.config
+    require(unavailable(config))
+    placement = placement or place_here(config, plays=rollouts is None)
+    say_warnings(examined)
+    if rollouts is None or config.uses_validation:
+        call_models(examined)
+    set_profile(config)
+    kl_ctrl = KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)
+    algorithm = make_algorithm(config, kl_ctrl)
+    is_asynchronous = config.plays_ahead and rollouts is None
+    stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
+    replay_log = build_replay_log(config, placement, folder, is_asynchronous, replay)
+    prepare_run(placement)
+    turn_journal = None
+    if config.turn_journal_mb and rollouts is None:
+        turn_journal = TurnJournal(folder.turns, config.turn_journal_mb * 1_000_000)
+        folder.log.callback(turn_journal.close)
+    policy = open_policy(examined, stopwatch=stopwatch, replay_log=replay_log, turn_journal=turn_journal)
+    with ExitStack() as on_error:
+        on_error.callback(policy.close)
+        tasks = build_tasks(examined, "train", policy.template) if rollouts is None else None
+        if num_steps := num_planned_steps(config, tasks):
+            config.fill(max_steps=num_steps)
+        cluster = build_cluster(config, placement, policy.event_loop)
+        on_error.callback(cluster.shutdown)
+        check_losses(config, algorithm, cluster)
+        roles = _roles(config, folder, policy, cluster, algorithm)
+        served = serve(examined, placement, policy, algorithm.needs, cluster.neighbours)
+        on_error.callback(lambda: policy.event_loop.run(served.servers.close()))
+        require_abilities(config, served.servers.info())
+        if replay_log is not None:
+            begin_replay_log(replay_log, config, placement, served.servers.info().engine)
+        freeing = share_devices(config, placement, served.servers, policy.event_loop, roles)
+        source, num_steps = build_source(examined, served, algorithm.needs, rollouts, tasks)
+        trackers = build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, stopwatch)
+        log = RunLog(trackers, stopwatch, build_health(config, is_playing=rollouts is None))
+        pipeline = _assemble(examined, folder, served, cluster, roles, algorithm, kl_ctrl, source, num_steps, log, freeing)
+        policy.event_loop.watchdog.start()  # a checkpoint is loaded before the event loop's first iteration
+        begin(config, folder, pipeline)
+        on_error.pop_all()
+    log_settings(settings_table(pipeline))
+    return pipeline
+
+
+def _roles(
+    config: AgenticConfig, folder: RunFolder, policy: Policy, cluster: Cluster, algorithm: Algorithm
+) -> dict[str, ModelRole]:
+    is_needed = config.old_log_probs == "if_needed" and "old_logprobs" in algorithm.needs
+    old_log_probs: OldLogProbs = "always" if is_needed else config.old_log_probs
+    stopwatch = policy.event_loop.stopwatch
+    roles: dict[str, ModelRole] = {}
+    for name in ("actor_train", *(["critic"] if "values" in algorithm.needs else ())):
+        num_steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
+        trained = partial(trained_strategy, config, name, num_steps, policy.tokenizer, folder.path)
+        workers, plan = cluster.spawn(name, trained), batch_plan(config, name)
+        shards = config.roles[name].strategy_args.is_sharded
+        roles[name] = ModelRole(name, workers, plan, stopwatch, old_log_probs=old_log_probs, is_sharded=shards)
+    if "ref_logprobs" in algorithm.needs:
+        name, plan = "reference", batch_plan(config, "reference")
+        if config.is_reference_in_policy:
+            roles[name] = roles["actor_train"].without_adapter(name, plan)
+        else:
+            workers = cluster.spawn(name, partial(reference_strategy, config))
+            roles[name] = ModelRole(name, workers, plan, stopwatch)
+    return roles
+
+
+def _assemble(
+    examined: Examined,
+    folder: RunFolder,
+    policy: ServedPolicy,
+    cluster: Cluster,
+    roles: Mapping[str, ModelRole],
+    algorithm: Algorithm,
+    kl_ctrl: KLController,
+    source: RolloutSource,
+    num_steps: int,
+    log: RunLog,
+    freeing: FreeForTransfer,
+) -> AgenticPipeline:
+    config = examined.config
+    actor_train, critic = roles["actor_train"], roles.get("critic")
+    senders = build_senders(cluster, actor_train, policy.servers)
+    pictures, by_validation = build_pictures(config, folder.path.name), ByValidation(config, folder.best)
+    parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
+    parts["by_validation"] = by_validation
+    if algorithm.running is not None:
+        parts["running"] = algorithm.running
+    num_bytes = sum(info_of(role).saved_bytes for role in (actor_train, critic) if role)
+    contents = Contents(actor_train, policy.tokenizer, {"critic": critic} if critic else {}, parts, num_bytes)
+    return AgenticPipeline(
+        pipeline_config=config,
+        actor_train=actor_train,
+        actor_infer=policy.servers,
+        reference=roles.get("reference"),
+        critic=critic,
+        train_rollout_scheduler=source,
+        val_rollout_scheduler=build_scheduler(examined, policy, "val", pictures=pictures) if config.uses_validation else None,
+        algorithm=algorithm,
+        kl_ctrl=kl_ctrl,
+        tokenizer=policy.tokenizer,
+        weight_transfer=build_transfer(config, senders, policy.servers, freeing, policy.event_loop.watchdog),
+        parity_gate=build_parity_gate(examined, policy, actor_train, lambda: senders.publish().result()),
+        event_loop=policy.event_loop,
+        cluster=cluster,
+        log=log,
+        journal=Journal(folder.rollouts),
+        pictures=pictures,
+        folder=folder,
+        checkpoints=build_checkpoints(config, folder, num_steps, contents),
+        interrupts=Interrupts(),
+        by_validation=by_validation,
+    )

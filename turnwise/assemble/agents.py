@@ -1,0 +1,74 @@
+"""Builds the agents that play environments and rows."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from turnwise.agents.env_agent import EnvAgentSettings
+from turnwise.agents.foreign_text import OverForeignText
+from turnwise.agents.single_turn_agent import RowAgentSettings
+from turnwise.agents.tool_agent import ToolAgentLimits
+from turnwise.envs.registry import relays_foreign_text
+from turnwise.errors import ConfigError
+from turnwise.examine.agents import OFFERED, AgentClass, agent_settings, env_agent_class, row_agent_class
+from turnwise.examine.envs import env_factory
+from turnwise.examine.examined import Examined
+from turnwise.protocols import AgentLoop, MakeEnv
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.spec import ROWS_TAG
+from turnwise.types import Split
+
+
+def build_agent(
+    examined: Examined, tag: str, split: Split, make_env: MakeEnv | None = None, settings: EnvAgentSettings | None = None
+) -> AgentLoop:
+    """The agent that plays the environments of a tag: a built-in one, or a user's class. Its constructor gets `make_env`, by
+    default the tag's `env_factory`; `settings`, by default the tag's `agent_settings`; and what it asks for of `OFFERED`."""
+    config = examined.config
+    env = config.custom_envs[tag]
+    kind = env_agent_class(config, tag)
+    make_env = make_env or env_factory(config, tag, split)
+    settings = settings or agent_settings(config, tag, split)
+    parts = _parts(examined, kind, split, settings.calls.watchdog, settings.calls.stopwatch)
+    agent = _make(kind, partial(kind.make, make_env, settings, **parts))
+    is_foreign = relays_foreign_text(env.env_type) if env.encode_special_tokens is None else not env.encode_special_tokens
+    return OverForeignText(agent) if is_foreign else agent
+
+
+def build_row_agent(examined: Examined, split: Split, name: str, event_loop: WatchedRunner) -> AgentLoop:
+    """The agent that rows call `name`."""
+    config, agent = examined.config, examined.config.agent
+    kind = row_agent_class(config, examined.loops, name)
+    parts = _parts(examined, kind, split, event_loop.watchdog, event_loop.stopwatch)
+    if "settings" in kind.offered:
+        max_new_tokens = config.max_new_tokens(split, ROWS_TAG)
+        limits = agent.max_assistant_turns, agent.max_user_turns
+        parts["settings"] = RowAgentSettings(config.data.prompt_key, max_new_tokens, *limits)
+    return _make(kind, partial(kind.make, **parts, **kind.arguments))
+
+
+def _parts(examined: Examined, kind: AgentClass, split: Split, watchdog: Watchdog, stopwatch: Stopwatch) -> dict[str, Any]:
+    """The objects of `OFFERED` that the constructor asks for, by name."""
+    agent = examined.config.agent
+    makers: dict[str, Callable[[], Any]] = {
+        "split": lambda: split,
+        "seed": lambda: examined.config.seed,
+        "tools": lambda: examined.tools.watched(watchdog, stopwatch),
+        "limits": lambda: ToolAgentLimits(
+            agent.max_parallel_calls, agent.max_tool_response_length, agent.tool_response_truncate_side
+        ),
+        "interactions": lambda: examined.users.watched(watchdog, stopwatch),
+    }
+    return {name: makers[name]() for name in OFFERED if name in kind.offered}
+
+
+def _make(kind: AgentClass, make: Callable[[], object]) -> AgentLoop:
+    """The agent that `make` returns. Raises ConfigError if it has no `run`, EnvironmentFault if `make` raises."""
+    with Foreign(f"{kind.label}: making it", "at the start", are_faults=True):
+        agent = make()
+    if not isinstance(agent, AgentLoop):
+        raise ConfigError(f"{kind.label} has no method `run`; see AgentLoop in turnwise/protocols/episodes.py")
+    return agent

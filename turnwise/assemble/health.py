@@ -1,0 +1,55 @@
+"""Builds the health checks of a run, and the random player with which they compare the policy."""
+
+from functools import partial
+from statistics import fmean
+
+from turnwise.assemble.rollouts import seeded_tasks
+from turnwise.config import AgenticConfig
+from turnwise.envs.checks.luck import random_outcomes
+from turnwise.examine.envs import env_factory
+from turnwise.tracking.health import LENGTH_KEY, Health, Outcomes
+from turnwise.training.state import GlobalRandomState
+
+NUM_EPISODES = 200
+"""Maximum episodes of the random player per tag."""
+BUDGET_S = 2.0
+"""Maximum seconds that the random player plays, all tags together."""
+
+
+def build_health(config: AgenticConfig, is_playing: bool) -> Health:
+    """The health checks of a run, whose advice names the keys of its kind of task. They compare the policy with a random player
+    if the run plays only environments, none of them in threads (`max_env_num_per_worker`, `use_thread_lock`), and `data.reward`
+    is unset."""
+    manager = config.env_manager("train")
+    blocks = manager.max_env_num_per_worker or any(config.custom_envs[tag].use_thread_lock for tag in manager.env_tags)
+    is_alone = is_playing and not blocks and not manager.has_rows and not config.data.reward
+    length_key = "actor_infer.generating_args.max_new_tokens" if manager.has_rows else LENGTH_KEY
+    if not is_alone:
+        return Health(length_key=length_key)
+    return Health(partial(_play_at_random, config), length_key)
+
+
+def _play_at_random(config: AgenticConfig) -> Outcomes | None:
+    """Success of a random player on the first training tasks of each tag; None unless it can be measured for every tag.
+    Leaves the state of the global random generators unchanged."""
+    manager, source, drawn = config.env_manager("train"), seeded_tasks(config, "train"), GlobalRandomState()
+    seeds: dict[str, list[int]] = {tag: [] for tag in manager.env_tags}
+    for index in range(NUM_EPISODES * len(seeds)):
+        task = source.task(index)
+        seeds[task.tag].append(task.seed)
+    before = drawn.state_dict()
+    try:
+        outcomes = [
+            random_outcomes(
+                partial(env_factory(config, tag, "train"), source.task(0)),
+                of_tag[:NUM_EPISODES],
+                config.custom_envs[tag].max_steps,
+                BUDGET_S / len(seeds),
+            )
+            for tag, of_tag in seeds.items()
+        ]
+    finally:
+        drawn.load_state_dict(before)
+    if not all(outcomes):
+        return None
+    return Outcomes(fmean(fmean(of_tag) for of_tag in outcomes), sum(map(len, outcomes)))

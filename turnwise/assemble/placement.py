@@ -1,0 +1,96 @@
+"""Places the roles of a config on this machine's devices, and lets roles that share an accelerator use its memory one
+after the other. `turnwise config` uses this module, so torch is imported only where it is needed."""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
+
+from turnwise.cluster.fork_server import prepare_processes
+from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.config.place import place
+from turnwise.inference.server_manager import LLMServerManager
+from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.shared_devices import Resident, SharedDevices
+from turnwise.protocols import MemoryKind
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.machine import find_machine
+from turnwise.runtime.placement import CpuThreads, Placement
+from turnwise.spec import STRATEGIES
+
+FreeForTransfer = Callable[[], Awaitable[None]] | None
+"""Frees device memory for a weight transfer; None if the roles don't share devices."""
+
+
+def place_here(config: AgenticConfig | SFTConfig, plays: bool = True) -> Placement:
+    """The placement of a config on this machine, see `place`."""
+    return place(config, find_machine(), plays)
+
+
+def placed_rewards(config: AgenticConfig) -> Placement:
+    """The placement of the reward role's model where nothing is trained or served. A config without such a model may name
+    devices that this machine lacks."""
+    return place_here(config) if config.needs_reward_role else Placement("local")
+
+
+def prepare_run(placement: Placement) -> None:
+    """Starts the fork server now if training or servers will need it. It then imports libraries while this process does."""
+    modules: list[str] = []
+    if placement.cluster == "process" or placement.num_servers > 1:
+        modules.append("turnwise.assemble.roles")
+    if placement.num_servers > 1:
+        modules.append("turnwise.assemble.servers")
+    if modules:
+        prepare_processes(modules)
+
+
+def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
+    """Numbers of threads for training and for rollouts. If `cpu_split` sets only one number, the other is the rest, at least 1;
+    if it sets neither, each is half of `num_threads`. Synchronous runs don't divide them: each is `num_threads`."""
+    if isinstance(config, SFTConfig) or not config.plays_ahead:
+        return CpuThreads(num_threads, num_threads, num_threads)
+    train, rollout = config.cpu_split.train, config.cpu_split.rollout
+    num_train = train or max(1, num_threads - rollout if rollout else num_threads - num_threads // 2)
+    return CpuThreads(num_train, rollout or max(1, num_threads - num_train), num_threads)
+
+
+def set_torch_threads(num_threads: int) -> None:
+    """Sets how many threads torch's operators use when the current thread calls them."""
+    import torch
+
+    # At its first use of torch, a thread adopts the number that any thread has set last. So torch is used before it is set.
+    torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+
+
+def share_devices(
+    config: AgenticConfig,
+    placement: Placement,
+    servers: LLMServerManager,
+    event_loop: WatchedRunner,
+    roles: Mapping[str, ModelRole],
+) -> FreeForTransfer:
+    """Makes the roles of a synchronous run share device memory. Returns the function that frees memory for a weight transfer;
+    None on a CPU, and in asynchronous runs, whose roles compute at the same time."""
+    if not placement.accelerator or config.plays_ahead:
+        return None
+    residents: dict[str, Resident] = {}
+    for name, role in roles.items():
+        if role.is_base:
+            continue  # its workers are those of actor_train
+        kinds: set[MemoryKind] = {"weights"}
+        if STRATEGIES[config.roles[name].strategy_args.strategy_name].kind == "train":
+            kinds.add("optimizer")
+        if name == "actor_train" and not servers.info().needs_weights:
+            kinds.remove("weights")  # the server reads these very tensors
+        offload, onload = (partial(role.workers.call, method) for method in ("offload", "onload"))
+        residents[name] = Resident(frozenset(placement.roles[name].devices), frozenset(kinds), offload, onload)
+    devices = frozenset(placement.of("actor_infer").devices)
+    residents["actor_infer"] = Resident(devices, servers.info().sleeps, servers.sleep, servers.wake)
+    shared = SharedDevices(residents)
+
+    def claim_devices(role: str, kinds: Collection[MemoryKind] | None) -> None:
+        event_loop.run(shared.claim(role, kinds))
+
+    for role in roles.values():
+        role.claim_devices = claim_devices
+    servers.claim_devices = lambda: shared.claim("actor_infer")
+    return shared.free_for_transfer

@@ -1,0 +1,41 @@
+"""Says what a run lacks on this machine."""
+
+from collections.abc import Iterator
+
+from turnwise.config import AgenticConfig, SFTConfig, not_here
+from turnwise.config.place import place, smallest_machine
+from turnwise.errors import CheckpointError, ConfigError
+from turnwise.examine.files import absent_files
+from turnwise.runtime.machine import Machine, find_machine
+from turnwise.runtime.rank import launched
+
+
+def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
+    """Yields a sentence for each thing that `train` or `sft` needs and this machine lacks: what `not_here` checks, devices, a
+    checkpoint to resume from, and files. Imports torch only if the config names devices, a cluster or a checkpoint."""
+    yield from not_here(config)
+    if not _fits_everywhere(config):
+        yield from lacking_devices(config, find_machine())
+    try:
+        if config.resume_from_checkpoint is not False:
+            from turnwise.pipelines.resume import check_resume
+
+            check_resume(config)
+    except (ConfigError, CheckpointError) as error:
+        yield str(error)
+    for key, name in absent_files(config):
+        yield f"{key}: {name}: there is no such file."
+
+
+def lacking_devices(config: AgenticConfig | SFTConfig, machine: Machine) -> Iterator[str]:
+    """Yields the sentence with which a run would be refused on this machine for its devices or its launcher."""
+    try:
+        place(config, machine)
+    except ConfigError as error:
+        yield str(error)
+
+
+def _fits_everywhere(config: AgenticConfig | SFTConfig) -> bool:
+    """Whether every machine has what the placement needs: the first device, and no launcher."""
+    machine = smallest_machine(config)
+    return machine.num_devices == 1 and launched() == (0, 1)

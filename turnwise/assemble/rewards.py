@@ -1,0 +1,69 @@
+"""Builds the manager of the rewards that a config's `data.reward` names."""
+
+from copy import copy
+from dataclasses import replace
+
+from turnwise.assemble.reward_model import build_judge, build_reward_model
+from turnwise.chat.template import ChatTemplate
+from turnwise.data.reward_functions import FunctionReward
+from turnwise.data.rewards import DecodeCompletion, RewardManager, WeightedReward
+from turnwise.examine.examined import Examined
+from turnwise.examine.rewards import judges_of
+from turnwise.inference.judge import Judge
+from turnwise.inference.served_chat import ServedChat
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import Placement
+from turnwise.types import Trajectory
+
+
+def build_reward_manager(
+    examined: Examined, placement: Placement, template: ChatTemplate | None, event_loop: WatchedRunner
+) -> RewardManager | None:
+    """A manager that scores by `data.reward`; None if that is unset. `template` is None if episodes have no tokens."""
+    config = examined.config
+    if not config.data.reward:
+        return None
+    rewards = list(examined.rewards)
+    if template is not None:
+        rewards = [_decoding(weighted, response_reader(template)) for weighted in rewards]
+    if any(judge.chat is None for judge in judges_of(rewards)):
+        chat = build_judge(config, placement, event_loop)
+        rewards = [_served(weighted, chat) for weighted in rewards]
+    for position, entry in enumerate(config.data.reward):
+        if entry.name == "reward_model":
+            model = build_reward_model(config, placement, event_loop)
+            rewards.insert(position, WeightedReward(entry.name, entry.weight, model))
+    return RewardManager(rewards, config.data.reward_timeout_s, event_loop.watchdog)
+
+
+def _decoding(weighted: WeightedReward, completion: DecodeCompletion) -> WeightedReward:
+    """The reward, which reads responses by `completion` if it is a function of them."""
+    reward = weighted.reward
+    if not isinstance(reward, FunctionReward):
+        return weighted
+    return replace(weighted, reward=reward.reading(completion))
+
+
+def _served(weighted: WeightedReward, chat: ServedChat) -> WeightedReward:
+    """The reward; if it is a judge without a model, a copy that asks `chat`, which ends with this run."""
+    reward = weighted.reward
+    if not isinstance(reward, FunctionReward) or not isinstance(reward.function, Judge) or reward.function.chat is not None:
+        return weighted
+    judge = copy(reward.function)
+    judge.chat = chat
+    reward = copy(reward)
+    reward.function = judge
+    return replace(weighted, reward=reward)
+
+
+def response_reader(template: ChatTemplate) -> DecodeCompletion:
+    """A function that returns the text of a trajectory's last response, without the tokens that begin or end a turn."""
+
+    def read(trajectory: Trajectory) -> str:
+        turn = trajectory.turns[-1]
+        ids: list[int] = turn.response_ids.tolist()
+        # The text of a response lacks its stop token, if it has one.
+        is_plain = template.turn_token_ids.isdisjoint(ids[:-1] if turn.finish_reason == "stop" else ids)
+        return turn.text if is_plain else template.decode(ids)
+
+    return read

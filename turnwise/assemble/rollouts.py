@@ -1,0 +1,248 @@
+"""Builds what plays episodes from a config: the policy and its servers, the agents, and the schedulers of rollouts."""
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from turnwise.assemble.agents import build_agent, build_row_agent
+from turnwise.assemble.placement import place_here
+from turnwise.assemble.rewards import build_reward_manager
+from turnwise.assemble.servers import build_servers
+from turnwise.assemble.tasks import build_tasks, say_shared_prompts
+from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.template import ChatTemplate
+from turnwise.chat.tool_calls import find_parser
+from turnwise.config import AgenticConfig
+from turnwise.data.rewards import RewardManager
+from turnwise.envs.registry import takes_split
+from turnwise.errors import ConfigError
+from turnwise.examine.agents import agent_settings
+from turnwise.examine.envs import env_factory
+from turnwise.examine.examined import Examined
+from turnwise.inference.server_manager import LLMServerManager
+from turnwise.pipelines.pictures import NUM_RECORDED, Pictures
+from turnwise.protocols import AgentLoop, ToolCallParser
+from turnwise.rollout.scheduler import RolloutScheduler
+from turnwise.rollout.settings import SchedulerSettings
+from turnwise.rollout.tasks import SeededTasks, TaskSource
+from turnwise.rollout.turn_journal import TurnJournal
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.info import PolicyInfo
+from turnwise.runtime.placement import Placement
+from turnwise.runtime.replay_log import ReplayLog
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.types import SamplingParams, Split, Task
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy without its weights, but with its tokenizer and chat template, and the event loop that its rollouts run on."""
+
+    info: PolicyInfo
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatTemplate
+    event_loop: WatchedRunner
+    replay_log: ReplayLog
+    turn_journal: TurnJournal | None
+
+    def close(self) -> None:
+        self.event_loop.close()
+
+
+@dataclass(frozen=True)
+class ServedPolicy(Policy):
+    """A policy with the servers that sample from it."""
+
+    servers: LLMServerManager
+    score: RewardManager | None
+    """Scores episodes of all splits by `data.reward`; None if no reward is set."""
+
+    def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
+        """Runs `main`, empties the servers' KV caches, and returns the result. No other requests may run meanwhile. If a later
+        episode reused a prefix that `main` had cached, the last bits of its log-probs would change."""
+        result = self.event_loop.run(main)
+        self.event_loop.run(self.servers.sleep(["kv_cache"]))
+        self.event_loop.run(self.servers.wake(["kv_cache"]))
+        return result
+
+    def close(self) -> None:
+        self.event_loop.run(self.servers.close())
+        self.event_loop.close()
+
+
+def open_policy(
+    examined: Examined,
+    model_path: str | None = None,
+    stopwatch: Stopwatch | None = None,
+    replay_log: ReplayLog | None = None,
+    turn_journal: TurnJournal | None = None,
+) -> Policy:
+    """The config's policy, or the one at `model_path` (a folder or hub name), without its weights."""
+    files = examined.policy(model_path)
+    event_loop = WatchedRunner(iteration_s=examined.config.deadlines.env_s, stopwatch=stopwatch)
+    return Policy(files.info, files.tokenizer, files.template, event_loop, replay_log or ReplayLog(), turn_journal)
+
+
+def serve(
+    examined: Examined,
+    placement: Placement,
+    policy: Policy,
+    needs: frozenset[str] = frozenset(),
+    neighbours: Mapping[str, Any] | None = None,
+) -> ServedPolicy:
+    """The policy with its inference servers. `needs` is `Algorithm.needs`. `neighbours` are this process's workers by role. A
+    server in this process reads the trainer's own parameters if the trainer runs here too, both have the same dtype,
+    `model_update_frequency` is 1 and there is no adapter. Otherwise the server loads a copy in the dtype of actor_infer."""
+    config = examined.config
+    settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
+    num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
+    is_shared = config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
+    servers = build_servers(
+        config,
+        placement,
+        policy.info,
+        policy.event_loop,
+        policy.replay_log,
+        # Only training episodes that are played ahead run during a validation.
+        max_concurrency=sum(num_episodes) if config.plays_ahead else max(num_episodes),
+        neighbours=neighbours if neighbours and is_shared else {},
+    )
+    manager = LLMServerManager(servers, request_s=config.deadlines.request_s, watchdog=policy.event_loop.watchdog)
+    score = build_reward_manager(examined, placement, policy.template, policy.event_loop)
+    return ServedPolicy(**vars(policy), servers=manager, score=score)
+
+
+def open_served_policy(examined: Examined, model_path: str | None = None, needs: frozenset[str] = frozenset()) -> ServedPolicy:
+    """The policy of the config, or the one in the folder `model_path`, with its servers but without a trainer."""
+    policy = open_policy(examined, model_path)
+    with ExitStack() as on_error:
+        on_error.callback(policy.close)
+        served = serve(examined, place_here(examined.config), policy, needs)
+        on_error.pop_all()
+    return served
+
+
+def build_scheduler(
+    examined: Examined,
+    policy: ServedPolicy,
+    split: Split,
+    tasks: TaskSource | None = None,
+    pictures: Pictures | None = None,
+    settings: SchedulerSettings | None = None,
+    sampling: SamplingParams | None = None,
+) -> RolloutScheduler:
+    """The scheduler of a split's rollouts. Validation plays the same tasks every time. `tasks`, `settings` and `sampling`
+    replace `build_tasks`, `scheduler_settings` and `sampling_params` of the split."""
+    config = examined.config
+    agents = agents_of(examined, split, policy, pictures)
+    is_alone = split == "val" and not config.plays_ahead
+    return RolloutScheduler(
+        run_async=policy.run_apart if is_alone else policy.event_loop.run,
+        tasks=tasks or build_tasks(examined, split, policy.template),
+        agents=policy.turn_journal.noted(agents) if policy.turn_journal else agents,
+        contexts=partial(
+            TokenContexts, policy.template, policy.servers, config.sequence_length, parser=parser_of(config, policy.template)
+        ),
+        sampling=sampling or sampling_params(config, split),
+        settings=settings or scheduler_settings(config, split),
+        is_fixed=split == "val",
+        keep=examined.group_filter if split == "train" else None,
+        score=policy.score,
+        replay_log=policy.replay_log,
+        stopwatch=policy.event_loop.stopwatch,
+        watchdog=policy.event_loop.watchdog,
+    )
+
+
+def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser | None:
+    """The parser that finds tool calls in responses; None if the config names no tools."""
+    agent = config.agent
+    return find_parser(agent.tool_parser, template) if agent.has_tools else None
+
+
+def agents_of(
+    examined: Examined, split: Split, policy: Policy, pictures: Pictures | None = None
+) -> Callable[[Task], AgentLoop]:
+    """A function that returns a task's agent. Agents of rows are made when they are first asked for, the others at once."""
+    config, event_loop = examined.config, policy.event_loop
+    of_environments: dict[tuple[str, str], AgentLoop] = {}
+    for tag in config.env_manager(split).env_tags:
+        settings = agent_settings(config, tag, split, event_loop.watchdog, event_loop.stopwatch)
+        build = partial(build_agent, examined, tag, split, settings=settings)
+        agent = build() if pictures is None else pictures.recorded(build, env_factory(config, tag, split))
+        of_environments[tag, config.custom_envs[tag].agent_name] = agent
+    of_rows = cache(lambda name: build_row_agent(examined, split, name, event_loop))
+
+    def agent_of(task: Task) -> AgentLoop:
+        key = (task.tag, task.agent)
+        return of_environments[key] if task.row is None and key in of_environments else of_rows(task.agent)
+
+    return agent_of
+
+
+def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str] = frozenset()) -> SchedulerSettings:
+    """The settings of a split's scheduler. Each group has a greedy sibling if the algorithm `needs` one."""
+    manager = config.env_manager(split)
+    return SchedulerSettings(
+        group_size=manager.group_size,
+        max_concurrent_groups=manager.num_env_groups,
+        max_env_retries=manager.max_env_retries,
+        max_failed_fraction=manager.max_failed_fraction,
+        # An agent that ends its episodes itself makes one call before the time begins and one after it is up.
+        episode_timeout_s=manager.episode_timeout_s + 2 * manager.env_step_timeout_s,
+        max_refill_factor=config.max_refill_factor,
+        has_greedy_sibling="greedy_sibling" in needs,
+        group_size_redundancy=manager.group_size_redundancy,
+    )
+
+
+def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
+    """The tasks of a split in playing order. The split must have no rows of data sets."""
+    manager = config.env_manager(split)
+    return SeededTasks(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
+
+
+def build_pictures(config: AgenticConfig, run: str) -> Pictures:
+    """The recorder of the first validation tasks. It records none if `render_save_dir` is unset or validation has rows."""
+    source, has_rows = seeded_tasks(config, "val"), config.val_env_manager.has_rows
+    recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir and not has_rows else []
+    return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)
+
+
+def say_warnings(examined: Examined) -> None:
+    """Warns, at the start of a run, of what is left out of the config's tools, of prompts that training and validation share,
+    and of environments that may give both the same tasks because they take no `split`."""
+    config = examined.config
+    for note in examined.notes:
+        logger.warning("%s", note)
+    say_shared_prompts(examined)
+    for tag in config.env_manager("val").env_tags if config.uses_validation else ():
+        if not takes_split(config.custom_envs[tag].env_type):
+            logger.warning("custom_envs.%s takes no `split`: its validation tasks differ from training by seed only", tag)
+
+
+def sampling_params(config: AgenticConfig, split: Split) -> SamplingParams:
+    """How responses of a split are sampled. `max_new_tokens` is the largest limit of its tags; an agent, or the room left in a
+    context, may allow fewer tokens. Raises ConfigError if the split has nothing to play."""
+    arguments, tags = config.sampling(split), config.env_manager(split).tags
+    if not tags:
+        raise ConfigError(f"data.{split}_files is unset, so there are no tasks of {split} to play; name a file of rows there")
+    return SamplingParams(
+        max_new_tokens=max(config.max_new_tokens(split, tag) for tag in tags),
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        top_k=arguments.top_k,
+        min_p=arguments.min_p,
+        repetition_penalty=arguments.repetition_penalty,
+        stop_strings=tuple(arguments.stop_strings),
+        do_sample=arguments.do_sample,
+    )

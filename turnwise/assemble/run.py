@@ -1,0 +1,113 @@
+"""The common parts of all runs: run folder, trackers and checkpoints; seeds and determinism of the process."""
+
+import logging
+import os
+import random
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, not_here, require, unavailable
+from turnwise.config.describe import most_sampled
+from turnwise.config.dump import leaves, resolved_values
+from turnwise.config.sizes import smaller_steps
+from turnwise.errors import ConfigError
+from turnwise.pipelines.agentic import AgenticPipeline
+from turnwise.pipelines.checkpoints import Checkpoints, Contents
+from turnwise.pipelines.resume import checkpoints_folder, open_run
+from turnwise.pipelines.run_folder import RunFolder
+from turnwise.pipelines.sft import SFTPipeline
+from turnwise.protocols import Tracker
+from turnwise.runtime.entry_points import load_class
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.spec import TRACKERS
+from turnwise.tracking.jsonl import JsonlTracker, read_metrics
+from turnwise.tracking.live import stdout_tracker
+from turnwise.tracking.metric_columns import MetricColumns
+from turnwise.tracking.pace import Pace
+from turnwise.tracking.store import StoreTracker, TrackedRun
+from turnwise.types import derive_seed
+
+logger = logging.getLogger(__name__)
+
+
+def build_trackers(
+    config: AgenticConfig | SFTConfig,
+    folder: RunFolder,
+    columns: MetricColumns,
+    num_steps: int,
+    is_quiet: bool,
+    stopwatch: Stopwatch,
+) -> list[Tracker]:
+    """Trackers for `metrics.jsonl` and for all that `track_with` names; a quiet run has none that prints steps."""
+    trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
+    settings = {name: value for name, value in leaves(resolved_values(config)) if not name.startswith("tracker_kwargs")}
+    run = TrackedRun(folder.path, config.exp_name, folder.path.name, folder.num_done, settings)
+    with ExitStack() as on_error:
+        for name in config.track_with:
+            if target := TRACKERS[name].target:
+                # Arguments are under the tracker's name, or at the top level if only one tracker takes any.
+                alone = {key: value for key, value in config.tracker_kwargs.items() if key not in TRACKERS}
+                arguments = {**alone, **config.tracker_kwargs.get(name, {})}
+                trackers.append(StoreTracker(name, partial(load_class(target, "track_with", ConfigError), run, **arguments)))
+                on_error.callback(trackers[-1].close)
+        on_error.pop_all()
+    if "stdout" in config.track_with and not is_quiet:
+        # Asynchronous rollouts also sample tokens of later batches, so their number says nothing about this batch.
+        most = most_sampled(config) if isinstance(config, AgenticConfig) and not config.plays_ahead else 0
+        pace = Pace(num_steps, folder.num_done, stopwatch, most, smaller_steps(config))
+        trackers.append(stdout_tracker(config.exp_name, columns, pace, every=config.logging_steps))
+    return trackers
+
+
+def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_steps: int, contents: Contents) -> Checkpoints:
+    """The checkpoints of a run: where, when and what it saves."""
+    path = checkpoints_folder(config, folder.path)
+    return Checkpoints(path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents, dump_yaml(config))
+
+
+def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: AgenticPipeline | SFTPipeline) -> None:
+    """Begins the run of a built pipeline: restores the checkpoint of a resumed run, and only then changes the run's files."""
+    with ExitStack() as on_error:
+        on_error.callback(pipeline.log.close)
+        if folder.resumed_from is not None:
+            pipeline.checkpoints.restore(folder.resumed_from)
+        folder.begin(pipeline.checkpoints.config_yaml)
+        if pipeline.log.health is not None and folder.metrics.exists():
+            pipeline.log.health.replay(read_metrics(folder.metrics))
+        on_error.pop_all()
+
+
+def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
+    """Makes the run's folder and log, or opens those of a resumed run. Raises TurnwiseError if the run can't start here."""
+    require([*unavailable(config), *not_here(config)])
+    folder, notes = open_run(config)
+    with ExitStack() as on_error:
+        on_error.callback(folder.discard)
+        folder.open_log(Path(config.logging_dir) if config.logging_dir else None)
+        for note in notes:
+            logger.warning(note)
+        on_error.pop_all()
+    return folder
+
+
+def seed_process(config: AgenticConfig | SFTConfig) -> None:
+    """Seeds torch in a process of a run. If `deterministic`, also seeds Python's and numpy's generators, which a user's code
+    may draw from, and makes torch refuse kernels that sum in no fixed order."""
+    torch.manual_seed(derive_seed(config.seed, "torch"))
+    torch.use_deterministic_algorithms(config.deterministic)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise torch refuses matrix products on a GPU
+        random.seed(derive_seed(config.seed, "python"))
+        np.random.seed(derive_seed(config.seed, "numpy") % 2**32)
+
+
+def set_profile(config: AgenticConfig | SFTConfig) -> None:
+    """Seeds the process, and logs whether the run is deterministic. Even without `deterministic: true`, two synchronous runs on
+    a CPU are bit-identical if both have the embedded server, no environment threads, and the same number of torch threads."""
+    seed_process(config)
+    profile = "deterministic" if config.deterministic else "not asked to be deterministic"
+    logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)

@@ -1,0 +1,160 @@
+"""Plays tasks with a saved model and trains nothing: evaluation and rollouts."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from turnwise.assemble.rollouts import (
+    ServedPolicy,
+    agents_of,
+    build_pictures,
+    build_scheduler,
+    open_policy,
+    open_served_policy,
+    parser_of,
+    sampling_params,
+    say_warnings,
+    scheduler_settings,
+)
+from turnwise.assemble.run_table import log_settings, play_table
+from turnwise.chat.conversation import TokenContexts
+from turnwise.config import AgenticConfig, SettingsTable, require, unavailable_to_play
+from turnwise.config.describe import most_sampled, sampling
+from turnwise.errors import DataError
+from turnwise.examine.algorithm import make_algorithm
+from turnwise.examine.examined import Examined
+from turnwise.examine.models import call_models
+from turnwise.pipelines.collect import Collection
+from turnwise.pipelines.evaluate import Evaluation, evaluate
+from turnwise.protocols import PolicyServer
+from turnwise.rollout.journal import read_journal
+from turnwise.rollout.recorded import replay
+from turnwise.rollout.settings import SchedulerSettings
+from turnwise.rollout.turn_journal import is_turn_journal, read_turns
+from turnwise.tracking.terminal import progress_on_terminal
+from turnwise.types import SamplingParams, Split
+
+Mode = Literal["sampled", "greedy"]
+OnStart = Callable[[SettingsTable], None]
+
+
+def validation_mode(config: AgenticConfig) -> Mode:
+    """The mode in which a training run validates."""
+    return "greedy" if config.sampling("val").is_greedy else "sampled"
+
+
+def evaluate_model(
+    examined: Examined, model_path: str | None = None, num_tasks: int | None = None, on_start: OnStart = log_settings
+) -> Evaluation:
+    """Plays the config's validation tasks, or the first `num_tasks`, with its model or the one at `model_path`. `on_start` gets
+    the table of settings. Tasks, seeds and schedule are those of validation in training: the same weights give the same
+    result."""
+    [(_, evaluation)] = evaluate_modes(examined, [validation_mode(examined.config)], num_tasks, None, model_path, on_start)
+    return evaluation
+
+
+def evaluate_modes(
+    examined: Examined,
+    modes: Sequence[Mode],
+    num_tasks: int | None = None,
+    num_samples: int | None = None,
+    model_path: str | None = None,
+    on_start: OnStart = log_settings,
+) -> Iterator[tuple[Mode, Evaluation]]:
+    """Like `evaluate_model`, once per mode. Plays each task `num_samples` times (default: group size), but once if greedy."""
+    config = examined.config
+    name = Path(model_path or config.actor_train.model_args.model_name_or_path).name
+    num_tasks = num_tasks or config.val_batch_size // config.val_env_manager.group_size
+    with _saved_policy(examined, "val", model_path) as policy:
+        for mode in modes:
+            pictures = build_pictures(config, "eval")
+            settings = _evaluation_settings(config, num_samples, mode)
+            drawn = _evaluation_sampling(config, mode)
+            scheduler = build_scheduler(examined, policy, "val", pictures=pictures, settings=settings, sampling=drawn)
+            if mode == modes[0]:
+                how = ", then ".join(_how(config, mode) for mode in modes)
+                on_start(play_table(config, policy.servers, scheduler, "val", how))
+            with progress_on_terminal(policy.event_loop.stopwatch, 0) as begin_phase:
+                begin_phase(f"{mode} episodes of {name}")
+                groups = scheduler.get_batch(num_tasks * settings.group_size)
+            pictures.write(name if mode == validation_mode(config) else f"{name}-{mode}", groups)
+            yield mode, evaluate(groups)
+
+
+def _evaluation_settings(config: AgenticConfig, num_samples: int | None, mode: Mode) -> SchedulerSettings:
+    """Validation's settings with the mode's group size. Its limit of concurrent episodes becomes whole groups, at least one."""
+    own = scheduler_settings(config, "val")
+    group_size = 1 if mode == "greedy" else num_samples or own.group_size
+    return replace(own, group_size=group_size, max_concurrent_groups=max(1, own.num_concurrent_episodes // group_size))
+
+
+def _evaluation_sampling(config: AgenticConfig, mode: Mode) -> SamplingParams:
+    own = sampling_params(config, "val")
+    if mode == "greedy":
+        return replace(own, do_sample=False)
+    return replace(own, do_sample=True, temperature=own.temperature or 1.0)
+
+
+def _how(config: AgenticConfig, mode: Mode) -> str:
+    if mode == validation_mode(config):
+        return sampling(config, "val")
+    return mode if mode == "greedy" else f"temperature {_evaluation_sampling(config, mode).temperature:g}"
+
+
+def collect_rollouts(
+    examined: Examined,
+    collection: Collection,
+    split: Split = "train",
+    num_batches: int = 1,
+    model_path: str | None = None,
+    on_start: OnStart = log_settings,
+) -> None:
+    """Plays batches of a split with a saved model, like the first steps of training or a validation, and writes them to the
+    collection. After an error or Ctrl-C, the collection has the groups that ended before it."""
+    config = examined.config
+    needs = make_algorithm(config).needs if split == "train" else frozenset[str]()
+    size = config.rollout_batch_size if split == "train" else config.val_batch_size
+    with _saved_policy(examined, split, model_path, needs) as policy:
+        scheduler = build_scheduler(examined, policy, split, settings=scheduler_settings(config, split, needs))
+        on_start(play_table(config, policy.servers, scheduler, split, sampling(config, split)))
+        with progress_on_terminal(policy.event_loop.stopwatch, most_sampled(config)) as begin_phase:
+            collection.play(scheduler, num_batches, size, begin_phase)
+
+
+def replay_rollouts(
+    examined: Examined, path: Path, split: Split = "train", model_path: str | None = None
+) -> tuple[int, list[str]]:
+    """Replays the trajectories of a `rollouts.jsonl`, or a split's episodes of a `turns.jsonl`, through their agents with the
+    recorded tokens and no model. Leaves out failed trajectories. Returns the number of trajectories, and sentences about lost
+    turns and errors after the last recorded turn. Raises RolloutError at the first difference from the recording."""
+    config = examined.config
+    say_warnings(examined)
+    is_whole, lost = not is_turn_journal(path), list[str]()
+    if is_whole:
+        recorded = [trajectory for _, trajectory in read_journal(path) if trajectory.status != "failed"]
+    else:
+        episodes, lost = read_turns(path)
+        recorded = [trajectory for trajectory in episodes if trajectory.task.split == split]
+        if not recorded:
+            raise DataError("; ".join([f"{path} holds no turn of the split {split} (--split)", *lost]))
+    with closing(open_policy(examined, model_path)) as policy:
+        template, agents = policy.template, agents_of(examined, split, policy)
+
+        def contexts(server: PolicyServer, episode_id: str) -> TokenContexts:
+            return TokenContexts(template, server, config.sequence_length, episode_id, parser_of(config, template))
+
+        for trajectory in recorded:
+            played = replay(trajectory, agents, contexts, sampling_params(config, split), is_whole)
+            lost += filter(None, [policy.event_loop.run(played)])
+    return len(recorded), lost
+
+
+def _saved_policy(
+    examined: Examined, split: Split, model_path: str | None, needs: frozenset[str] = frozenset()
+) -> closing[ServedPolicy]:
+    require(unavailable_to_play(examined.config, split))
+    say_warnings(examined)
+    call_models(examined)
+    return closing(open_served_policy(examined, model_path, needs))

@@ -1,0 +1,104 @@
+"""The inference servers of a config: one in this process, or several in their own processes."""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+
+from turnwise.assemble.placement import cpu_threads, set_torch_threads
+from turnwise.assemble.run import seed_process
+from turnwise.cluster.messages import SetUp
+from turnwise.cluster.server_process import ServerProcess
+from turnwise.config import AgenticConfig
+from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.protocols import InferenceServer
+from turnwise.runtime.entry_points import load_class
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.info import PolicyInfo, ServerInfo
+from turnwise.runtime.placement import Placement
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime.replay_log import ReplayLog
+from turnwise.spec import STRATEGIES
+
+logger = logging.getLogger(__name__)
+
+
+def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
+    """Raises NotAvailableError if the server can't treat running requests as `on_weight_update` asks, or can't report which
+    tokens `top_k` left to draw from. For the latter, only warns if no setting compares sampler's and trainer's log-probs."""
+    if config.on_weight_update == "keep" and not ("keep" in server.suspensions and server.weight_versions):
+        lacks = "say which weights sampled which token" if "keep" in server.suspensions else "pause running responses"
+        raise NotAvailableError(
+            f"on_weight_update is keep, and the server ({server.engine}) can't {lacks}; take finish or abort_continue"
+        )
+    if server.sampling_mask or not config.sampling("train").keeps_ids:
+        return
+    what = (
+        f"the server ({server.engine}) doesn't say which tokens top_k, top_p and min_p left, so the trainer can't compare its "
+        "log-probs with the sampler's"
+    )
+    advice = "use strategy_name embedded or hf, or sample with top_k 0, top_p 1, min_p 0"
+    if config.needs_kept_ids:
+        off = "train without train_infer_correction, use_rollout_log_probs and async_generation_ratio"
+        raise NotAvailableError(f"{what}; {advice}, or {off}")
+    logger.warning("%s: the policy loss ignores the truncation, which biases it a little; %s", what, advice)
+
+
+def build_servers(
+    config: AgenticConfig,
+    placement: Placement,
+    policy: PolicyInfo,
+    event_loop: WatchedRunner,
+    replay_log: ReplayLog,
+    max_concurrency: int,
+    neighbours: Mapping[str, Any],
+) -> list[InferenceServer]:
+    """Starts a server per replica. A single server runs in this process, and may read a neighbour's model (see `serve`)."""
+    strategy = config.actor_infer.strategy_args
+    found: Any = load_class(STRATEGIES[strategy.strategy_name].entry, "actor_infer.strategy_args.strategy_name", ConfigError)
+    options = dict(strategy.strategy_config)
+    is_embedded = issubclass(found, EmbeddedServer)
+    if is_embedded:
+        options = {"max_concurrency": max_concurrency, **options}
+    if placement.num_servers > 1:
+        return list(_processes(config, placement, partial(found.for_policy, policy=policy, **options), event_loop))
+    if is_embedded:
+        options["replay_log"] = replay_log
+    devices = placement.devices_of("actor_infer")
+    rank = RankContext("actor_infer", device=devices[0], devices=devices, neighbours=neighbours, stopwatch=event_loop.stopwatch)
+    event_loop.watchdog.start()
+    awaited, timeout_s = f"the {strategy.strategy_name} server to start", config.deadlines.start_s
+    with event_loop.watchdog.waiting("the run", awaited, timeout_s, "deadlines.start_s"):
+        return [found.for_policy(rank, policy, **options)]
+
+
+def _processes(config: AgenticConfig, placement: Placement, factory: Any, event_loop: WatchedRunner) -> list[ServerProcess]:
+    """Starts each server in a process of its own. The processes share the threads of the rollouts equally."""
+    size = placement.num_servers
+    num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)
+    logger.info("%d replicas of the inference server, each in a process with %d threads", size, num_threads)
+    levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
+    set_up = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, partial(_begin, config, num_threads))
+    processes: list[ServerProcess] = []
+    with ExitStack() as on_error:
+        for replica in range(size):
+            devices = placement.devices_of("actor_infer", replica)
+            name = f"inference replica {replica}"
+            processes.append(ServerProcess(name, event_loop.run, event_loop.watchdog, event_loop.stopwatch))
+            on_error.callback(processes[-1].end)
+            processes[-1].begin(set_up, factory, RankContext("actor_infer", replica, size, device=devices[0], devices=devices))
+        for process in processes:
+            process.wait_until_ready()
+        on_error.pop_all()
+    return processes
+
+
+def _begin(config: AgenticConfig, num_threads: int) -> None:
+    set_torch_threads(num_threads)
+    seed_process(config)

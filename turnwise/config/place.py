@@ -1,0 +1,379 @@
+"""Places the roles of a config on the devices of a machine. Nothing else decides where a role runs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from turnwise.config.problems import Problem
+from turnwise.config.roles import PlacedModel
+from turnwise.config.schema import AgenticConfig
+from turnwise.config.sft import SFTConfig
+from turnwise.errors import ConfigError, counted
+from turnwise.runtime.machine import Machine, Node
+from turnwise.runtime.placement import (
+    BESIDE_TRAINERS,
+    ClusterName,
+    Placement,
+    RolePlacement,
+)
+
+AnyConfig = AgenticConfig | SFTConfig
+
+
+def place(config: AnyConfig, machine: Machine, plays: bool = True) -> Placement:
+    """Where every role of the config runs on this machine. Without `plays` the run trains on given episodes, so that it needs
+    no process to train in while others are played. Raises ConfigError for the first of `contradictions`, or if the machine
+    lacks a device, or its launcher can't run the config."""
+    for problem in contradictions(config):
+        raise ConfigError(f"{problem.key}: {problem.message}")
+    machine = machine.with_slots(config.num_gpus_per_node)
+    demand = _Demand.of(config)
+    is_ahead = config.plays_ahead and plays
+    devices = demand.devices(machine.num_launched)
+    for role in devices:
+        _require_devices(demand.naming(role), devices[role], machine)
+    numbers = _union(devices)
+    cluster = _cluster(demand, len(numbers), machine, is_ahead)
+    if cluster == "launched":
+        _require_launchable(demand, len(numbers), machine, is_ahead)
+    for problem in _unsharded(demand, devices):
+        raise ConfigError(f"{problem.key}: {problem.message}")
+    return _placed(config, demand, devices, cluster, machine)
+
+
+def smallest_machine(config: AnyConfig) -> Machine:
+    """The smallest machine on which a config without contradictions can be placed: it has the devices that the config names,
+    and a launcher if the config can't run without."""
+    demand = _Demand.of(config)
+    devices = demand.devices(num_launched=1)
+    numbers = _union(devices)
+    last = numbers[-1]
+    num_launched = 1
+    if demand.cluster == "launched" or any(_unsharded(demand, devices)):
+        num_launched = len(numbers) if demand.main.device_mapping else max(2, last + 1)
+    last = max(last, *demand.server_devices, num_launched - 1)
+    node = Node(last + 1, "cuda")
+    return Machine((node,), num_launched)
+
+
+def follows(config: AnyConfig, key: str) -> bool:
+    """Whether the placement of the config depends on a key about devices. True for a config with contradictions."""
+    if any(contradictions(config)):
+        return True
+    placement = place(config, smallest_machine(config))
+    return key not in placement.unused_keys
+
+
+def contradictions(config: AnyConfig) -> Iterator[Problem]:
+    """What is wrong with a config about devices and processes, whatever the machine."""
+    demand = _Demand.of(config)
+    if demand.cluster == "ray":
+        message = "ray isn't in this version; take process for the devices of one machine"
+        launched = "launched for processes that torchrun or accelerate started there"
+        yield Problem.at("cluster.name", f"{message}, or {launched}")
+        return
+    devices = demand.devices(num_launched=1)
+    num_devices = len(_union(devices))
+    if demand.cluster == "local":
+        yield from _local_problems(demand, num_devices)
+    if demand.cluster == "launched":
+        yield from _launched_problems(demand, num_devices)
+    for problem in _unsharded(demand, devices):
+        role = problem.role
+        is_named = demand.main.device_mapping or demand.roles[role].device_mapping
+        # A launcher may yet put a role that names no devices on all processes.
+        if is_named or not demand.may_be_launched:
+            yield problem
+
+
+@dataclass(frozen=True, slots=True)
+class _RoleProblem(Problem):
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """What a config says about devices and processes, in one form for both kinds of config."""
+
+    cluster: str
+    roles: Mapping[str, PlacedModel]
+    """The roles with ranks. The devices of the first are also those of roles that name none."""
+    server_devices: Sequence[int]
+    """The devices that `actor_infer` names."""
+    num_servers: int
+    is_ahead: bool
+    serves: bool
+    """Whether a server reads the policy, in the trainer's process if it may."""
+
+    @classmethod
+    def of(cls, config: AnyConfig) -> "_Demand":
+        cluster = config.cluster.name
+        if isinstance(config, SFTConfig):
+            return cls(cluster, {"sft": config}, (), 0, is_ahead=False, serves=False)
+        roles: dict[str, PlacedModel] = {"actor_train": config.actor_train}
+        if config.needs_reference and not config.is_reference_in_policy:
+            roles["reference"] = config.reference
+        if config.needs_critic:
+            roles["critic"] = config.critic
+        server = config.actor_infer
+        return cls(
+            cluster,
+            roles,
+            server.device_mapping or (),
+            server.data_parallel_size,
+            is_ahead=config.plays_ahead,
+            serves=True,
+        )
+
+    @property
+    def main(self) -> PlacedModel:
+        return next(iter(self.roles.values()))
+
+    @property
+    def sharded_policy(self) -> str:
+        """The policy's strategy if it shards the policy, so that a server in its process couldn't read it; else empty."""
+        strategy = self.main.strategy_args
+        return strategy.strategy_name if self.serves and strategy.is_sharded else ""
+
+    @property
+    def may_be_launched(self) -> bool:
+        is_allowed = self.cluster in ("auto", "launched")
+        return is_allowed and not self.is_ahead and self.num_servers <= 1
+
+    def naming(self, role: str) -> str:
+        """The role whose `device_mapping` decides where a role is."""
+        return role if self.roles[role].device_mapping else next(iter(self.roles))
+
+    def devices(self, num_launched: int) -> dict[str, tuple[int, ...]]:
+        """The devices of each role. Without any named, they are one for each of a launcher's processes."""
+        shared = self.main.device_mapping or range(num_launched)
+        return {name: tuple(role.device_mapping or shared) for name, role in self.roles.items()}
+
+
+def _union(devices: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+    """The devices of all roles, in their order."""
+    numbers: set[int] = set()
+    for of_role in devices.values():
+        numbers.update(of_role)
+    return tuple(sorted(numbers))
+
+
+def _key(role: str) -> str:
+    return "device_mapping" if role == "sft" else f"{role}.device_mapping"
+
+
+def _local_problems(demand: _Demand, num_devices: int) -> Iterator[Problem]:
+    """Why `cluster.name: local` contradicts the other keys."""
+    reason = ""
+    if demand.is_ahead:
+        reason = "async_generation_ratio above 0 trains beside the rollouts"
+    elif demand.sharded_policy:
+        reason = f"{demand.sharded_policy} shards the policy, which a server in its process couldn't read"
+    elif num_devices > 1:
+        reason = f"the roles have {counted(num_devices, 'device')}"
+    if reason:
+        message = f"local can't hold this run: {reason}"
+        yield Problem.at("cluster.name", f"{message}; leave cluster.name out (auto takes process)")
+
+
+def _launched_problems(demand: _Demand, num_devices: int) -> Iterator[Problem]:
+    """Why `cluster.name: launched` contradicts the other keys."""
+    if demand.is_ahead:
+        message = "launched trains in the process that plays, so async_generation_ratio must be 0"
+        advice = "leave cluster.name out to train in separate processes"
+        yield Problem.at("cluster.name", f"{message}; {advice}")
+    if demand.main.device_mapping and num_devices == 1:
+        message = "launched can't hold this run: the roles have 1 device, and a launcher starts a process for each of several"
+        advice = "leave cluster.name out (auto takes local)"
+        yield Problem.at("cluster.name", f"{message}; {advice}")
+    if demand.num_servers > 1:
+        message = f"{demand.num_servers} servers in their own processes need a run without a launcher"
+        advice = "name one device, or leave cluster.name: launched out"
+        yield Problem.at(_key("actor_infer"), f"{message}; {advice}")
+
+
+def _unsharded(
+    demand: _Demand,
+    devices: Mapping[str, Sequence[int]],
+) -> Iterator[_RoleProblem]:
+    """Roles whose strategy shards them over all processes, and which aren't on all of them."""
+    num_processes = len(_union(devices))
+    for name, role in demand.roles.items():
+        strategy = role.strategy_args
+        size = len(devices[name])
+        if strategy.is_sharded and size < num_processes:
+            message = (
+                f"{strategy.strategy_name} shards over all {num_processes} processes of a run, "
+                f"and {name} is on {size} of them; give it the device_mapping of all, or use torch_train"
+            )
+            yield _RoleProblem(tuple(_key(name).split(".")), message, name)
+
+
+def _cluster(
+    demand: _Demand,
+    num_devices: int,
+    machine: Machine,
+    is_ahead: bool,
+) -> ClusterName:
+    """The kind of processes that train. Raises ConfigError if `cluster.name` asks for another kind than the launcher's."""
+    fitting: ClusterName = "local"
+    if is_ahead or demand.sharded_policy or num_devices > 1:
+        fitting = "process"
+    if machine.num_launched > 1:
+        fitting = "launched"
+    if demand.cluster in ("auto", fitting):
+        return fitting
+    if demand.cluster == "process" and fitting == "local":
+        return "process"
+    reason = "a launcher started this process, one of several"
+    if demand.cluster == "launched":
+        reason = "no launcher started this process (torchrun, accelerate)"
+    raise ConfigError(
+        f"cluster.name: {demand.cluster} can't hold this run: {reason}; leave cluster.name out (auto takes {fitting})"
+    )
+
+
+def _require_launchable(
+    demand: _Demand,
+    num_devices: int,
+    machine: Machine,
+    is_ahead: bool,
+) -> None:
+    """Raises ConfigError if the launcher's processes aren't one for each device, or can't run the config."""
+    if num_devices != machine.num_launched:
+        launched = [*range(machine.num_launched)]
+        keys = [_key(name) for name, role in demand.roles.items() if role.device_mapping not in (None, launched)]
+        raise ConfigError(
+            f"the roles have {counted(num_devices, 'device')} with {', '.join(keys)}, "
+            f"and the launcher started {counted(machine.num_launched, 'process')}; "
+            "start one process for each device, or leave device_mapping out"
+        )
+    if is_ahead:
+        raise ConfigError(
+            "a launcher started this run, whose processes train in the one that plays, "
+            "so async_generation_ratio must be 0; "
+            "start the run without a launcher to train in separate processes"
+        )
+    if demand.num_servers > 1:
+        raise ConfigError(
+            f"{_key('actor_infer')} names devices of {demand.num_servers} servers, "
+            "and a launcher started this run: servers in their own processes need a run without one; "
+            "name one device, or start the run without a launcher"
+        )
+
+
+def _require_devices(role: str, devices: Sequence[int], machine: Machine) -> None:
+    """Raises ConfigError if the `device_mapping` of a role, or the number of launched processes, asks for a missing device."""
+    last = max(devices)
+    num_devices = machine.num_devices
+    if last < num_devices:
+        return
+    reason = f"{_key(role)} names device {last}"
+    fewer = "name others"
+    num_launched = machine.num_launched
+    if num_launched > 1 and [*devices] == [*range(num_launched)]:
+        reason = f"the launcher started {num_launched} processes for as many devices"
+        fewer = f"start {num_devices} (--num_processes)"
+    if machine.accelerator:
+        raise ConfigError(f"{reason}, and this machine has {num_devices} CUDA devices (0 to {num_devices - 1}): {fewer}")
+    raise ConfigError(
+        f"{reason}, and this machine has {counted(num_devices, 'slot')} "
+        "(without accelerators a device is a slot of the CPU, one for each core): "
+        f"{fewer}, or set num_gpus_per_node: {last + 1} for more slots than cores"
+    )
+
+
+def _placed(
+    config: AnyConfig,
+    demand: _Demand,
+    devices: Mapping[str, tuple[int, ...]],
+    cluster: ClusterName,
+    machine: Machine,
+) -> Placement:
+    numbers = _union(devices)
+    roles = {name: _trained(role, devices[name], numbers) for name, role in demand.roles.items()}
+    if isinstance(config, SFTConfig):
+        return Placement(cluster, machine, numbers, roles)
+    server_devices = _server_devices(demand, cluster)
+    if server_devices:
+        _require_devices("actor_infer", server_devices, machine)
+    return Placement(
+        cluster,
+        machine,
+        numbers,
+        roles,
+        _served(config, server_devices, numbers, cluster),
+        _unused_keys(demand, server_devices, machine),
+    )
+
+
+def _layout(role: PlacedModel, num_devices: int) -> dict[str, int]:
+    """The role's size along each axis, without the axes of model parallelism that it doesn't use."""
+    layout = {"dp": max(num_devices // role.model_parallel_size, 1)}
+    if role.tensor_parallel_size > 1:
+        layout["tp"] = role.tensor_parallel_size
+    if role.pipeline_parallel_size > 1:
+        layout["pp"] = role.pipeline_parallel_size
+    return layout
+
+
+def _trained(
+    role: PlacedModel,
+    devices: tuple[int, ...],
+    numbers: tuple[int, ...],
+) -> RolePlacement:
+    """A rank on each device, in the device's process."""
+    ranks = tuple((device,) for device in devices)
+    processes = tuple(numbers.index(device) for device in devices)
+    return RolePlacement(ranks, processes, _layout(role, len(devices)))
+
+
+def _server_devices(demand: _Demand, cluster: ClusterName) -> tuple[int, ...]:
+    """The devices of the inference servers; empty if the only server is on the first training device. A server in the
+    trainer's process can't leave the trainer's device, since it may read the trainer's weights."""
+    named = tuple(demand.server_devices)
+    is_followed = cluster != "local" or len(named) > 1
+    return named if is_followed else ()
+
+
+def _served(
+    config: AgenticConfig,
+    server_devices: tuple[int, ...],
+    numbers: tuple[int, ...],
+    cluster: ClusterName,
+) -> dict[str, RolePlacement]:
+    """The inference servers, and the reward role's model, which is in the run's process."""
+    here = BESIDE_TRAINERS if cluster == "process" else 0
+    role = config.actor_infer
+    first_device = (numbers[0],)
+    ranks = _replicas(server_devices, role.model_parallel_size) or (first_device,)
+    processes: tuple[int, ...] = (here,)
+    if len(ranks) > 1:
+        num_trainers = len(numbers)
+        processes = tuple(range(num_trainers, num_trainers + len(ranks)))
+    layout = _layout(role, len(server_devices))
+    served = {"actor_infer": RolePlacement(ranks, processes, layout)}
+    if config.needs_reward_role:
+        is_with_server = server_devices and cluster != "local"
+        device = server_devices[:1] if is_with_server else first_device
+        served["reward"] = RolePlacement((device,), (here,))
+    return served
+
+
+def _replicas(devices: tuple[int, ...], size: int) -> tuple[tuple[int, ...], ...]:
+    """The devices in groups of `size`, in their order."""
+    starts = range(0, len(devices), size)
+    return tuple(devices[start : start + size] for start in starts)
+
+
+def _unused_keys(
+    demand: _Demand,
+    server_devices: tuple[int, ...],
+    machine: Machine,
+) -> frozenset[str]:
+    unused: set[str] = set()
+    if not server_devices:
+        unused.add(_key("actor_infer"))
+    names_devices = any(role.device_mapping for role in demand.roles.values())
+    if not names_devices and not server_devices and machine.num_launched == 1:
+        unused.add("num_gpus_per_node")
+    return frozenset(unused)

@@ -1,0 +1,1 @@
+"""What a run costs: memory, seconds, and bytes on the disk."""

@@ -1,0 +1,91 @@
+"""The classes of the agents that a config names, and the settings of their episodes. Makes no agent."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.agents.env_agent import EnvAgentSettings
+from turnwise.agents.env_session import CallSettings
+from turnwise.config import AgenticConfig
+from turnwise.config.tools import LoopEntry
+from turnwise.errors import ConfigError
+from turnwise.examine.constructors import named_parameters, require_offered
+from turnwise.runtime.entry_points import load_class
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.spec import AGENTS, ROW_AGENTS
+from turnwise.types import Split
+
+OFFERED = ("split", "seed", "tools", "limits", "interactions")
+"""Names of the objects that an agent's constructor may ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentClass:
+    """The class of an agent, and what its constructor is called with."""
+
+    label: str
+    """Names the setting and the class, for messages."""
+    make: Callable[..., object]
+    offered: Sequence[str]
+    """The names of `OFFERED`, and `settings` for rows, that the constructor has parameters for."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments, from `agent.agent_config_path`."""
+
+
+def env_agent_class(config: AgenticConfig, tag: str) -> AgentClass:
+    """The class that plays the environments of a tag. Its constructor is called with a factory of environments, the settings
+    and what it asks for of `OFFERED`. Raises ConfigError if there is no such class, or it requires anything else."""
+    name = config.custom_envs[tag].agent_name
+    key = f"custom_envs.{tag}.agent_name"
+    if name in ROW_AGENTS:
+        raise ConfigError(
+            f"{key}: {name} plays rows of data.train_files, and no environment; leave agent_name out "
+            "(env_agent plays environments), or name your own as module:Class"
+        )
+    label = f"{key} {name}"
+    make = load_class(AGENTS.get(name) or name, key, ConfigError)
+    parameters = named_parameters(make)[2:]
+    hint = "after the factory of environments and the settings, which come first"
+    return AgentClass(label, make, require_offered(parameters, OFFERED, label, hint))
+
+
+def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name: str) -> AgentClass:
+    """The class that rows call `name`. Its constructor is called with the arguments in `agent.agent_config_path` and what it
+    asks for of `settings` and `OFFERED`. Raises ConfigError if it requires more, or doesn't know an argument."""
+    loop = loops.get(name)
+    arguments = (loop.model_extra or {}) if loop else {}
+    make = load_class(loop.target if loop else AGENTS.get(name) or name, "the agent", ConfigError)
+    label = f"the agent {name}"
+    hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"
+    offered = require_offered(named_parameters(make), ["settings", *OFFERED, *arguments], label, hint)
+    for key in arguments:
+        if key not in offered:
+            raise ConfigError(f"agent.agent_config_path {config.agent.agent_config_path}: {key} isn't a parameter of {name}")
+    return AgentClass(label, make, [key for key in offered if key not in arguments], arguments)
+
+
+def agent_settings(
+    config: AgenticConfig, tag: str, split: Split, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None
+) -> EnvAgentSettings:
+    """The limits and prompt texts of a tag's episodes."""
+    env, manager = config.custom_envs[tag], config.env_manager(split)
+    return EnvAgentSettings(
+        tag=tag,
+        max_steps=env.max_steps,
+        max_tokens_per_step=config.max_new_tokens(split, tag),
+        system_template=env.agent_system_template,
+        turn_template=env.agent_template,
+        action_pattern=env.action_pattern,
+        mode=env.mode,
+        history_length=env.history_length,
+        episode_timeout_s=manager.episode_timeout_s,
+        calls=CallSettings(
+            timeout_s=manager.env_step_timeout_s,
+            max_in_threads=manager.max_env_num_per_worker,
+            use_thread_lock=env.use_thread_lock,
+            place_timeout_s=config.deadlines.env_s,
+            watchdog=watchdog or Watchdog(),
+            stopwatch=stopwatch or Stopwatch(),
+        ),
+    )

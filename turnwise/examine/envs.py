@@ -1,0 +1,40 @@
+"""Makes environments of a config's tags, and tries each once before a run."""
+
+from contextlib import chdir
+
+from turnwise.config import AgenticConfig
+from turnwise.envs.base import TextEnv
+from turnwise.envs.contract import check_shape
+from turnwise.envs.registry import make_env
+from turnwise.errors import EnvironmentFault
+from turnwise.examine.agents import agent_settings
+from turnwise.protocols import MakeEnv
+from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.types import Split, Task
+
+
+def env_factory(config: AgenticConfig, tag: str, split: Split) -> MakeEnv:
+    """A function that makes an environment of the tag for one split. The environment's `reset(seed=...)` decides the task."""
+    env = config.custom_envs[tag]
+    return lambda task: make_env(env.env_type, env.env_config, split)
+
+
+def try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
+    """Makes an environment of the tag and closes it. Raises TurnwiseError if that fails, or no model here can play it."""
+    with (
+        Watchdog() as watchdog,
+        chdir("."),
+        Foreign(f"custom_envs.{tag}: making and closing an environment", "at the start", are_faults=True),
+    ):
+        calls = agent_settings(config, tag, split, watchdog).calls
+        with calls.limit(tag, "the environment's constructor"):
+            env = env_factory(config, tag, split)(Task(id="check", tag=tag, split=split, seed=0))
+        check_shape(env)
+        with calls.limit(tag, f"{type(env).__name__}.close"):
+            env.close()
+    if isinstance(env, TextEnv) and env.shows_pictures:
+        raise EnvironmentFault(
+            f"custom_envs.{tag}.env_config: observations are pictures, and no model of this version reads pictures; leave "
+            "render_mode: rgb_array out, so that they are text"
+        )

@@ -1,0 +1,86 @@
+"""The machine that a run is placed on, as a value: described by a test or a config, or found."""
+
+import os
+import sys
+from dataclasses import dataclass, replace
+
+from turnwise.runtime.rank import launched
+
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # one of these exists if Linux has a driver for accelerators
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One computer. Where it has no accelerators, a device is a slot of its CPU."""
+
+    num_devices: int = 1
+    """Number of its accelerators; without any, the number of its cores."""
+    accelerator: str = ""
+    """Torch's name for the kind of its accelerators, `cuda`; empty where a device is a slot of the CPU."""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The nodes of a run, whose devices are numbered through, and the processes that a launcher has started on them.
+
+    >>> machine = Machine((Node(4, "cuda"), Node(4, "cuda")))
+    >>> machine.num_devices, machine.locate(5), machine.device_name(5)
+    (8, (1, 1), 'cuda:1')
+    """
+
+    nodes: tuple[Node, ...] = (Node(),)
+    num_launched: int = 1
+    """Number of the launcher's processes; 1 without a launcher."""
+
+    @property
+    def num_devices(self) -> int:
+        return sum(node.num_devices for node in self.nodes)
+
+    @property
+    def accelerator(self) -> str:
+        return self.nodes[0].accelerator
+
+    def with_slots(self, num_per_node: int | None) -> "Machine":
+        """The machine whose nodes without accelerators have that many slots; None leaves one for each core."""
+        if num_per_node is None:
+            return self
+        nodes = (node if node.accelerator else replace(node, num_devices=num_per_node) for node in self.nodes)
+        return replace(self, nodes=tuple(nodes))
+
+    def locate(self, device: int) -> tuple[int, int]:
+        """`(node, number on that node)` of a device. Raises IndexError if there is no such device."""
+        number = device
+        for index, node in enumerate(self.nodes):
+            if number < node.num_devices:
+                return index, number
+            number -= node.num_devices
+        raise IndexError(f"device {device} of {self.num_devices}")
+
+    def device_name(self, device: int) -> str:
+        """Torch's name for a device, in the processes of its node."""
+        index, number = self.locate(device)
+        accelerator = self.nodes[index].accelerator
+        return f"{accelerator}:{number}" if accelerator else "cpu"
+
+
+def find_machine() -> Machine:
+    """This machine, with the launcher that started this process. Imports torch only if there may be accelerators."""
+    _, num_launched = launched()
+    num_accelerators = _num_accelerators()
+    node = Node(num_accelerators, "cuda") if num_accelerators else Node(_num_cores())
+    return Machine((node,), num_launched)
+
+
+def _num_cores() -> int:
+    if "sched_getaffinity" in dir(os):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _num_accelerators() -> int:
+    if "torch" not in sys.modules and sys.platform == "linux" and not any(map(os.path.exists, _DRIVERS)):
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,0 +1,148 @@
+"""A model of transformers on one rank, as the strategies use it that don't build a model of their own."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from turnwise.costs.model import checkpoint_bytes
+from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.models.forward import make_forward
+from turnwise.models.load import write_weights
+from turnwise.models.loaded_model import dtype_name, loaded_model
+from turnwise.models.lora import Adapters, Gathered
+from turnwise.protocols import Output
+from turnwise.runtime.info import StrategyInfo
+from turnwise.runtime.stopwatch import TokenCounts
+from turnwise.training.state import read_model_weights
+from turnwise.types import Batch, ModelOutputs
+
+
+class TransformersModel:
+    """A policy, whose logits are divided by `temperature`, or a value model; with `adapters`, which it already contains, only
+    they are trained and saved. A model that isn't trained is frozen.
+
+    The model's own dropout is always off, so that the new log-probs of the first update equal the old ones. Dropout of adapters
+    is on in training passes. `dtype` is autocast's dtype; fp32 turns autocast off. `uses_kernels` lets turnwise's own kernels
+    read the weights where they lie. Raises ConfigError if trained weights aren't fp32, or the architecture has no gradient
+    checkpointing and `is_gradient_checkpointing` asks for it."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        device: torch.device,
+        *,
+        adapters: Adapters | None = None,
+        temperature: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        is_trained: bool = False,
+        is_gradient_checkpointing: bool = False,
+        uses_kernels: bool = True,
+    ) -> None:
+        self.module = model.to(device).eval()
+        self.adapters = adapters
+        self._dtype = dtype
+        self.is_trained = is_trained
+        self._device = device
+        self._forward_pass = make_forward(self.module, temperature, uses_kernels)
+        self._checkpointed: list[nn.Module] = []
+        if not is_trained:
+            self.module.requires_grad_(False)
+            return
+        if self.module.dtype != torch.float32:
+            raise ConfigError(f"weights are {self.module.dtype}, but small updates vanish outside fp32; load them in float32")
+        if is_gradient_checkpointing:
+            self._checkpointed = _checkpoint_layers(self.module)
+
+    def compute(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:
+        """The outputs of a batch of tensors."""
+        with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype != torch.float32):
+            return self._forward_pass(batch, outputs)
+
+    @property
+    def trained_parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+
+    def take_counts(self) -> TokenCounts:
+        """The tokens that passed through the model since the last call."""
+        counts = self._forward_pass.counts
+        self._forward_pass.counts = TokenCounts()
+        return counts
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """In this context the model is its base model. Raises NotAvailableError if there are no adapters to leave out."""
+        if self.adapters is None:
+            raise NotAvailableError("all parameters are trained, so there is no base model; set lora_rank, or load a reference")
+        return self.adapters.off()
+
+    def dropping(self, position: float, part: int, rank: int) -> AbstractContextManager[None]:
+        """In this context the adapters' dropout is on (`Adapters.dropping`)."""
+        return nullcontext() if self.adapters is None else self.adapters.dropping(position, part, rank)
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Turns gradient checkpointing on. transformers checkpoints a layer only while its `training` is set, and then uses no
+        KV cache. An engine may sample from the same model between steps, so `training` is set only for forward and backward. It
+        is set only on the layers: the modules inside them stay in evaluation mode, without dropout."""
+        for layer in self._checkpointed:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in self._checkpointed:
+                layer.training = False
+
+    def weights(self, gathered: Gathered = nullcontext) -> Iterator[tuple[str, Tensor]]:
+        """`(Hugging Face name, tensor)` of every parameter, with adapters merged in. Tied parameters come once. Each is read
+        inside `gathered(…)`."""
+        if self.adapters is not None:
+            yield from self.adapters.merged_weights(gathered)
+            return
+        for name, parameter in self.module.named_parameters():
+            with gathered([parameter]):
+                yield name, parameter.detach()
+
+    def write(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Writes a Hugging Face folder, or only the adapters as a peft folder. `weights` replace the model's parameters if this
+        process doesn't hold them whole. Raises OSError if the files can't be written."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.adapters is None:
+            write_weights(self.module, folder, weights)
+        else:
+            self.adapters.save(folder)
+
+    def read(self, folder: Path, gathered: Gathered = nullcontext) -> None:
+        """Copies what `write` wrote into the live parameters, inside `gathered(…)`. Raises ModelError if it doesn't fit."""
+        if self.adapters is None:
+            read_model_weights(folder, self.module, gathered)
+            return
+        with gathered(self.adapters.parameters):
+            self.adapters.load(folder)
+
+    def describe(self) -> StrategyInfo:
+        """The model and what is trained of it."""
+        return StrategyInfo(
+            model=loaded_model(self.module),
+            compute_dtype=dtype_name(self._dtype),
+            recomputes_activations=bool(self._checkpointed),
+            adapters="" if self.adapters is None else self.adapters.describe(),
+            saved_bytes=self._saved_bytes(),
+        )
+
+    def _saved_bytes(self) -> int:
+        """Approximate bytes that `write` writes, and Adam's two moments if it is trained."""
+        trained = sum(tensor.nbytes for tensor in self.trained_parameters)
+        saved = trained if self.adapters else sum(tensor.nbytes for tensor in self.module.parameters())
+        return checkpoint_bytes(saved, trained if self.is_trained else 0)
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Makes transformers keep only layers' inputs and recompute the rest in the backward pass. Returns these layers."""
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(f"{type(model).__name__} has no gradient checkpointing; set disable_gradient_checkpointing: true")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -1,0 +1,61 @@
+"""The contracts between those who send weights and those who receive them. `turnwise.protocols` exports them too."""
+
+from collections.abc import Awaitable, Iterable, Iterator
+from typing import Any, Literal, Protocol
+
+from turnwise.runtime.info import ServerInfo
+from turnwise.transfer.manifest import WeightManifest
+from turnwise.types import Metric
+
+NamedTensors = Iterable[tuple[str, Any]]
+"""`(Hugging Face name, tensor)` pairs."""
+OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart", "keep"]
+
+
+class WeightSource(Protocol):
+    """One version of the weights, as a server reads it. Its class is the form in which they travel."""
+
+    @property
+    def manifest(self) -> WeightManifest: ...
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """`(Hugging Face name, tensor)` in the order of the manifest. Raises WorkerError if a tensor isn't as it says."""
+
+
+class SendsWeights(Protocol):
+    """The trainer's side of a transfer: one sender, or those of several ranks."""
+
+    def manifest(self) -> Awaitable[WeightManifest]:
+        """What `publish` sends. It is the same for all versions."""
+
+    def publish(self) -> Awaitable[WeightSource]:
+        """The trainer's weights as they are now. A later call may overwrite what an earlier one returned."""
+
+
+class UpdatesWeights(Protocol):
+    """The steps of a weight update on one server: `begin_update`, `receive`, and then the server's `resume`."""
+
+    async def begin_update(self, manifest: WeightManifest) -> None:
+        """Prepares for weights of this manifest. Called before the weights are sent. Raises ModelError if they don't fit the
+        server's model or a tensor is missing."""
+
+    async def receive(self, weights: WeightSource) -> int:
+        """Writes new values into its own weights, after `begin_update` and between `suspend` and `resume`. Returns the number
+        of bytes written. Called only if `info().needs_weights`."""
+
+
+class ReceivesWeights(UpdatesWeights, Protocol):
+    """All servers of a run as one, which a `WeightTransfer` updates."""
+
+    async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None: ...
+
+    async def resume(self, version: int) -> None: ...
+
+    def info(self) -> ServerInfo: ...
+
+
+class WeightTransfer(Protocol):
+    """Moves the policy from the trainer's ranks into the servers' replicas: suspends the servers, copies the weights, raises
+    the version, and resumes the servers. It is a contract of its own, since trainer and servers both take part."""
+
+    async def update(self, version: int) -> list[Metric]: ...

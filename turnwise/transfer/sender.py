@@ -1,0 +1,50 @@
+"""The trainer's side of a transfer: a worker on each of its ranks."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+
+from turnwise.runtime.rank import RankContext
+from turnwise.transfer.contracts import WeightSource
+from turnwise.transfer.live import LiveWeights, manifest_of
+from turnwise.transfer.manifest import WeightManifest
+from turnwise.transfer.shared_memory import SharedMemory
+
+
+class WeightSender:
+    """Sends the weights that `read` iterates over: inside its process, or to others if `is_shared`. If a model is sharded,
+    iterating gathers it, so all ranks must be called together. Only the rank with `keeps` holds on to what it reads."""
+
+    def __init__(self, read: Callable[[], Iterable[tuple[str, Tensor]]], is_shared: bool, keeps: bool = True) -> None:
+        self._read = read
+        self._is_shared = is_shared
+        self._keeps = keeps
+        self._manifest: WeightManifest | None = None
+        self._memory: SharedMemory | None = None
+
+    def manifest(self) -> WeightManifest:
+        """The names, shapes and dtypes of the weights. The first call iterates over them."""
+        if self._manifest is None:
+            self._manifest = manifest_of(self._read())
+        return self._manifest
+
+    def publish(self) -> WeightSource | None:
+        """The weights as they are now; shared memory keeps them until the next call. None on a rank that keeps nothing."""
+        manifest = self.manifest()
+        if not self._keeps:
+            for _ in self._read():
+                continue
+            return None
+        if not self._is_shared:
+            return LiveWeights(manifest, self._read)
+        if self._memory is None:
+            self._memory = SharedMemory(manifest)
+        self._memory.write(self._read())
+        return self._memory.weights
+
+
+def make_sender(role: str, is_shared: bool, rank: RankContext) -> WeightSender:
+    """The sender of a role's worker in this process, which has been made before."""
+    strategy: Any = rank.neighbours[role]
+    return WeightSender(strategy.weights, is_shared, keeps=rank.answers)
