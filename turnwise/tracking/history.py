@@ -45,22 +45,25 @@ class History:
         self.validations: list[Validation] = []
         self.has_differed = False
         """Whether any step so far had a group whose episodes scored differently."""
-        self.most_usable, self.lowest_entropy = 0.0, math.inf
+        self.most_usable = 0.0
+        self.lowest_entropy = math.inf
         self.first_updates = FirstUpdates()
         self.best: Sequence[float] = ()
         """The successes of the `BLOCK` consecutive steps with the highest mean."""
 
     def add(self, row: Row, groups: Sequence[Group] = ()) -> None:
-        if (held_out := _mean_of(row, "val/env/", "/success")) == held_out:
+        held_out = _mean_of(row, "val/env/", "/success")
+        if not math.isnan(held_out):
             self.validations.append(Validation(self.num_steps, held_out, row.get("val/num_episodes", 0.0)))
         if not any(name.startswith("rollout/") for name in row):
             return
         self.num_steps += 1
-        self.points.append(_figures(row))
-        self.first_updates.add(self.points[-1], groups)
-        self.success.append(self.points[-1]["success"])
-        self.has_differed = self.has_differed or not self.points[-1]["alike"]
-        self.most_usable = max(self.most_usable, self.points[-1]["usable"])
+        point = _figures(row)
+        self.points.append(point)
+        self.first_updates.add(point, groups)
+        self.success.append(point["success"])
+        self.has_differed = self.has_differed or not point["alike"]
+        self.most_usable = max(self.most_usable, point["usable"])
         recent = [point["entropy"] for point in self.last(SOME)]
         if len(recent) == SOME and all(map(math.isfinite, recent)):
             self.lowest_entropy = min(self.lowest_entropy, fmean(recent))
@@ -80,12 +83,15 @@ class History:
         """Standard error of the difference between two means of `num_steps` success rates each; inf if fewer than two are
         known. It is estimated from differences of neighbouring steps, so that no trend inflates it."""
         recent = self.successes(-NUM_FOR_NOISE)
-        return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / num_steps) if len(recent) > 1 else math.inf
+        if len(recent) < 2:
+            return math.inf
+        mean_square = fmean((right - left) ** 2 for left, right in pairwise(recent))
+        return math.sqrt(mean_square / num_steps)
 
     def is_solved(self, number: int) -> bool:
         """Whether nearly all episodes of the last `number` steps succeeded; False if no success of these steps is known."""
-        known = self.successes(-number)
-        return bool(known) and fmean(known) >= IS_SOLVED
+        successes = self.successes(-number)
+        return bool(successes) and fmean(successes) >= IS_SOLVED
 
 
 def _figures(row: Row) -> Figures:
@@ -97,7 +103,8 @@ def _figures(row: Row) -> Figures:
     # The advantages of a critic are never all 0: its errors are in them.
     figures["is_critic"] = "critic/values/mean" in row
     spread = "rollout/score" if figures["is_critic"] else "critic/advantages"
-    low, high = figures[f"{spread}/min"], figures[f"{spread}/max"]
+    low = figures[f"{spread}/min"]
+    high = figures[f"{spread}/max"]
     # If a filter has left nothing, all groups were rejected.
     is_empty = row.get("rollout/filtered", 0) > 0 and "rollout/score/mean" not in row
     figures["alike"] = is_empty or (low == high and (bool(figures["is_critic"]) or low == 0))
