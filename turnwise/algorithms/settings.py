@@ -1,4 +1,4 @@
-"""Settings of credit assignment and losses. `build.agentic` makes them from the config."""
+"""Settings of credit assignment and losses. `examine.algorithm` makes them from the config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

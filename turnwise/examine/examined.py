@@ -96,7 +96,7 @@ class ExaminedSFT:
         return self._sources[key, name]
 
     def demonstrations(self, key: str) -> Demonstrations:
-        """Those of all sources of `train_files` or `val_files`, in their order."""
+        """The demonstrations of all sources of `train_files` or `val_files`, in their order."""
         names = (self.config.train_files if key == "train_files" else self.config.val_files) or []
         whole = Demonstrations()
         for name in names:

@@ -1,1 +1,1 @@
-"""The training loops, which the package `build` makes from a config. Begin reading at `agentic.py`."""
+"""The training loops, which the package `assemble` makes from a config. Begin reading at `agentic.py`."""

@@ -31,7 +31,7 @@ from turnwise.types import samples_of
 
 @dataclass(slots=True)
 class AgenticPipeline:
-    """Trains a policy on its own episodes. `build.agentic.build_agentic` makes a pipeline. Attributes that ROLL's pipeline also
+    """Trains a policy on its own episodes. `assemble.agentic.build_agentic` makes a pipeline. Attributes that ROLL's pipeline also
     has are named as in ROLL. `reference` and `critic` are None if the algorithm doesn't need them."""
 
     pipeline_config: AgenticConfig

@@ -49,7 +49,7 @@ def other_tests_need_no_determinism():
 
 
 def run(config, build=build_agentic):
-    pipeline = build(config, start_run(config))
+    pipeline = build(examine(config), start_run(config))
     with closing(pipeline):
         pipeline.run()
     return pipeline
