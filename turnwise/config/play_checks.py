@@ -103,13 +103,16 @@ def size_problems(config: AgenticConfig) -> Iterator[Problem]:
             near = f"{groups * size} or {(groups + 1) * size}"
         message = f"{batch} trajectories don't split into groups of {size} ({batch} = {groups} × {size} + {remainder})"
         yield Problem.at(key, f"{message}; use {near}, or another {split}_env_manager.group_size")
-    if config.is_set("sequence_length") or (config.prompt_length is None) == (config.response_length is None):
+    if config.is_set("sequence_length"):
         return
-    key, missing = "response_length", "prompt_length"
-    if config.prompt_length:
-        key, missing = missing, key
-    message = f"sequence_length is prompt_length + response_length; set {missing} too, or sequence_length"
-    yield Problem.at(key, message)
+    if config.prompt_length and not config.response_length:
+        yield _half_length("prompt_length", "response_length")
+    if config.response_length and not config.prompt_length:
+        yield _half_length("response_length", "prompt_length")
+
+
+def _half_length(key: str, missing: str) -> Problem:
+    return Problem.at(key, f"sequence_length is prompt_length + response_length; set {missing} too, or sequence_length")
 
 
 def room_problems(config: AgenticConfig) -> Iterator[Problem]:

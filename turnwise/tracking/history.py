@@ -73,7 +73,9 @@ class History:
 
     def last(self, number: int) -> Sequence[Figures]:
         """The last `number` steps (at most `BLOCK`), or nothing if fewer steps have ended."""
-        return list(self.points)[-number:] if len(self.points) >= number else ()
+        if len(self.points) < number:
+            return ()
+        return list(self.points)[-number:]
 
     def successes(self, start: int | None = None, stop: int | None = None) -> Sequence[float]:
         """The known successes of a slice of the steps."""
