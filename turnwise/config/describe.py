@@ -13,9 +13,9 @@ from turnwise.config.algorithm import TrainInferCorrection
 from turnwise.config.environments import EnvManager
 from turnwise.config.missing import unavailable
 from turnwise.config.model_shape import ModelShape
+from turnwise.config.phrases import advantages, kl, stale_tokens
 from turnwise.config.place import place, smallest_machine
 from turnwise.config.roles import Role, TrainingArgs
-from turnwise.config.rules import phrases
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.config.sizes import checkpoints, episodes_at_once, memory, trained_memory
@@ -219,9 +219,9 @@ def _role(role: Role, where: str) -> str:
 
 
 def _algorithm(config: AgenticConfig) -> Iterator[SettingRow]:
-    yield "advantages", ", ".join(phrases("advantages", config))
+    yield "advantages", ", ".join(advantages(config))
     yield "loss", f"{_variant(config)}, {config.loss_agg_mode}, entropy × {config.entropy_loss_coef:g}"
-    yield "KL", "; ".join(phrases("KL", config))
+    yield "KL", "; ".join(kl(config))
     if config.train_infer_correction is not None:
         yield "sampler", _correction(config.train_infer_correction)
 
@@ -320,7 +320,7 @@ def _asynchronous(config: AgenticConfig) -> str:
     }
     trained_on = "as they end" if config.is_streamed else "when the batch is complete"
     responses = f"at new weights responses {fates[config.on_weight_update]}"
-    return f"{responses}; groups are trained on {trained_on}; {'; '.join(phrases('stale_tokens', config))}"
+    return f"{responses}; groups are trained on {trained_on}; {stale_tokens(config)}"
 
 
 def validation(config: AgenticConfig, num_trajectories: int | None = None) -> str:

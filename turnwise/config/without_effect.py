@@ -2,25 +2,29 @@
 
 from collections.abc import Iterator
 
-from turnwise.config.problems import Problem, as_sentences
+from turnwise.config.problems import Path, Problem, as_sentences
 from turnwise.config.resolve import published_clips
-from turnwise.config.roles import ROLES
-from turnwise.config.rules import Requirement, requirements, without_effect
+from turnwise.config.roles import ROLES, Role
+from turnwise.config.rules.requirements import REQUIREMENTS
+from turnwise.config.rules.roles import OF_ROLE
+from turnwise.config.rules.rule import Requirement, without_effect
+from turnwise.config.rules.sft import SFT_REQUIREMENTS
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 
-REQUIREMENTS = requirements("without_effect")
-_TRAINS = requirements("trained", "trained_by_reinforcement", "computing")
-_FROZEN = requirements("computing", "untrained")
-_AT_TIMES = {"actor_train": _TRAINS, "critic": _TRAINS, "reference": _FROZEN, "reward": _FROZEN}
-"""Role → requirements for those of its keys that have an effect only in some configs."""
 UNREAD: dict[str, dict[str, list[str]]] = {name: role["unread"] for name, role in ROLES.items()}
 """Role → reason → keys of the role that are never read."""
-ROLE_REQUIREMENTS: dict[str, tuple[Requirement, ...]] = {
-    role: (*_AT_TIMES.get(role, ()), *(Requirement(tuple(keys), (), reason) for reason, keys in unread.items()))
-    for role, unread in UNREAD.items()
-}
-SFT_REQUIREMENTS = requirements("trained", "trained_by_imitation")
+
+
+def _requirements(role: str) -> tuple[Requirement[Role], ...]:
+    """What the role's keys need. Keys that are never read need what never holds."""
+    requirements = list(OF_ROLE.get(role, ()))
+    for reason, keys in UNREAD[role].items():
+        requirements.append(Requirement(tuple(keys), lambda section: False, reason))
+    return tuple(requirements)
+
+
+ROLE_REQUIREMENTS = {role: _requirements(role) for role in UNREAD}
 
 
 def never_works(key: str) -> bool:
@@ -33,12 +37,19 @@ def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """A problem for each key that has no effect, or defeats another key. A section without effect gets a single problem."""
     if isinstance(config, SFTConfig):
         return list(without_effect(SFT_REQUIREMENTS, config))
-    checks = (_clip_keys, _corrections, _histories, _mean_credit, _long_warmups)
-    found = [*without_effect(REQUIREMENTS, config), *(problem for check in checks for problem in check(config))]
-    for name, rows in ROLE_REQUIREMENTS.items():
-        found += without_effect(rows, config.roles[name], name)
-    paths = {problem.path for problem in found}
-    return [problem for problem in found if not any(problem.path[:length] in paths for length in range(1, len(problem.path)))]
+    problems = list(without_effect(REQUIREMENTS, config))
+    for check in (_clip_keys, _corrections, _histories, _mean_credit, _long_warmups):
+        problems += check(config)
+    for name, requirements in ROLE_REQUIREMENTS.items():
+        problems += without_effect(requirements, config.roles[name], name)
+    paths = {problem.path for problem in problems}
+    return [problem for problem in problems if not any(section in paths for section in _sections(problem.path))]
+
+
+def _sections(path: Path) -> Iterator[Path]:
+    """The paths of the sections that hold a key."""
+    for length in range(1, len(path)):
+        yield path[:length]
 
 
 def ineffective(config: AgenticConfig | SFTConfig) -> list[str]:
@@ -47,9 +58,10 @@ def ineffective(config: AgenticConfig | SFTConfig) -> list[str]:
 
 
 def _clip_keys(config: AgenticConfig) -> Iterator[Problem]:
-    for name, asked in published_clips(config).items():
-        if (given := config.pg_args[name]) != asked:
-            message = f"{given} takes the place of {asked}: the published clip key has no effect; keep one of them."
+    for name, clip in published_clips(config).items():
+        value = config.pg_args[name]
+        if value != clip:
+            message = f"{value} takes the place of {clip}: the published clip key has no effect; keep one of them."
             yield Problem(("pg_args", name), message)
 
 
@@ -67,7 +79,8 @@ def _corrections(config: AgenticConfig) -> Iterator[Problem]:
 
 def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
     """Finds estimators that give each turn its own credit, under a loss that averages advantages over several turns."""
-    estimator, granularities = config.estimator, config.variant.granularities
+    estimator = config.estimator
+    granularities = config.variant.granularities
     by_sequence = granularities[:1] == ("geometric",) and config.ratio_type != "segment"
     if not by_sequence or estimator.is_own or estimator.reward_placement != "turn" or config.reward_placement == "final":
         return
@@ -84,7 +97,9 @@ def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
 
 def _long_warmups(config: AgenticConfig) -> Iterator[Problem]:
     """Finds warm-ups that are longer than the run, so that the learning rate never reaches its peak."""
-    for name in ("actor_train", "critic") if config.needs_critic else ("actor_train",):
+    for name in ("actor_train", "critic"):
+        if name not in config.active_roles:
+            continue
         training = config.roles[name].training_args
         steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
         if training.warmup_steps > steps > 0:

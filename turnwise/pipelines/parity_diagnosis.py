@@ -14,13 +14,11 @@ from transformers import PreTrainedConfig
 from turnwise.errors import TurnwiseError
 from turnwise.models.load import load_model, parse_dtype, trusted_already
 from turnwise.models.plain import plain_logprobs, plain_model
-from turnwise.spec.package_tables import read_table
 from turnwise.types import FloatArray, Sample
 
 ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]
 """A function that computes the log-probs [N] of each sample's tokens, in the form of `ModelRole.forward`."""
 
-_CAUSES = read_table(__file__, "parity_diagnosis.yaml")
 _NEGLIGIBLE = 1e-5  # nats by which two ways of computing the same log-probs in fp32 may differ
 _ROUNDING_SPREAD = 3.0
 """The sizes of two rounding errors of the same dtype are taken as equal if they differ by at most this factor."""
@@ -80,77 +78,154 @@ class Fault(NamedTuple):
 
 def diagnose(evidence: Evidence, suspects: Suspects) -> str:
     """The message of a ParityError: how far sampler and trainer differ, why, what to do, and what was tried."""
-    found = logprob_differences(evidence.samples, suspects.score(evidence.samples))
-    difference = float(found.mean())
-    most = max(difference / 10, min(difference / 3, evidence.max_diff))
+    differences = logprob_differences(evidence.samples, suspects.score(evidence.samples))
+    mean = float(differences.mean())
+    most = max(mean / 10, min(mean / 3, evidence.max_diff))
     proven: list[tuple[float, Fault]] = []
     tried: list[str] = []
     for fault in _faults(evidence, suspects):
         try:
-            rest, size = fault.rest(), fault.rounding() if fault.rounding else None
+            rest = fault.rest()
+            rounding = fault.rounding() if fault.rounding else None
         except TurnwiseError as error:
-            tried.append(f"  {math.nan:<8.2g} {fault.cause}, which can't be tried: {str(error).splitlines()[0]}")
+            reason = str(error).splitlines()[0]
+            tried.append(f"  {math.nan:<8.2g} {fault.cause}, which can't be tried: {reason}")
             continue
         tried.append(f"  {rest:<8.2g} {fault.cause}")
-        if rest <= most if size is None else size / _ROUNDING_SPREAD <= difference <= size * _ROUNDING_SPREAD:
+        is_proven = rest <= most
+        if rounding is not None:
+            is_proven = rounding / _ROUNDING_SPREAD <= mean <= rounding * _ROUNDING_SPREAD
+        if is_proven:
             proven.append((rest, fault))
-    verdict = "Cause: none of those below. Raise parity_max_logprob_diff only if you can explain the difference."
-    if proven:
-        # One fault may look like another. The first of those with about the least rest is named.
-        least = min(rest for rest, _ in proven)
-        fault = next(fault for rest, fault in proven if rest <= 2 * least + _NEGLIGIBLE)
-        verdict = f"Cause: {fault.cause}. {fault.advice}."
     return "\n".join(
         [
-            f"sampler and trainer differ by {difference:.2g} nats per token in the mean, {found.max():.2g} at most, over "
-            f"{len(found)} tokens of policy version {evidence.version}; parity_max_logprob_diff is {evidence.max_diff:g}.",
-            verdict,
+            f"sampler and trainer differ by {mean:.2g} nats per token in the mean, {differences.max():.2g} at most, "
+            f"over {len(differences)} tokens of policy version {evidence.version}; parity_max_logprob_diff is "
+            f"{evidence.max_diff:g}.",
+            _verdict(proven),
             "Mean difference that would be left if the cause were",
             *tried,
         ]
     )
 
 
+def _verdict(proven: Sequence[tuple[float, Fault]]) -> str:
+    """The sentences on the cause, of faults that explain the difference, each with the mean difference that it leaves."""
+    if not proven:
+        return "Cause: none of those below. Raise parity_max_logprob_diff only if you can explain the difference."
+    # One fault may look like another. The first of those with about the least rest is named.
+    least = min(rest for rest, _ in proven)
+    fault = next(fault for rest, fault in proven if rest <= 2 * least + _NEGLIGIBLE)
+    return f"Cause: {fault.cause}. {fault.advice}."
+
+
 def _faults(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
     """The possible causes. If several match about equally well, `diagnose` names the first of them."""
-    samples, ours, theirs = evidence.samples, suspects.trainer_dtype, suspects.sampler_dtype
-
-    def distance(score: ScoreSamples) -> float:
-        return float(logprob_differences(samples, score(samples)).mean())
-
-    def plain(temperature: float, dtype: str) -> float:
-        return distance(partial(suspects.score_plainly, temperature=temperature, dtype=dtype))
-
-    yield _fault("stale_prefix", evidence.ask_afresh)
-    if evidence.change_since is not None:
-        version, change = evidence.change_since
-        yield _fault("not_transferred_since", lambda: change, version=version)
+    samples = evidence.samples
+    yield from _server_faults(evidence)
     if suspects.without_adapter is not None:
-        yield _fault("without_adapter", partial(distance, suspects.without_adapter))
+        yield Fault(
+            cause="adapter not loaded",
+            rest=partial(_distance, samples, suspects.without_adapter),
+            advice="The server agrees with the model without the LoRA adapter that is trained: it must load the "
+            "adapter, or be given merged weights",
+        )
     if suspects.temperature != 1.0:
-        yield _fault("temperature", partial(plain, 1.0, theirs), temperature=suspects.temperature)
+        yield Fault(
+            cause="temperature 1",
+            rest=partial(_plain_distance, suspects, samples, 1.0, suspects.sampler_dtype),
+            advice="The server's log-probs are those of this temperature, the trainer's of "
+            f"{suspects.temperature:g} (actor_infer.generating_args.temperature, train_env_manager's before it). A "
+            "server must return log-probs after the temperature; for vLLM that is logprobs_mode: processed_logprobs",
+        )
+    yield from _folder_faults(suspects, samples)
+    yield _trainer_fault(suspects, samples)
+    for dtype in sorted({suspects.sampler_dtype, "bf16", "fp16"} - {"fp32"}):
+        yield _server_dtype_fault(suspects, samples, dtype)
+
+
+def _server_faults(evidence: Evidence) -> Iterator[Fault]:
+    """Faults of a server that another request, or an earlier check, shows."""
+    yield Fault(
+        cause="stale prefix",
+        rest=evidence.ask_afresh,
+        advice="With emptied caches the server agrees: its `resume` must drop every cached prefix; until it does, "
+        "turn its prefix cache off in actor_infer.strategy_args.strategy_config",
+    )
+    if evidence.change_since is None:
+        return
+    version, change = evidence.change_since
+    yield Fault(
+        cause=f"weights not transferred since version {version}",
+        rest=lambda: change,
+        advice="The server answers as it did then, so the weight update didn't reach it; "
+        "actor_infer.strategy_args.strategy_name: embedded reads the trainer's own weights",
+    )
+
+
+def _folder_faults(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Fault]:
+    """Folders whose weights the server may still have, or was started with by mistake."""
     start = next(iter(suspects.folders), "")
     for folder, setting in suspects.folders.items():
-        cause = "not_transferred" if folder == start else "wrong_folder"
-        score = partial(suspects.score_folder, folder=folder)
-        yield _fault(cause, partial(distance, score), folder=folder, setting=setting, start=start)
-    cause = "trainer_pass" if ours == theirs else "trainer_dtype"
-    yield _fault(cause, partial(plain, suspects.temperature, theirs), ours=ours)
-    for dtype in sorted({theirs, "bf16", "fp16"} - {"fp32"}):
-        rounding = partial(_rounding, suspects, samples, dtype)
-        rest = partial(plain, suspects.temperature, dtype)
-        yield _fault("server_dtype", rest, rounding, dtype=dtype, ours=ours, theirs=theirs)
+        rest = partial(_distance, samples, partial(suspects.score_folder, folder=folder))
+        if folder == start:
+            yield Fault(
+                cause=f"weights not transferred, still those of {setting} {folder}",
+                rest=rest,
+                advice="No weight update has reached the server",
+            )
+        else:
+            yield Fault(
+                cause=f"wrong folder, {setting} {folder}",
+                rest=rest,
+                advice=f"The server samples from this model, and training started from {start}: name one folder for both",
+            )
 
 
-def _fault(name: str, rest: Callable[[], float], rounding: Callable[[], float] | None = None, **values: str | float) -> Fault:
-    told = _CAUSES[name]
-    return Fault(told["cause"].format(**values), rest, told["advice"].format(**values), rounding)
+def _trainer_fault(suspects: Suspects, samples: Sequence[Sample]) -> Fault:
+    """A trainer whose forward pass, or its dtype, isn't that of transformers."""
+    rest = partial(_plain_distance, suspects, samples, suspects.temperature, suspects.sampler_dtype)
+    if suspects.trainer_dtype == suspects.sampler_dtype:
+        return Fault(
+            cause="trainer's forward pass",
+            rest=rest,
+            advice="Try actor_train.model_args.attn_implementation: sdpa, and report it",
+        )
+    return Fault(
+        cause=f"dtype, {suspects.trainer_dtype} of the trainer",
+        rest=rest,
+        advice="Set actor_train.model_args.dtype to the server's, or raise parity_max_logprob_diff",
+    )
+
+
+def _server_dtype_fault(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> Fault:
+    return Fault(
+        cause=f"dtype, {dtype} of the server",
+        rest=partial(_plain_distance, suspects, samples, suspects.temperature, dtype),
+        advice=f"The difference is of the size that computing in {dtype} makes. The trainer computes in "
+        f"{suspects.trainer_dtype} (actor_train.model_args.dtype), the server is to compute in "
+        f"{suspects.sampler_dtype} (actor_infer.model_args.dtype): make both the same, or raise "
+        "parity_max_logprob_diff",
+        rounding=partial(_rounding, suspects, samples, dtype),
+    )
+
+
+def _distance(samples: Sequence[Sample], score: ScoreSamples) -> float:
+    """The mean |Δ log-prob| between the server and what `score` computes, over the sampled tokens."""
+    return float(logprob_differences(samples, score(samples)).mean())
+
+
+def _plain_distance(suspects: Suspects, samples: Sequence[Sample], temperature: float, dtype: str) -> float:
+    """`_distance` to transformers' own forward pass with the trainer's weights."""
+    return _distance(samples, partial(suspects.score_plainly, temperature=temperature, dtype=dtype))
 
 
 def _rounding(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> float:
     """The mean |Δ log-prob| between the trainer's own forward pass and transformers' in `dtype`, over the sampled tokens."""
-    trained, rounded = suspects.score(samples), suspects.score_plainly(samples, suspects.temperature, dtype)
-    masked = [abs(a - b)[s.response_mask] for s, a, b in zip(samples, trained, rounded, strict=True)]
+    trained = suspects.score(samples)
+    rounded = suspects.score_plainly(samples, suspects.temperature, dtype)
+    triples = zip(samples, trained, rounded, strict=True)
+    masked = [abs(ours - plain)[sample.response_mask] for sample, ours, plain in triples]
     return float(sum(part.sum() for part in masked) / sum(map(len, masked)))
 
 

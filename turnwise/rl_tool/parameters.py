@@ -8,29 +8,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from turnwise.config.roles import Dtype
-from turnwise.config.rules import holds
 from turnwise.config.section import Fraction, NonNegative, Positive
 from turnwise.errors import ConfigError, nearest
-from turnwise.spec.package_tables import read_table
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PYTHON_ONLY = ("custom_reward",)
 """Parameters that JSON can't hold. `function_schema` leaves them out."""
 KEYS_OF_CONFIGS = {"resume_from_checkpoint": "resume", "pretrain": "model_name, and model_path of a model that was trained"}
 """Keys that messages of a training run name, and the tool's parameters for them."""
-_UNREAD: dict[str, list[dict[str, Any]]] = read_table(__file__, "unread.yaml")
 
 
 class Action(BaseModel):
     """Base class of the parameters of an action. Unknown parameters are refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), frozen=True)
-
-    def without_effect(self) -> list[str]:
-        """The given parameters that nothing reads, each with the reason."""
-        rows = [row for row in _UNREAD.get(type(self).__name__, ()) if not any(holds(need, self) for need in row["needs"])]
-        reasons = {name: row["says"].format(c=self) for row in rows for name in row["keys"].split()}
-        return [f"{name}: {reason}" for name, reason in reasons.items() if name in self.model_fields_set]
 
 
 class RowChoice(Action):

@@ -11,6 +11,7 @@ from turnwise.pipelines.interrupt import continued_by
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.evaluation import evaluate
 from turnwise.rl_tool.parameters import ACTIONS, CreateReward, Evaluate, Export, LoadDataset, Train, function_schema, parse
+from turnwise.rl_tool.requirements import without_effect
 from turnwise.rl_tool.rewards import BUILT_IN, create
 from turnwise.rl_tool.training import train, with_preset
 from turnwise.runtime.disk import file_error
@@ -68,7 +69,8 @@ class RLTrainingTool:
             if str(action) not in ACTIONS:
                 raise ConfigError(f"action {action!r} isn't one of {', '.join(ACTIONS)}.{nearest(str(action), ACTIONS)}")
             asked = parse(ACTIONS[action], with_preset(given) if action == "train" else given)
-            unread = {"without_effect": found} if (found := asked.without_effect()) else {}
+            sentences = without_effect(asked)
+            unread = {"without_effect": sentences} if sentences else {}
             with continued_by(_RESUME):
                 return {"status": "success", "action": action, **unread, **self._answer(asked)}
         except (TurnwiseError, OSError) as error:

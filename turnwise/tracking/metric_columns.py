@@ -4,10 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pydantic import TypeAdapter
-
-from turnwise.spec.package_tables import read_table
-
 
 class MetricColumn(NamedTuple):
     """One metric to show: its title, the format of its value, and its name, where `*` stands for any tag."""
@@ -50,5 +46,36 @@ class MetricColumns:
         return (*self.trends, self.validation, *self.details, *self.times)
 
 
-_COLUMNS = TypeAdapter(dict[str, MetricColumns]).validate_python(read_table(__file__, "metric_columns.yaml"))
-AGENTIC_COLUMNS, SFT_COLUMNS = _COLUMNS["agentic"], _COLUMNS["sft"]
+AGENTIC_COLUMNS = MetricColumns(
+    trends=(
+        MetricColumn("score", "{:.3f}", "rollout/score/mean"),
+        MetricColumn("success", "{:.3f}", "env/*/success"),
+    ),
+    validation=MetricColumn("val", "{:.3f}", "val/env/*/success"),
+    details=(
+        MetricColumn("turns", "{:.1f}", "rollout/num_turns"),
+        MetricColumn("entropy", "{:.3f}", "actor/entropy"),
+        MetricColumn("kl", "{:.4f}", "critic/kl"),
+        MetricColumn("kl_loss", "{:.4f}", "actor/kl_loss"),
+        MetricColumn("critic", "{:.3f}", "critic/loss"),
+        MetricColumn("grad", "{:.2f}", "actor_train/grad_norm"),
+        MetricColumn("lr", "{:.1e}", "actor/lr"),
+        MetricColumn("tok/s", "{:,.0f}", "system/tps"),
+    ),
+    times=(
+        MetricColumn("rollout_s", "{:.1f}", "time/step_rollout"),
+        MetricColumn("train_s", "{:.1f}", "time/step_train"),
+        MetricColumn("total_s", "{:.1f}", "time/step_total"),
+    ),
+)
+SFT_COLUMNS = MetricColumns(
+    trends=(MetricColumn("loss", "{:.4f}", "sft/loss"),),
+    validation=MetricColumn("val", "{:.4f}", "sft/val_loss"),
+    details=(
+        MetricColumn("grad", "{:.2f}", "sft/grad_norm"),
+        MetricColumn("lr", "{:.1e}", "sft/lr"),
+        MetricColumn("tok/s", "{:,.0f}", "system/tps"),
+    ),
+    times=(),
+    is_lower_better=True,
+)

@@ -14,7 +14,7 @@ from small_configs import SFT, values_of
 from turnwise.cli.main import main
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.config.learning_rates import TABLE
-from turnwise.config.unusual import _USUAL
+from turnwise.config.unusual import USUAL
 
 
 def notes_of(**values: Any) -> list[str]:
@@ -104,8 +104,8 @@ def test_the_docs_show_the_table_of_learning_rates() -> None:
 
 def test_every_row_of_the_table_names_keys_that_exist_and_says_what_happens() -> None:
     known = {leaf.path[-1] for leaf in leaves(AgenticConfig)}
-    for row in _USUAL:
-        assert set(row.keys.split()) <= known
+    for row in USUAL:
+        assert set(row.keys) <= known
         assert row.below or row.above
 
 

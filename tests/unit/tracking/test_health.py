@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnwise.tracking.health import PAGE, TEXTS, Health, Outcomes
+from turnwise.tracking.conditions import CONDITIONS, PAGE, random_condition
+from turnwise.tracking.health import Health, Outcomes
 from turnwise.types import Group, Task, Trajectory, Turn
 
 ROOT = Path(__file__).parents[3]
@@ -283,7 +284,8 @@ def test_one_unparsable_answer_is_shown_and_cut():
 
 def test_every_sentence_names_a_heading_of_the_page_with_what_to_do():
     headings = re.findall(r"(?m)^## (.+)$", (ROOT / PAGE).read_text(encoding="utf-8"))
-    named = [text["heading"] for text in TEXTS.values()]
+    conditions = (*CONDITIONS, random_condition(lambda: None))
+    named = [condition.heading for condition in conditions]
     assert headings == [heading for heading in headings if heading in named] + ["None of these"]
     assert sorted(headings[:-1]) == sorted(named)
     for name, (rows, step) in CASES.items():
