@@ -58,7 +58,8 @@ def rows_plug_ins(
     agent = config.agent
     paths = (agent.tool_config_path, agent.function_tool_path, agent.interaction_config_path, agent.agent_config_path)
     if are_there(*paths[:2]):
-        yield ("agent", "tool_config_path"), partial(build_tools, config)
+        key = next((key for key in ("tool_config_path", "function_tool_path") if vars(agent)[key]), "tools")
+        yield ("agent", key), partial(build_tools, config)
     if are_there(agent.interaction_config_path):
         yield ("agent", "interaction_config_path"), partial(build_interactions, config)
     if config.needs_reward_role and folder_here(config.reward.model_args.model_name_or_path):

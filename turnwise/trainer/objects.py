@@ -219,11 +219,6 @@ def _files(rows: Any, objects: Objects) -> list[str]:
     if isinstance(rows, list | tuple) and rows and all(isinstance(name, str | Path) for name in rows):
         return [str(name) for name in rows]
     rows = listed(rows)
-    if isinstance(rows, Mapping):
-        names = ", ".join(map(str, rows))
-        raise ConfigError(
-            f"a data set is one list of rows, and got a dict of several ({names}); give one of them, or all in one list"
-        )
     if not isinstance(rows, Iterable):
         raise ConfigError(f"a data set is a list of dicts, a datasets.Dataset or names of files; got {type(rows).__name__}")
     return [objects.text_of(list(rows) if isinstance(rows, Iterator) else rows)]
