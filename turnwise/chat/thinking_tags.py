@@ -4,6 +4,7 @@ import re
 
 _OPENED = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
 _CLOSED = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*<(?=/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
+_TAG = re.compile("</?think>")
 _TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
 
 
@@ -17,6 +18,15 @@ def closed_by(header: str) -> str:
     """The empty thinking with which a response's header turns thinking off; "" if it has none."""
     tags = _CLOSED.search(header)
     return tags.group() if tags else ""
+
+
+def thinking_and_answer(text: str) -> list[str]:
+    """The texts between thinking tags.
+
+    >>> thinking_and_answer("<think>Well</think>Left")
+    ['', 'Well', 'Left']
+    """
+    return _TAG.split(text)
 
 
 def is_thinking_tag(token: str) -> bool:
