@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from turnwise.chat.codec import TextCodec
 from turnwise.chat.history import rewrites_answers, rewrites_tools
 from turnwise.chat.rendering import SENTINEL, ForeignText, Renderer, Tools, as_part, key_of
-from turnwise.chat.thinking_tags import closed_by, opened_by, without_tags
+from turnwise.chat.thinking_tags import behind_header, closed_by, opened_by, without_tags
 from turnwise.chat.turn_ends import ASKED, BEFORE, TurnEnds, continued, is_taught, message_of
 from turnwise.errors import ChatTemplateError
 from turnwise.types import Message
@@ -171,8 +171,8 @@ class ChatTemplate:
             messages.append({**message, "content": f"{opened}\n{content}"})  # some templates read thinking in both tags only
         for said in messages:
             for text in self._turns.texts_with_calls(said):
-                response = text.removeprefix(header)
-                if text.startswith(header) and is_taught(message, response):
+                response = behind_header(text, header)
+                if response is not None and is_taught(message, response):
                     token_ids = self._codec.encode(response, after=header)
                     if not set(self.stop_token_ids) & set(token_ids[:-1]):
                         return token_ids

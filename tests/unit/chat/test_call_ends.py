@@ -168,8 +168,33 @@ def test_thinking_before_a_call_may_lack_the_tag_that_the_header_writes(content)
     template = made(BOTH_TAGS, "<s>", "<|im_start|>", "<|im_end|>")
     [learnt] = taught(template, [user("Look."), CALLED | {"content": content}], [LOOK])
     assert learnt.startswith('Hm.\n</think>\n{"name": "look"')
+    assert taught(template, [user("Look."), CALLED], [LOOK])[0].startswith('</think>{"name": "look"')
+    silent = made(BOTH_TAGS.replace("<think></think>", ""), "<s>", "<|im_start|>", "<|im_end|>")
     with pytest.raises(ChatTemplateError, match="the header opens <think>"):
-        taught(template, [user("Look."), CALLED], [LOOK])
+        taught(silent, [user("Look."), CALLED], [LOOK])
+
+
+@pytest.mark.parametrize(
+    ("header", "content", "learnt"),
+    [
+        ("<think>\n\n", "<think>\nHm.\n</think>\n", "Hm.\n</think>\n{"),  # with one line break more than the history
+        ("<think>\n\n</think>\n\n", "", "{"),
+        ("<|channel>thought\n<channel|>", "", "{"),
+        ("<think>\n\n</think>\n\n", "<think>\nHm.\n</think>\n", None),
+        ("Well: ", "", None),
+    ],
+)
+def test_a_call_follows_a_header_that_writes_thinking_as_history_does_not(header, content, learnt):
+    ask = "{{ '<|header|>assistant<|/header|>' }}"
+    template = made(EOM.replace(ask, ask + header).replace("{% if m.tool_calls %}", "{% if m.tool_calls %}{{ m.content }}"),
+                    *LLAMA, "<|channel>", "<channel|>", eos="<|eot_id|>")  # fmt: skip
+    messages = [user("Look."), CALLED | {"content": content}]
+    if learnt is None:
+        with pytest.raises(ChatTemplateError, match="at the beginning of a response"):
+            taught(template, messages, [LOOK])
+    else:
+        [text] = taught(template, messages, [LOOK])
+        assert text.startswith(f'{learnt}"name": "look"') and text.endswith("<|eom_id|>")
 
 
 def test_arguments_are_given_as_text_to_templates_that_take_texts_only():
