@@ -205,8 +205,8 @@ def tool_names(tools: Any, objects: Objects) -> list[str]:
     for tool in listed:
         if not isinstance(tool, str | Tool) and not callable(tool):
             raise ConfigError(
-                f"tools: got {str(tool)[:60]!r}, a {type(tool).__name__}; a tool is a function with type hints and a "
-                "docstring, or an object with schema, create, execute, calc_reward and release (docs/tools.md)"
+                f"tools: got {str(tool)[:60]!r}, a {type(tool).__name__}; it is a list of tools, and a tool is a function with "
+                "type hints and a docstring, or an object with schema, create, execute, calc_reward and release (docs/tools.md)"
             )
         names.append(tool if isinstance(tool, str) else objects.text_of(tool))
     return names
