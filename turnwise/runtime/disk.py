@@ -1,4 +1,4 @@
-"""Finds the system's error, such as a full disk, in the errors of libraries that hide it, and says how to mend it."""
+"""Finds the system's error, such as a full disk, in the errors of libraries that hide it, and says how to correct it."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ _ADVICE = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
     **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), "name another place"),
 }
-"""Advice by errno, for file errors that a user can mend."""
+"""Advice by errno, for file errors that a user can correct."""
 
 
 class writing:  # a context, as `suppress` is
@@ -93,7 +93,7 @@ def free_text(path: Path) -> str:
 
 
 def file_error(fault: OSError, continued: str | None = None, unnamed: str = "a file") -> str | None:
-    """The sentence on a file that can't be read or written, with advice; None if it isn't an error that a user can mend.
+    """The sentence on a file that can't be read or written, with advice; None if it isn't an error that a user can correct.
 
     Args:
         continued: how work that a full disk ended is continued; None if it begins again.
