@@ -295,7 +295,10 @@ def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dic
     def names(value: Any) -> Any:
         if isinstance(value, Mapping):
             is_said = {key: key in ("name", "description") and isinstance(item, str) for key, item in value.items()}
-            return {key: word(item) if is_said[key] else names(item) for key, item in value.items()}
+            return {
+                key: word(item, f"{what} (its {key} {item[:_MAX_SHOWN]!r})") if is_said[key] else names(item)
+                for key, item in value.items()
+            }
         return [names(item) for item in value] if isinstance(value, list) else value
 
     def called(call: Any) -> Any:

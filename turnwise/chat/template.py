@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from turnwise.chat.codec import TextCodec
 from turnwise.chat.history import rewrites_answers, rewrites_tools
 from turnwise.chat.rendering import SENTINEL, ForeignText, Renderer, Tools, as_part, key_of
-from turnwise.chat.thinking_tags import closed_by, opened_by, without_tags
+from turnwise.chat.thinking_tags import behind_header, closed_by, opened_by, without_tags
 from turnwise.chat.turn_ends import ASKED, BEFORE, TurnEnds, continued, is_taught, message_of
 from turnwise.errors import ChatTemplateError
 from turnwise.types import Message
@@ -164,16 +164,24 @@ class ChatTemplate:
         """Ids of an assistant's message with `tool_calls` as the template writes it, with the end-of-turn token. Raises
         ChatTemplateError if the template doesn't show the calls, or doesn't write them right after a response's header."""
         self.renderer.shown((), [self._turns.prefix[0], message])
-        header = self._header
-        for text in self._turns.texts_with_calls(message):
-            response = text.removeprefix(header)
-            if text.startswith(header) and is_taught(message, response):
-                token_ids = self._codec.encode(response, after=header)
-                if not set(self.stop_token_ids) & set(token_ids[:-1]):
-                    return token_ids
+        header, opened = self._header, opened_by(self._header).strip()
+        content = message.get("content")
+        messages = [message]
+        if opened == "<think>" and isinstance(content, str) and "</think>" in content and not content.startswith(opened):
+            messages.append({**message, "content": f"{opened}\n{content}"})  # some templates read thinking in both tags only
+        for said in messages:
+            for text in self._turns.texts_with_calls(said):
+                response = behind_header(text, header)
+                if response is not None and is_taught(message, response):
+                    token_ids = self._codec.encode(response, after=header)
+                    if not set(self.stop_token_ids) & set(token_ids[:-1]):
+                        return token_ids
+        advice = "write them into the assistant's text, in the form that the model is to say"
+        if opened and "</think>" not in str(content):
+            advice = f"the header opens {opened}, so begin the content with its thinking and </think>, or {advice}"
         raise ChatTemplateError(
-            f"{self.renderer.where} doesn't write tool calls at the beginning of a response, with an end of their own: write "
-            "them into the assistant's text, in the form that the model is to say"
+            f"{self.renderer.where} doesn't write tool calls at the beginning of a response, after all of the message's "
+            f"content, with an end of their own: {advice}"
         )
 
     def written_call(self, message: Message) -> str:

@@ -4,6 +4,8 @@ import re
 
 _OPENED = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
 _CLOSED = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*<(?=/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
+_CHANNEL_CLOSED = re.compile(r"<\|channel>thought\s*<channel\|>\s*\Z")
+_TAG = re.compile("</?think>")
 _TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
 
 
@@ -15,8 +17,17 @@ def opened_by(header: str) -> str:
 
 def closed_by(header: str) -> str:
     """The empty thinking with which a response's header turns thinking off; "" if it has none."""
-    tags = _CLOSED.search(header)
+    tags = _CLOSED.search(header) or _CHANNEL_CLOSED.search(header)
     return tags.group() if tags else ""
+
+
+def thinking_and_answer(text: str) -> list[str]:
+    """The texts between thinking tags.
+
+    >>> thinking_and_answer("<think>Well</think>Left")
+    ['', 'Well', 'Left']
+    """
+    return _TAG.split(text)
 
 
 def is_thinking_tag(token: str) -> bool:
@@ -27,3 +38,24 @@ def is_thinking_tag(token: str) -> bool:
 def without_tags(text: str) -> str:
     """The text without thinking tags at its beginning."""
     return _TAGS.sub("", text)
+
+
+def behind_header(text: str, header: str) -> str | None:
+    """What `text` says behind the header of a response. Where the header opens thinking, the text may have other white space
+    after the tag; where it turns thinking off, the text may have no thinking at all. None if the text has another header.
+
+    >>> behind_header("assistant: <think>Well</think>Left", "assistant: <think>\\n")
+    'Well</think>Left'
+    >>> behind_header("assistant: Left", "assistant: <think></think>")
+    'Left'
+    """
+    if text.startswith(header):
+        return text.removeprefix(header)
+    opened, closed = opened_by(header), closed_by(header)
+    base = header.removesuffix(opened or closed)
+    if base == header or not text.startswith(base):
+        return None
+    response = text.removeprefix(base)
+    if closed:
+        return None if without_tags(response) != response else response
+    return response.removeprefix(opened.strip()).lstrip() if response.startswith(opened.strip()) else None

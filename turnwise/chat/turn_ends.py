@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from turnwise.chat.codec import TextCodec
 from turnwise.chat.rendering import MADE_UP, SENTINEL, Renderer, as_part, shows, texts_of
-from turnwise.chat.thinking_tags import is_thinking_tag
+from turnwise.chat.thinking_tags import is_thinking_tag, thinking_and_answer
 from turnwise.errors import ChatTemplateError
 from turnwise.types import Message
 
@@ -282,11 +282,14 @@ def _common_prefix(first: str, second: str) -> str:
 
 
 def is_taught(message: Message, text: str) -> bool:
-    """Whether `text` shows the name and the arguments of each call in `message`, and nothing made-up."""
+    """Whether `text` shows the name and the arguments of each call in `message`, its thinking and content before the last call,
+    and nothing made-up."""
     functions = [call.get("function", call) for call in message["tool_calls"]]
     leaves = [leaf for function in functions for leaf in (function.get("name"), *_leaves(function.get("arguments")))]
+    before = text.rpartition(str(functions[-1].get("name")))[0] or text
+    contents = [part for said in texts_of(message) for part in thinking_and_answer(said)]
     is_made_up = any(made_up in text for made_up in (ASKED, _NEXT))
-    return not is_made_up and all(shows(str(leaf), text) for leaf in leaves)
+    return not is_made_up and all(shows(str(leaf), text) for leaf in leaves) and all(shows(part, before) for part in contents)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -45,6 +45,7 @@ def env_agent_class(config: AgenticConfig, tag: str) -> AgentClass:
         )
     label = f"{key} {name}"
     make = load_class(AGENTS.get(name) or name, key, ConfigError)
+    _require_run(make, label)
     parameters = named_parameters(make)[2:]
     hint = "after the factory of environments and the settings, which come first"
     return AgentClass(label, make, require_offered(parameters, OFFERED, label, hint))
@@ -57,12 +58,19 @@ def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name:
     arguments = (loop.model_extra or {}) if loop else {}
     make = load_class(loop.target if loop else AGENTS.get(name) or name, "the agent", ConfigError)
     label = f"the agent {name}"
+    _require_run(make, label)
     hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"
     offered = require_offered(named_parameters(make), ["settings", *OFFERED, *arguments], label, hint)
     for key in arguments:
         if key not in offered:
             raise ConfigError(f"agent.agent_config_path {config.agent.agent_config_path}: {key} isn't a parameter of {name}")
     return AgentClass(label, make, [key for key in offered if key not in arguments], arguments)
+
+
+def _require_run(make: Callable[..., object], label: str) -> None:
+    """Raises ConfigError for a class that can't be an agent's."""
+    if isinstance(make, type) and not hasattr(make, "run"):
+        raise ConfigError(f"{label} has no method `run`; see AgentLoop in turnwise/protocols/episodes.py")
 
 
 def agent_settings(

@@ -92,7 +92,8 @@ def _row_checks(examined: Examined, may_miss: bool) -> Iterator[Check]:
     absent = {key for key, _ in absent_files(config)} if may_miss else set()
     yield ("data", "reward"), lambda: examined.rewards
     if absent.isdisjoint(("agent.tool_config_path", "agent.function_tool_path")):
-        yield ("agent", "tool_config_path"), lambda: examined.tools
+        keys = (key for key in ("tool_config_path", "function_tool_path") if vars(config.agent)[key])
+        yield ("agent", next(keys, "tools")), lambda: examined.tools
     if "agent.interaction_config_path" not in absent:
         yield ("agent", "interaction_config_path"), lambda: examined.users
     if config.needs_reward_role and folder_here(config.reward.model_args.model_name_or_path):

@@ -42,6 +42,7 @@ def _of_entry(entry: ToolEntry, key: str, notes: list[str]) -> list[OfferedTool]
     found = load_object(TOOLS.get(entry.class_name) or entry.class_name, key, ConfigError)
     make: Callable[[], Tool | McpServer]
     if isinstance(found, type):
+        _check_class(found, f"{key} {entry.class_name}")
         make = partial(found, entry.config, entry.tool_schema)
     elif isinstance(found, Tool):
         make = partial(_as_it_is, found)
@@ -59,6 +60,29 @@ def _of_entry(entry: ToolEntry, key: str, notes: list[str]) -> list[OfferedTool]
     if isinstance(made, McpServer):
         return _of_server(made, entry, notes)
     return [OfferedTool(_checked(made, f"{key} {entry.class_name}"), entry.timeout_s, entry.max_concurrency)]
+
+
+def _check_class(tool: type, what: str) -> None:
+    """Raises ConfigError for a class that isn't a tool's, or isn't made with the config and schema of a tool file."""
+    if issubclass(tool, McpServer):
+        return
+    match tool:
+        case object(execute=_):
+            pass
+        case _:
+            raise ConfigError(
+                f"{what} is a class without the method execute; a tool is a function, a method of an object, or a class or "
+                "object with schema, create, execute, calc_reward and release"
+            )
+    try:
+        inspect.signature(tool).bind({}, None)
+    except TypeError as fault:
+        raise ConfigError(
+            f"{what}: a tool's class is made with (config, tool_schema), and {tool.__name__} isn't ({fault}); give an object "
+            "of it, or let its __init__ take both"
+        ) from fault
+    except ValueError:  # a class in C has no signature
+        return
 
 
 def _of_server(server: McpServer, entry: ToolEntry, notes: list[str]) -> list[OfferedTool]:

@@ -1,6 +1,7 @@
 """The registered tool `calculator`."""
 
 import ast
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +41,7 @@ def calculator(expression: str) -> str:
 def _value(node: ast.expr) -> int | float:
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            return number
+            return _bounded(number)  # 1e999 is infinite
         case ast.UnaryOp(op, operand) if type(op) in _UNARY:
             return _bounded(_UNARY[type(op)](_value(operand)))
         case ast.BinOp(left, op, right) if type(op) in _BINARY:
@@ -52,6 +53,7 @@ def _value(node: ast.expr) -> int | float:
 
 
 def _bounded(number: Any) -> Any:
-    if isinstance(number, complex) or (isinstance(number, int) and number.bit_length() > MAX_BITS):
+    is_real = isinstance(number, int) or (isinstance(number, float) and math.isfinite(number))
+    if not is_real or (isinstance(number, int) and number.bit_length() > MAX_BITS):
         raise ToolError("the result is too large, or no real number")
     return number

@@ -4,13 +4,18 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, is_dataclass
+from enum import Enum
 from functools import partial
 from typing import Any
+
+from pydantic import BaseModel
 
 from turnwise.errors import ConfigError, EnvironmentFault, nearest
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.signal_watch import REFUSAL, SignalWatch
 from turnwise.runtime.threads import DaemonPool
+from turnwise.tools.function_schema import FunctionSignature, name_of
 from turnwise.types import Observation, Task
 
 logger = logging.getLogger(__name__)
@@ -33,9 +38,10 @@ class StatelessTool:
 
 
 class FunctionTool(StatelessTool):
-    """A function as a tool. A coroutine function is awaited; any other function runs in a thread. A result that isn't text is
-    shown as JSON. Without a `schema`, raises ConfigError if the function lacks type hints, or a Google-style docstring that
-    describes all parameters.
+    """A function as a tool, also a method, an object with `__call__` or a `partial`. A coroutine function is awaited; any other
+    function runs in a thread. A result that isn't text is shown as JSON. Without a `schema`, arguments become what the type
+    hints name (enums, dataclasses, pydantic models, dates), and ConfigError is raised if the function lacks type hints, or a
+    Google-style docstring that describes all parameters.
 
     >>> def add(a: int, b: int) -> int:
     ...     '''Adds two numbers.
@@ -50,28 +56,36 @@ class FunctionTool(StatelessTool):
     """
 
     def __init__(self, function: Callable[..., Any], schema: Mapping[str, Any] | None = None) -> None:
-        self.schema = schema or schema_of(function)
+        self._signature: FunctionSignature | None = None
+        if not schema:
+            self._signature = FunctionSignature(function)
+            schema = self._signature.schema()
+        self.schema = schema
         self._function = function
-        self._name = str(function.__name__)
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        self._name = name_of(function)
         self._pool = DaemonPool(self._name)
         self._has_warned = False
 
     async def execute(self, state: None, arguments: Mapping[str, Any]) -> str | Observation:
-        if inspect.iscoroutinefunction(self._function):
-            result = await self._function(**arguments)
-        else:
-            result = await self._pool.call(partial(self._called, arguments))
+        by_position, by_name = self._signature.bound(arguments) if self._signature else ((), arguments)
+        call = partial(self._function, *by_position, **by_name)
+        result = call() if self._is_async else await self._pool.call(partial(self._called, call))
+        if inspect.isawaitable(result):
+            result = await result
+        if isinstance(result, str | Observation):
+            return result
         try:
-            return result if isinstance(result, str | Observation) else json.dumps(result, ensure_ascii=False, allow_nan=False)
+            return json.dumps(result, ensure_ascii=False, allow_nan=False, default=_json_value)
         except (TypeError, ValueError, RecursionError) as fault:
             what = f"the tool {self._name} returned a {type(result).__name__}"
             raise EnvironmentFault(f"{what}, which is no text and can't be written as JSON ({fault}); return a text") from fault
 
-    def _called(self, arguments: Mapping[str, Any]) -> Any:
+    def _called(self, call: Callable[[], Any]) -> Any:
         with SignalWatch() as signals:
             try:
                 with Foreign(self._name):
-                    result = self._function(**arguments)
+                    result = call()
             except ValueError as fault:
                 if REFUSAL in str(fault):
                     # It isn't the model's mistake, as other ValueErrors are.
@@ -83,27 +97,23 @@ class FunctionTool(StatelessTool):
         return result
 
 
+def _json_value(value: Any) -> Any:
+    """What JSON shows of a dataclass, a pydantic model, an enum, or a number or array of numpy or torch."""
+    match value:
+        case Enum():
+            return value.value
+        case BaseModel():
+            return value.model_dump(mode="json")
+        case object(tolist=tolist):
+            return tolist()
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
 def check_keys(tool: str, config: Mapping[str, Any], known: Iterable[str]) -> None:
     """Raises ConfigError if a tool's `config` has a key that isn't `known`."""
     names = list(known)
     for key in config:
         if key not in names:
             raise ConfigError(f"{tool}: config has no key {key!r}; it has {', '.join(names)}.{nearest(key, names)}")
-
-
-def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """A function's schema in OpenAI's form. Raises ConfigError if its signature or docstring doesn't say enough."""
-    # Imported here, since `turnwise config` reads settings of tools without importing transformers.
-    from transformers.utils import get_json_schema
-    from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
-
-    try:
-        schema: dict[str, Any] = get_json_schema(function)
-    except (DocstringParsingException, TypeHintParsingException, TypeError, NameError) as fault:
-        raise ConfigError(
-            f"the tool {function.__name__}: {fault}; a function that is a tool has type hints, and a docstring with `Args:` "
-            "that describes each parameter"
-        ) from fault
-    # No family's template shows what a function returns.
-    schema["function"].pop("return", None)
-    return schema

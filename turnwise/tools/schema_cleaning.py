@@ -15,6 +15,8 @@ BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependent
 """Keywords whose value maps names to schemas."""
 DATA = {"const", "default", "enum", "example", "examples"}
 """Keywords whose value is no schema."""
+_WORD_OF_PATTERN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\$", re.DOTALL)
+"""An escaped character, a class of characters, or `$`."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _RESTRICTING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const"}
 """Keywords besides `type` that may forbid null."""
@@ -49,7 +51,8 @@ def cleaned(schema: Any, what: str) -> Any:
 
 @lru_cache(maxsize=256)
 def compiled(pattern: str) -> Any:
-    return regex.compile(pattern)
+    """The pattern in Python's form. In JSON schemas `$` is the end of the text; Python's also fits before a last line break."""
+    return regex.compile(_WORD_OF_PATTERN.sub(lambda word: r"\Z" if word.group() == "$" else word.group(), pattern))
 
 
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:

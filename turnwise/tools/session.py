@@ -179,7 +179,8 @@ class ToolSession:
                 result = await self._answer(offered, "execute", self._states[offered.name], arguments)
         except MISTAKES as mistake:
             offered.first_calls.raised(mistake)
-            return ToolResult(f"Error executing {offered.name!r}: {mistake}", is_error=True)
+            problem = str(mistake) or type(mistake).__name__
+            return ToolResult(readable(f"Error executing {offered.name!r}: {problem}"), is_error=True)
         offered.first_calls.returned()
         text = result.text if isinstance(result, Observation) else result
         if not isinstance(text, str) or (isinstance(result, Observation) and result.media):

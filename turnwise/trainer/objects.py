@@ -205,8 +205,8 @@ def tool_names(tools: Any, objects: Objects) -> list[str]:
     for tool in listed:
         if not isinstance(tool, str | Tool) and not callable(tool):
             raise ConfigError(
-                f"tools: got {str(tool)[:60]!r}, a {type(tool).__name__}; a tool is a function with type hints and a "
-                "docstring, or an object with schema, create, execute, calc_reward and release (docs/tools.md)"
+                f"tools: got {str(tool)[:60]!r}, a {type(tool).__name__}; it is a list of tools, and a tool is a function with "
+                "type hints and a docstring, or an object with schema, create, execute, calc_reward and release (docs/tools.md)"
             )
         names.append(tool if isinstance(tool, str) else objects.text_of(tool))
     return names
@@ -218,11 +218,6 @@ def _files(rows: Any, objects: Objects) -> list[str]:
         return [str(rows)]
     if isinstance(rows, list | tuple) and rows and all(isinstance(name, str | Path) for name in rows):
         return [str(name) for name in rows]
-    if isinstance(rows, Mapping):
-        names = ", ".join(map(str, rows))
-        raise ConfigError(
-            f"a data set is one list of rows, and got a dict of several ({names}); give one of them, or all in one list"
-        )
     rows = listed(rows)
     if not isinstance(rows, Iterable):
         raise ConfigError(f"a data set is a list of dicts, a datasets.Dataset or names of files; got {type(rows).__name__}")

@@ -136,6 +136,67 @@ def test_a_call_that_is_a_message_of_its_own_is_refused():
         taught(template, [user("Look."), CALLED], [LOOK])
 
 
+GEMMA = (
+    TOOLS + "{% for m in messages %}{{ '<|header|>' + m.role + '<|/header|>' }}{% if m.tool_calls %}" + CALLS + JSON_CALL
+    + "{% endfor %}{% if loop.last %}{{ m.content }}{% endif %}<|eom_id|>{% else %}{{ m.content + '<|eot_id|>' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|header|>assistant<|/header|>' }}{% endif %}"
+)  # fmt: skip
+
+
+def test_content_before_a_call_is_taught_before_it_or_refused():
+    hermes = TEXT_ARGUMENTS.replace("c.arguments +", "(c.arguments | tojson) +")
+    template = made(hermes, "<s>", "<|im_start|>", "<|im_end|>")
+    [learnt] = taught(template, [user("Look."), CALLED | {"content": "I look."}], [LOOK])
+    assert learnt.startswith("I look.<tool_call>")
+    moved = made(GEMMA, *LLAMA, eos="<|eot_id|>")
+    assert taught(moved, [user("Look."), CALLED, RESULT, assistant("A wall.")], [LOOK])
+    with pytest.raises(ChatTemplateError, match="after all of the message's content"):
+        taught(moved, [user("Look."), CALLED | {"content": "I look."}, RESULT, assistant("A wall.")], [LOOK])
+
+
+BOTH_TAGS = (
+    TOOLS + "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.role == 'assistant' and '<think>' not in m.content %}<think></think>{{ m.content.split('</think>') | last }}"
+    "{% else %}{{ m.content }}{% endif %}{% if m.tool_calls %}" + CALLS + JSON_CALL
+    + "{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ["Hm.\n</think>\n", "<think>\nHm.\n</think>\n"])
+def test_thinking_before_a_call_may_lack_the_tag_that_the_header_writes(content):
+    template = made(BOTH_TAGS, "<s>", "<|im_start|>", "<|im_end|>")
+    [learnt] = taught(template, [user("Look."), CALLED | {"content": content}], [LOOK])
+    assert learnt.startswith('Hm.\n</think>\n{"name": "look"')
+    assert taught(template, [user("Look."), CALLED], [LOOK])[0].startswith('</think>{"name": "look"')
+    silent = made(BOTH_TAGS.replace("<think></think>", ""), "<s>", "<|im_start|>", "<|im_end|>")
+    with pytest.raises(ChatTemplateError, match="the header opens <think>"):
+        taught(silent, [user("Look."), CALLED], [LOOK])
+
+
+@pytest.mark.parametrize(
+    ("header", "content", "learnt"),
+    [
+        ("<think>\n\n", "<think>\nHm.\n</think>\n", "Hm.\n</think>\n{"),  # with one line break more than the history
+        ("<think>\n\n</think>\n\n", "", "{"),
+        ("<|channel>thought\n<channel|>", "", "{"),
+        ("<think>\n\n</think>\n\n", "<think>\nHm.\n</think>\n", None),
+        ("Well: ", "", None),
+    ],
+)
+def test_a_call_follows_a_header_that_writes_thinking_as_history_does_not(header, content, learnt):
+    ask = "{{ '<|header|>assistant<|/header|>' }}"
+    template = made(EOM.replace(ask, ask + header).replace("{% if m.tool_calls %}", "{% if m.tool_calls %}{{ m.content }}"),
+                    *LLAMA, "<|channel>", "<channel|>", eos="<|eot_id|>")  # fmt: skip
+    messages = [user("Look."), CALLED | {"content": content}]
+    if learnt is None:
+        with pytest.raises(ChatTemplateError, match="at the beginning of a response"):
+            taught(template, messages, [LOOK])
+    else:
+        [text] = taught(template, messages, [LOOK])
+        assert text.startswith(f'{learnt}"name": "look"') and text.endswith("<|eom_id|>")
+
+
 def test_arguments_are_given_as_text_to_templates_that_take_texts_only():
     template = made(TEXT_ARGUMENTS, "<s>", "<|im_start|>", "<|im_end|>")
     [learnt] = taught(template, [user("Look."), CALLED], [LOOK])

@@ -12,6 +12,7 @@ from chat_messages import assistant, tool, user
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
+from turnwise.errors import ChatTemplateError
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.types import CallOptions, SamplingParams
 
@@ -108,6 +109,12 @@ def test_a_result_stands_behind_a_call_as_the_template_writes_it(family: Family,
     shown = template.decode(second.prompt_ids.tolist(), skips_turn_tokens=False)
     assert shown == family.end * is_cut + before + "42" + after
     contexts.verify()
+
+
+def test_what_a_template_leaves_out_of_a_schema_is_named() -> None:
+    inner = {"type": "object", "properties": {"deep": {"type": "boolean", "description": "Looks below."}}}
+    with pytest.raises(ChatTemplateError, match=r"the schema of a tool \(its description 'Looks below.'\)"):
+        FAMILIES[0].template.start([user("Hi")], [tool("look", "Looks.", flags=inner)])
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

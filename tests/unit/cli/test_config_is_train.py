@@ -273,7 +273,7 @@ PARSER = "++agent={{tool_config_path: tools.yaml, tool_parser: 'own_parts:{}'}}"
 @pytest.mark.parametrize(
     ("template", "overrides", "message"),
     [
-        (HERMES + NO_TOOLS, [], "doesn't show the schema of a tool: describe the tools in the system message"),
+        (HERMES + NO_TOOLS, [], "doesn't show the schema of a tool (its name 'c'): describe the tools in the system message"),
         (HERMES + NO_TOOLS, [PARSER.format("NoEnv")], "agent.tool_parser: own_parts:NoEnv has no method `parse`"),
         (HERMES + NO_TOOLS, [PARSER.format("Env")], "tool_parser own_parts:Env: making it raised TypeError"),
         ("{{ messages[0].content }}", ["max_steps=1"], "a context can't be extended with this chat template (it drops"),

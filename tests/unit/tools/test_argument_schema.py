@@ -38,6 +38,8 @@ def of(wanted: Any, **more: Any) -> ArgumentSchema:
         ({"$ref": "#/definitions/n"}, DRAFT_7 | {"definitions": {"n": {"type": "integer"}}}, 1, "a"),
         ({"type": "integer"}, {"$schema": "https://example.org/own"}, 1, "a"),
         ({"type": "string", "pattern": "^a+$"}, {}, "aa", "ab"),
+        ({"type": "string", "pattern": "^a+$"}, {}, "aa", "aa\n"),
+        ({"type": "string", "pattern": r"^\$[$]\]$|b$"}, {}, "$$]", "$$]\n"),
         ({"type": "string", "nullable": True}, DRAFT_7, None, 1),
         ({"type": "object", "patternProperties": {"^a": {"type": "integer"}}}, {}, {"ab": 1}, {"ab": "b"}),
         (
