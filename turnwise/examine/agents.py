@@ -1,5 +1,6 @@
 """The classes of the agents that a config names, and the settings of their episodes. Makes no agent."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from turnwise.config import AgenticConfig
 from turnwise.config.tools import LoopEntry
 from turnwise.errors import ConfigError
 from turnwise.examine.constructors import named_parameters, require_offered
+from turnwise.protocols import AgentLoop
 from turnwise.runtime.entry_points import load_class
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
@@ -45,10 +47,17 @@ def env_agent_class(config: AgenticConfig, tag: str) -> AgentClass:
         )
     label = f"{key} {name}"
     make = load_class(AGENTS.get(name) or name, key, ConfigError)
-    _require_run(make, label)
     parameters = named_parameters(make)[2:]
     hint = "after the factory of environments and the settings, which come first"
-    return AgentClass(label, make, require_offered(parameters, OFFERED, label, hint))
+    offered = require_offered(parameters, OFFERED, label, hint)
+    try:
+        inspect.signature(make).bind(None, None, **dict.fromkeys(offered))
+    except TypeError as fault:
+        raise ConfigError(
+            f"{label}: its constructor is called with a factory of environments and the settings: {fault}"
+        ) from fault
+    _require_run(make, label)
+    return AgentClass(label, make, offered)
 
 
 def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name: str) -> AgentClass:
@@ -58,18 +67,18 @@ def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name:
     arguments = (loop.model_extra or {}) if loop else {}
     make = load_class(loop.target if loop else AGENTS.get(name) or name, "the agent", ConfigError)
     label = f"the agent {name}"
-    _require_run(make, label)
     hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"
     offered = require_offered(named_parameters(make), ["settings", *OFFERED, *arguments], label, hint)
     for key in arguments:
         if key not in offered:
             raise ConfigError(f"agent.agent_config_path {config.agent.agent_config_path}: {key} isn't a parameter of {name}")
+    _require_run(make, label)
     return AgentClass(label, make, [key for key in offered if key not in arguments], arguments)
 
 
 def _require_run(make: Callable[..., object], label: str) -> None:
     """Raises ConfigError for a class that can't be an agent's."""
-    if isinstance(make, type) and not hasattr(make, "run"):
+    if isinstance(make, type) and not issubclass(make, AgentLoop):
         raise ConfigError(f"{label} has no method `run`; see AgentLoop in turnwise/protocols/episodes.py")
 
 

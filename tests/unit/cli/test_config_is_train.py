@@ -78,7 +78,10 @@ ALGORITHMS = [
     (["adv_estimator=own_parts:Estimator"], "adv_estimator: own_parts:Estimator has no loss, value_loss, running, credit"),
 ]
 ENVIRONMENTS = [
-    (["custom_envs.Lake.agent_name=own_parts:Agent"], "agent_name: own_parts:Agent: making it raised TypeError"),
+    (
+        ["custom_envs.Lake.agent_name=own_parts:Agent"],
+        "agent_name: own_parts:Agent: its constructor is called with a factory of environments and the settings: too many",
+    ),
     (["custom_envs.Lake.agent_name=tool_agent"], "agent_name: tool_agent plays rows of data.train_files, and no environment"),
     (
         ["custom_envs.Lake.encode_special_tokens=false", "custom_envs.Lake.agent_name=own_parts:NoAgent"],
