@@ -105,8 +105,8 @@ def test_what_is_no_exception_fails_its_episode(job, capsys, found, at):
     """Each sibling of a group raises another."""
     ways = NO_EXCEPTIONS[: -1 if found == "Awaited" else None]  # Python lets no StopIteration out of a coroutine
     manager = {"group_size": len(ways), "max_failed_fraction": 1.0, "max_env_num_per_worker": 4 if found == "threads" else 0}
-    # Two are made to see whether they can be, and then the first group.
-    after = 2 + (0 if at == "close" else len(ways))
+    # One is made to see whether it can be, and then the first group.
+    after = 1 + (0 if at == "close" else len(ways))
     config = job("Mine" if found == "threads" else found, manager, at=at, way=",".join(ways), after=after)
     assert main(["rollout", config]) == 2
     assert "Traceback" not in capsys.readouterr().err
