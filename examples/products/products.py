@@ -28,13 +28,13 @@ from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
 from turnwise.runtime.replaceable import point_link, require_new_or_link, write_new_or_same
 from turnwise.tools.calculator import calculator
-from turnwise.tools.function_tool import schema_of
+from turnwise.tools.function_tool import FunctionTool
 
 HERE = Path(__file__).parent
 NUM_HELD_OUT, NUM_ROWS = 1_000, 20_000
 SHARE_WRONG = 0.75
 """Demonstrations whose call has one wrong digit."""
-SCHEMA = schema_of(calculator)
+SCHEMA = FunctionTool(calculator).schema
 
 
 def pairs(seed: int) -> list[tuple[int, int]]:
