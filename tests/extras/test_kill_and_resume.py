@@ -29,6 +29,7 @@ import os, sys
 from turnwise.config import AgenticConfig, load_config
 from turnwise.assemble.agentic import build_agentic
 from turnwise.assemble.run import start_run
+from turnwise.examine.examined import examine
 from turnwise.pipelines.session import run_to_end
 from turnwise.tracking.run_log import RunLog
 
